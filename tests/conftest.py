@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
-from tests.processes import ROOT
+from tests.processes import HANG, ROOT
 
 os.environ.update({
     "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
@@ -61,7 +61,7 @@ def make_config(tmp_path) -> Callable[..., Config]:
 def command(tmp_path):
     """A function that runs a command in a separate process: command("dflash_mcmc", "sampler=greedy")."""
 
-    def run(module: str, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+    def run(module: str, *arguments: str, timeout: float = HANG, **environment: str) -> subprocess.CompletedProcess:
         return processes.run(["-m", module, *arguments], tmp_path, timeout, **environment)
 
     return run

@@ -3,7 +3,7 @@
     done = processes.run(["-m", "dflash_mcmc", "sampler=greedy"], folder)  # as subprocess.run: returncode, stdout, stderr
     with processes.start(["-m", "dflash_mcmc"], folder, WANDB_MODE="offline") as program:  # as subprocess.Popen
         os.kill(program.pid, signal.SIGINT)
-        output, errors = program.communicate(timeout=60)
+        output, errors = program.communicate(timeout=processes.HANG)
 
 A program is forked from a process that has imported torch, transformers and other packages, but nothing of this project
 (tests/preloaded.py). Everything else belongs to the program: arguments, folder, environment, output, session (its id is the id
@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
+HANG = 600
+"""Seconds after which a test that waits is taken to hang. They say nothing about the speed of a machine."""
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
 """Prefixes of the variables that packages read when they are imported. Only PYTHONPATH may differ in a program."""
 
@@ -111,8 +113,8 @@ def _content(file: BinaryIO) -> str:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 600) -> None:
-    """Polls until the condition is true. `seconds` end a test that hangs; they say nothing about the speed of a machine."""
+def wait_until(condition: Callable[[], object], seconds: float = HANG) -> None:
+    """Polls until the condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"still not true after {seconds} s"
@@ -133,7 +135,7 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
     return Program([str(argument) for argument in arguments], Path(folder).resolve(), given)
 
 
-def run(arguments: Sequence[str], folder: Path, timeout: float = 300,
+def run(arguments: Sequence[str], folder: Path, timeout: float = HANG,
         **environment: str | None) -> subprocess.CompletedProcess:
     """Runs `python *arguments` to its end; see `start`. At the timeout it kills the program and raises TimeoutExpired."""
     with start(arguments, folder, **environment) as program:

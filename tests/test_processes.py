@@ -42,12 +42,12 @@ def test_an_error_ends_the_program_with_a_traceback(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_signals_reach_the_program(number, code, tmp_path):
-    waiting = "import sys, time\nprint('here', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
+    waiting = "import sys, time\nprint('here', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: sys.exit(130)"
     with processes.start(["-c", waiting], tmp_path) as program:
         processes.wait_until(lambda: program.stdout == "here\n")
         assert program.poll() is None
         program.send_signal(number)
-        assert program.communicate(timeout=30) == ("here\n", program.stderr)
+        assert program.communicate(timeout=processes.HANG) == ("here\n", program.stderr)
     assert program.returncode == code
 
 

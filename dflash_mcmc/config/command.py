@@ -23,6 +23,7 @@ from dflash_mcmc.config.points import job_of, jobs_of, note_idle, optional_of
 from dflash_mcmc.config.schema import PACKAGE, Root, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, points
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import schema_of
 from dflash_mcmc.grid.launcher import Slurm, store_schema, to_launcher
 
 _LAUNCHERS = ("basic", "slurm")
@@ -68,7 +69,7 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
 
     Raises UserError.
     """
-    ConfigStore.instance().store(group="schema", name=root, node=cls, provider="dflash_mcmc")
+    ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
     with composer(root) as composing:
         parsed = [composing.parse(text) for text in overrides]
         mistakes.check_search_path(parsed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
@@ -30,10 +30,9 @@ class SpeculativeMatch(SpeculativeDecoder):
     draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
                                         "its most likely tokens", ge=0, le=LARGEST)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
-    fault: str | None = identity(
-        None, "a known mistake instead of the rule, for experiment=faults alone",
-        choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
-                                          "greedy_walk", "finite_window"))
+    fault: (Literal["greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty", "greedy_walk", "finite_window"]
+            | None) = identity(
+        None, "a known mistake instead of the rule, for experiment=faults alone")
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1, off=None)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ class DFlash2Draft(CheckpointDraft):
     path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
                         "location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", *PRECISIONS))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
 
     presets = ("tiny_dflash2",)
     is_slotwise = True

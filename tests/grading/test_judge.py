@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dflash_mcmc.errors import UserError
+from tests.processes import HANG
 from tests.refusals import refused
 from tests.runs import execute
 
@@ -26,7 +27,7 @@ class StandIn(BaseHTTPRequestHandler):
             replies = next(found for word, found in self.server.replies.items() if word in question)
             reply = replies.pop(0) if len(replies) > 1 else replies[0]
         if reply == "wait":
-            self.server.released.wait(10)
+            self.server.released.wait(HANG)
             reply = 500
         status, content = (reply, "") if isinstance(reply, int) else (200, reply)
         sent = json.dumps({"choices": [{"message": {"content": content}}]}).encode()

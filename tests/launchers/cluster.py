@@ -4,11 +4,11 @@
 
     with Cluster(nodes=4, cpus=2) as cluster:                     # every node is idle
         job = cluster.submit("python -m ...", "--partition=main", "--mem=500")    # sbatch --wrap; else run("sbatch", ...)
-        cluster.wait_until(lambda: cluster.state(job) == "RUNNING", 20)
+        cluster.wait_until(lambda: cluster.state(job) == "RUNNING")
         cluster.run("scancel", "--signal=USR2", str(job))         # any command of SLURM; raises an error if it fails
         cluster.kill_node("n2")                                   # it crashes with its jobs, which are requeued
         cluster.start_node("n2")
-        cluster.wait_until(lambda: cluster.states(job) == ["NODE_FAIL", "COMPLETED"], 90)   # each start of the job
+        cluster.wait_until(lambda: cluster.states(job) == ["NODE_FAIL", "COMPLETED"])   # each start of the job
         subprocess.Popen([...], env=cluster.environment)          # programs that submit jobs themselves
 
 Nodes are n1, n2, ... Partitions: `main` (preempted by `high`: signal, 10 s of grace, requeue), `high`, `short` (1 minute).
@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, Self
 
 from tests.launchers import cluster_cleanup, cluster_settings
 from tests.launchers.cluster_packages import SEARCH_PATH, install
+from tests.processes import HANG
 
 LONGEST_FOLDER = 60
 """Maximal length of the folder's path. Paths of sockets in it must be shorter than 108 characters, a limit of the kernel."""
@@ -93,7 +94,7 @@ class Cluster:
         """Kills every process of the cluster, including its jobs, and deletes its folder. It may be called repeatedly."""
         self._exit.close()
 
-    def run(self, *command: str, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess:
+    def run(self, *command: str, timeout: float = HANG, **options: Any) -> subprocess.CompletedProcess:
         """Runs a command with the cluster's environment; `options` go to subprocess.run.
 
         If the command fails, raises ClusterError with its output, unless `check=False`.
@@ -148,7 +149,7 @@ class Cluster:
         """Starts a killed node again and waits until jobs can run on it."""
         self._start_slurmd(name)
         usable = {"idle", "mixed", "allocated", "completing"}
-        self.wait_until(lambda: self.node_states()[name] in usable, 60, f"node {name} to be usable")
+        self.wait_until(lambda: self.node_states()[name] in usable, f"node {name} to be usable")
 
     def reset(self) -> None:
         """Cancels every job and starts every node that is down. It runs after every test, also after a failed one."""
@@ -161,14 +162,14 @@ class Cluster:
         self._wait_until_idle()
 
     def _wait_until_idle(self) -> None:
-        self.wait_until(self._is_idle, 60, "every node to be idle")
+        self.wait_until(self._is_idle, "every node to be idle")
 
     def _is_idle(self) -> bool:
         for name in self._daemons:
             self._check(name)
         return set(self.node_states().values()) == {"idle"}
 
-    def wait_until(self, predicate: Callable[[], Any], seconds: float, what: str = "the condition") -> Any:
+    def wait_until(self, predicate: Callable[[], Any], what: str = "the condition", seconds: float = HANG) -> Any:
         """Polls until the predicate is true, and returns its value. Raises TimeoutError that shows the nodes and jobs."""
         end = time.monotonic() + seconds
         while not (value := predicate()):
@@ -200,7 +201,7 @@ class Cluster:
                                 stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def _remove(self, guard: subprocess.Popen) -> None:
-        _, errors = guard.communicate("\n", timeout=60)
+        _, errors = guard.communicate("\n", timeout=HANG)
         if guard.returncode:
             raise ClusterError(f"the cluster in {self.folder} could not be removed: {errors.strip()}")
         for daemon in self._daemons.values():

@@ -37,7 +37,7 @@ def _belongs(process: psutil.Process, folder: Path, node: str | None) -> bool:
     return False
 
 
-def kill(folder: Path, node: str | None = None, seconds: float = 20) -> None:
+def kill(folder: Path, node: str | None = None, seconds: float = 600) -> None:
     """Kills repeatedly until no process is left, because a process may start another in between. Raises TimeoutError."""
     end = time.monotonic() + seconds
     while left := processes(folder, node):

@@ -55,7 +55,7 @@ class Jobs:
     def finish(self) -> None:
         """Resumes the grid until no sample is missing, and checks all records and logs."""
         for _ in range(5):
-            self.submitter.cluster.wait_until(lambda: not self.submitter.cluster.live(), 240, "the grid's jobs to end")
+            self.submitter.cluster.wait_until(lambda: not self.submitter.cluster.live(), "the grid's jobs to end")
             if "nothing is missing" in self.submitter.run("resume").stdout:
                 break
         self.watch.end()

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.launchers.cluster import Cluster, ClusterError
 from tests.launchers.cluster_cleanup import processes
+from tests.processes import HANG
 
 
 def test_job_runs_on_nodes(slurm, tmp_path):
@@ -21,23 +22,23 @@ def test_job_runs_on_nodes(slurm, tmp_path):
     output = tmp_path / "output"
     job = slurm.submit("srun sh -c 'echo $SLURMD_NODENAME $SLURM_NTASKS'", "--nodelist=n2,n3", "--ntasks=2",
                        "--ntasks-per-node=1", f"--output={output}")
-    slurm.wait_until(lambda: slurm.states(job) == ["COMPLETED"], 30)
+    slurm.wait_until(lambda: slurm.states(job) == ["COMPLETED"])
     assert sorted(output.read_text().splitlines()) == ["n2 2", "n3 2"]
 
 
 def test_a_requeued_job_knows_that_it_was_requeued(slurm, tmp_path):
     output = tmp_path / "output"
     job = slurm.submit(f"echo $SLURM_RESTART_COUNT >> {output}; [ $SLURM_RESTART_COUNT ] || sleep 60")
-    slurm.wait_until(output.exists, 20)
+    slurm.wait_until(output.exists)
     slurm.run("scontrol", "requeue", str(job))
-    slurm.wait_until(lambda: slurm.states(job) == ["REQUEUED", "COMPLETED"], 40)
+    slurm.wait_until(lambda: slurm.states(job) == ["REQUEUED", "COMPLETED"])
     assert output.read_text() == "\n1\n"
 
 
 def test_job_of_a_crashed_node_is_requeued(slurm, tmp_path):
     output = tmp_path / "output"
     job = slurm.submit(f"echo $$ >> {output}; [ $SLURM_RESTART_COUNT ] || sleep 60", "--nodelist=n4")
-    slurm.wait_until(output.exists, 20)
+    slurm.wait_until(output.exists)
     slurm.kill_node("n4")
     pid = int(output.read_text())
     # A zombie is a killed process that its parent has not waited for.
@@ -45,13 +46,13 @@ def test_job_of_a_crashed_node_is_requeued(slurm, tmp_path):
     assert slurm.state(job) == "PENDING"
     assert slurm.node_states()["n4"].startswith("down")
     slurm.start_node("n4")
-    slurm.wait_until(lambda: slurm.states(job) == ["NODE_FAIL", "COMPLETED"], 40)
+    slurm.wait_until(lambda: slurm.states(job) == ["NODE_FAIL", "COMPLETED"])
     assert len(output.read_text().splitlines()) == 2
 
 
 def test_too_much_memory_ends_a_job(slurm):
     job = slurm.submit(f"{sys.executable} -c 'import time; x = bytearray(2**28); time.sleep(60)'", "--mem=64")
-    slurm.wait_until(lambda: slurm.states(job) in (["FAILED"], ["OUT_OF_MEMORY"]), 30)
+    slurm.wait_until(lambda: slurm.states(job) in (["FAILED"], ["OUT_OF_MEMORY"]))
 
 
 def test_nothing_is_left_of_a_killed_process(slurm):
@@ -60,15 +61,15 @@ import os, signal
 from tests.launchers.cluster import Cluster
 with Cluster(nodes=1) as cluster:
     job = cluster.submit("setsid sleep 600 & sleep 600")
-    cluster.wait_until(lambda: cluster.state(job) == "RUNNING", 20)
+    cluster.wait_until(lambda: cluster.state(job) == "RUNNING")
     print(cluster.folder, flush=True)
     os.kill(os.getpid(), {int(signal.SIGKILL)})
 """
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=100)
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=HANG)
     assert answer.returncode == -signal.SIGKILL
     folder = Path(answer.stdout.strip())
     assert folder != slurm.folder
-    slurm.wait_until(lambda: not folder.exists(), 20)
+    slurm.wait_until(lambda: not folder.exists())
     assert processes(folder) == []
     assert set(slurm.node_states().values()) == {"idle"}
 

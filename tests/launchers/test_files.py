@@ -20,7 +20,7 @@ from dflash_mcmc.store.lines import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
-from tests.processes import wait_until
+from tests.processes import HANG, wait_until
 from tests.runs import execute
 
 FILES = ROOT / "launchers"
@@ -65,7 +65,7 @@ def test_two_processes_of_accelerate(tmp_path):
     done = subprocess.run(
         [BIN / "accelerate", "launch", "--config_file", FILES / "accelerate.yaml", "--num_processes", "2",
          "-m", "dflash_mcmc", "experiment=demo", "condition=greedy", "dataset.limit=12", "hardware.num_slots=2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True, timeout=HANG,
         env={**os.environ, **environment(ACCELERATE_USE_CPU="true")})
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "outputs/demo").glob("greedy-*")
@@ -83,12 +83,12 @@ def test_local_prints_one_table_and_fails_if_a_point_fails(tmp_path):
     """A line of the second point's records is damaged."""
     short = "experiment=demo", "condition=greedy", "dataset.max_new_tokens=16"
     with start_local(tmp_path, *short, "dataset.limit=1", "seed=1") as program:
-        program.communicate(timeout=200)
+        program.communicate(timeout=HANG)
     (damaged,) = (tmp_path / "outputs/demo").glob("greedy-*")
     with (damaged / "records.jsonl").open("a") as file:
         file.write("[1]\n")
     with start_local(tmp_path, "-m", *short, "dataset.limit=4", "seed=0,1") as program:
-        output, errors = program.communicate(timeout=200)
+        output, errors = program.communicate(timeout=HANG)
     assert program.returncode == 2, errors
     assert output.count("| condition ") == 1
     assert "2 jobs: 1 done now, 0 already complete, 1 failed" in output
@@ -100,15 +100,15 @@ def test_local_prints_one_table_and_fails_if_a_point_fails(tmp_path):
 @pytest.mark.slow
 def test_local_continues_without_a_killed_process_and_stops_gracefully(tmp_path):
     with start_local(tmp_path, "experiment=demo", "dataset.limit=100", *SLOW) as program:
-        wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
+        wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()])
         (second,) = [child for child in psutil.Process(program.pid).children() if child.environ().get("RANK") == "1"]
         second.kill()
-        wait_until(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, 20)
+        wait_until(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE)
         (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
         before = len(records(folder))
-        wait_until(lambda: len(records(folder)) > before, 60)
+        wait_until(lambda: len(records(folder)) > before)
         program.send_signal(signal.SIGUSR1)
-        _, errors = program.communicate(timeout=60)
+        _, errors = program.communicate(timeout=HANG)
     assert program.returncode == 143, errors
     assert "process 1 died of SIGKILL; the others draw its share" in errors
     assert "stopped by SIGUSR1" in errors
@@ -122,7 +122,7 @@ def test_local_continues_without_a_killed_process_and_stops_gracefully(tmp_path)
 ])
 def test_local_reports_a_bad_command_line_once(tmp_path, arguments, complaint):
     done = subprocess.run([sys.executable, FILES / "local.py", *arguments], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, **environment()}, timeout=100)
+                          env={**os.environ, **environment()}, timeout=HANG)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {complaint}")
     assert len(done.stderr.splitlines()) == 1
@@ -151,7 +151,7 @@ def submit(slurm, folder: Path, options: list[str], file: str, *arguments: str, 
 def test_phases(slurm, tmp_path):
     job = submit(slurm, tmp_path, ["--ntasks=2", "--gpus-per-task=0"], "phases.sbatch", "dataset.limit=2",
                  "dataset.max_new_tokens=16", EXPERIMENT="demo")
-    slurm.wait_until(lambda: slurm.states(job) == ["COMPLETED"], 300)
+    slurm.wait_until(lambda: slurm.states(job) == ["COMPLETED"])
     table, _, page = (tmp_path / f"slurm-phases-{job}.out").read_text().rpartition("| condition ")[2].rpartition("\n\n")
     for condition in ("greedy", "temp", "blend_greedy", "ps", "blend_ps", "draft_blend_ps"):
         assert f"\n| {condition} " in table
@@ -164,10 +164,10 @@ def test_phases(slurm, tmp_path):
 def test_a_signalled_task_of_an_array_is_resumed(slurm, tmp_path, make_config):
     arguments = ["experiment=demo", "dataset.limit=24", *SLOW]
     job = submit(slurm, tmp_path, ["--array=0-1", "--gpus=0"], "array.sbatch", *arguments)
-    wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()], 100)
+    wait_until(lambda: [line for path in tmp_path.glob("outputs/demo/*/records*.jsonl") for line in path.open()])
     slurm.run("scancel", "--signal=USR1", f"{job}_0")
-    slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"], 200)
-    slurm.wait_until(lambda: slurm.states(f"{job}_1") == ["COMPLETED"], 200)
+    slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"])
+    slurm.wait_until(lambda: slurm.states(f"{job}_1") == ["COMPLETED"])
     (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
     alone = execute(make_config(f"paths.outputs={tmp_path}/alone", *arguments))
     assert samples(folder) == samples(alone.folder)
@@ -179,9 +179,9 @@ def test_a_preempted_agent_resumes_its_run(slurm, tmp_path):
         name, more = make_sweep(server, tmp_path, ["dataset.limit=24", *SLOW[1:]], alpha=[2], beta=[0.1])
         wandb = {key: value for key, value in more.items() if key.startswith("WANDB_")}
         job = submit(slurm, tmp_path, ["--array=0-0", "--gpus=0"], "agent.sbatch", name, **wandb)
-        wait_until(lambda: ("dflash_mcmc", "sweep1-0") in server.runs and server.run("sweep1-0").lines, 150)
+        wait_until(lambda: ("dflash_mcmc", "sweep1-0") in server.runs and server.run("sweep1-0").lines)
         slurm.run("scancel", "--batch", "--signal=USR1", f"{job}_0")
-        slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"], 300)
+        slurm.wait_until(lambda: slurm.states(f"{job}_0") == ["REQUEUED", "COMPLETED"])
         run = server.run("sweep1-0")
         assert server.preempted == ["sweep1-0"]
         assert len(server.runs) == 1

@@ -16,6 +16,7 @@ from dflash_mcmc.grid import status
 from dflash_mcmc.grid.folder import Grid, find
 from dflash_mcmc.store.lines import from_line
 from tests.conftest import ROOT
+from tests.processes import HANG
 from tests.runner.test_samples import TIMES
 
 SHORT = ("tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "dataset.max_new_tokens=24", "hardware.num_slots=4")
@@ -33,7 +34,7 @@ class Submitter:
         environment = {**self.cluster.environment, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1",
                        "DFLASH_MCMC_TRACEBACK": ""}
         done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=self.folder, env=environment,
-                              capture_output=True, text=True, timeout=120)
+                              capture_output=True, text=True, timeout=HANG)
         assert done.returncode == code, done.stderr + done.stdout
         return done
 
@@ -45,18 +46,18 @@ class Submitter:
         """The newest grid in its current state."""
         return find([], self.folder / "outputs")[0]
 
-    def wait(self, seconds: float = 240) -> None:
+    def wait(self, seconds: float = HANG) -> None:
         """Waits until no job waits or runs, including requeued jobs."""
-        self.cluster.wait_until(lambda: not self.live(), seconds, "the grid's jobs to end")
+        self.cluster.wait_until(lambda: not self.live(), "the grid's jobs to end", seconds)
 
     def live(self) -> list[str]:
         """Ids of the grid's jobs that wait or run."""
         ids = {job.id for job in self.grid().jobs}
         return [job for job in self.cluster.live() if job in ids]
 
-    def wait_for_records(self, count: int, seconds: float = 120) -> None:
+    def wait_for_records(self, count: int, seconds: float = HANG) -> None:
         """Waits until the run of the only point has at least `count` records."""
-        self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, seconds, f"{count} records")
+        self.cluster.wait_until(lambda: len(keys(self.records()[0])) >= count, f"{count} records", seconds)
 
     def records(self) -> list[list[dict]]:
         """The records of every point."""
@@ -107,7 +108,7 @@ def reference(tmp_path_factory) -> list[dict]:
 def drawn_alone(folder: Path, *arguments: str) -> list[list[dict]]:
     """Records of every run, drawn by one process without SLURM, sorted by the names of the run folders."""
     subprocess.run([sys.executable, "-m", "dflash_mcmc", "-m", "tracker=none", *arguments], cwd=folder, check=True,
-                   capture_output=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+                   capture_output=True, timeout=HANG, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
     return [records_of(path.parent) for path in sorted((folder / "outputs").rglob("run.json"))]
 
 
@@ -125,7 +126,7 @@ def worker_of(submitter: Submitter, shard: int) -> psutil.Process:
                 continue
         return None
 
-    return submitter.cluster.wait_until(found, 30, f"a worker of shard {shard}")
+    return submitter.cluster.wait_until(found, f"a worker of shard {shard}")
 
 
 def test_a_grid_in_shards_has_the_records_of_one_process_despite_edits_after_submission(slurm, tmp_path):
@@ -167,7 +168,7 @@ def _states(submitter: Submitter) -> dict[str, status.State]:
             os.environ.pop("SLURM_CONF") if previous[0] is None else os.environ.update({"SLURM_CONF": previous[0]})
         return found if not any(state.live for state in found.values()) else None
 
-    return submitter.cluster.wait_until(settled, 30, "accounting")
+    return submitter.cluster.wait_until(settled, "accounting")
 
 
 def test_a_signal_and_a_kill_lose_nothing(submitter, reference):
@@ -176,7 +177,7 @@ def test_a_signal_and_a_kill_lose_nothing(submitter, reference):
     submitter.wait_for_records(3)
     submitter.cluster.run("scancel", "--signal=USR1", grid.jobs[0].id)
     worker_of(submitter, 1).send_signal(signal.SIGKILL)
-    submitter.cluster.wait_until(lambda: "requeued" in submitter.events()["0000-0"], 30, "the requeue")
+    submitter.cluster.wait_until(lambda: "requeued" in submitter.events()["0000-0"], "the requeue")
     submitter.wait()
     check_complete(submitter, reference)
     events = submitter.events()
@@ -248,7 +249,7 @@ def test_a_folder_that_a_node_cannot_read_is_reported(submitter):
     away = grid.folder.with_name("away")
     grid.folder.rename(away)
     submitter.cluster.run("scontrol", "update", "partition=main", "state=up")
-    submitter.cluster.wait_until(lambda: submitter.cluster.state(grid.jobs[0].id) == "FAILED", 90, "the job to fail")
+    submitter.cluster.wait_until(lambda: submitter.cluster.state(grid.jobs[0].id) == "FAILED", "the job to fail")
     away.rename(grid.folder)
     _states(submitter)
     assert f"it has noted no event; check that its node can read {grid.folder}" in submitter.run("status").stdout
@@ -269,7 +270,7 @@ def test_a_preempted_job_is_requeued_and_resumed(submitter, reference):
     grid = submitter.submit(*LONG, "hardware.grace_seconds=2")
     submitter.wait_for_records(3)
     submitter.cluster.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive", "--time=1")
-    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"].count("started") == 2, 90, "the second start")
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"].count("started") == 2, "the second start")
     submitter.wait()
     check_complete(submitter, reference)
     assert submitter.events()["0000-0"] == ["started", "requeued", "started", "complete"]
@@ -280,7 +281,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_resumed(submitter):
     """The job needs more than a minute, but its time limit allows at most half a minute of sampling."""
     grid = submitter.submit("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "num_chains=30",
                             "hardware.num_slots=2", "minutes=1", "grace_seconds=30")
-    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"][-2:] == ["requeued", "started"], 150, "the second start")
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"][-2:] == ["requeued", "started"], "the second start")
     before = len(submitter.records()[0])
     submitter.wait_for_records(before + 3)
     submitter.run("cancel")
@@ -295,7 +296,7 @@ def test_two_submissions_of_a_run_share_it(submitter, reference):
     second = submitter.submit(*LONG)
     assert first.folder != second.folder
     submitter.wait()
-    submitter.cluster.wait_until(lambda: first.events(first.jobs[0])[-1]["event"] == "complete", 60, "the other grid's job")
+    submitter.cluster.wait_until(lambda: first.events(first.jobs[0])[-1]["event"] == "complete", "the other grid's job")
     check_complete(submitter, reference)
     assert len(list(Path(first.points[0].folder).glob("records*.jsonl"))) == 2
     for grid in (first, second):
@@ -306,7 +307,7 @@ def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, refer
     submitter.submit(*LONG)
     submitter.wait_for_records(3)
     worker_of(submitter, 0).parent().send_signal(signal.SIGKILL)
-    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"] == ["started", "started"], 60, "the second start")
+    submitter.cluster.wait_until(lambda: submitter.events()["0000-0"] == ["started", "started"], "the second start")
     submitter.wait()
     check_complete(submitter, reference)
 
@@ -318,7 +319,7 @@ def test_shares_of_four_jobs(submitter, capsys, seed):
     submitter.submit("experiment=demo", "condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1",
                      "hardware.num_slots=4", "sampler.num_blocks=8", "dataset.limit=240", f"seed={seed}", "shards=4",
                      "array_parallelism=4")
-    submitter.wait(400)
+    submitter.wait()
     (point,) = submitter.grid().points
     shares = [path.read_bytes().count(b"\n") for path in sorted(Path(point.folder).glob("records*.jsonl"))]
     (records,) = submitter.records()

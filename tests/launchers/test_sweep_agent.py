@@ -13,6 +13,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
+from tests.processes import HANG
 
 BIN = Path(sys.executable).parent
 GROUPS = {"experiment=guided_power_sampling": "experiment=demo"}
@@ -40,7 +41,7 @@ def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters:
     environment = {**inherited, **server.environment(folder), "PATH": f"{BIN}:{os.environ['PATH']}", "WANDB_SILENT": "false",
                    "PYTHONPATH": str(ROOT)}
     made = subprocess.run([BIN / "wandb", "sweep", "sweep.yaml"], cwd=folder, capture_output=True, text=True, env=environment,
-                          timeout=60)
+                          timeout=HANG)
     assert made.returncode == 0, made.stderr
     return made.stderr.rpartition("wandb agent ")[2].strip(), environment
 
@@ -51,7 +52,7 @@ def test_an_agent_draws_a_point_of_a_sweep_in_the_run_of_the_sweep(server, tmp_p
     name, environment = make_sweep(server, tmp_path, few, alpha=[2, 4], beta=[0.1])
     assert name == "tester/dflash_mcmc/sweep1"
     agent = subprocess.run([BIN / "wandb", "agent", "--count", "1", name], cwd=tmp_path, capture_output=True, text=True,
-                           env=environment, timeout=200)
+                           env=environment, timeout=HANG)
     assert agent.returncode == 0, agent.stderr
     assert list(server.runs) == [("dflash_mcmc", "sweep1-0")]
     assert server.of_sweep == {"sweep1-0": "sweep1"}
@@ -72,7 +73,7 @@ def test_an_agent_leaves_out_a_field_that_a_condition_does_not_have(server, tmp_
     more = ["dataset.limit=2", "dataset.max_new_tokens=16", "--if-present=blend.beta"]
     name, environment = make_sweep(server, tmp_path, more, condition=["ps", "blend_ps"], alpha=[2], beta=[0.1])
     agent = subprocess.run([BIN / "wandb", "agent", "--count", "2", name], cwd=tmp_path, capture_output=True, text=True,
-                           env=environment, timeout=300)
+                           env=environment, timeout=HANG)
     assert agent.returncode == 0, agent.stderr
     assert list(server.runs) == [("dflash_mcmc", "sweep1-0"), ("dflash_mcmc", "sweep1-1")]
     plain, blended = (server.run(run) for run in ("sweep1-0", "sweep1-1"))

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.launchers.test_grid import Submitter, keys, worker_of
+from tests.processes import HANG
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow,
               pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")]
@@ -42,5 +43,5 @@ def test_a_killed_worker_of_two_loses_nothing(submitter):
     assert len(before) < 16
     assert submitter.events() == {"0000-0": ["started", "died", "complete"], "0000-1": ["started", "complete"]}
     assert "-vllm-" in Path(submitter.grid().points[0].folder).name
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left

@@ -33,7 +33,7 @@ def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterru
         _wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, number)
         at_most = len(records_of(folder_of(tmp_path))) + 4 + 2  # what is in the slots, and what came in between
-        _, told = run.communicate(timeout=120)
+        _, told = run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     assert f"stopped by {number.name}; nothing recorded is lost: run the same command again" in told
     assert "Traceback" not in told
@@ -52,7 +52,7 @@ def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
     with _start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0") as run:
         _wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGUSR1)
-        run.communicate(timeout=120)
+        run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     folder = folder_of(tmp_path)
     begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
@@ -68,7 +68,7 @@ def test_a_sweep_ends_as_a_whole(tmp_path):
     with processes.start(command, tmp_path) as run:
         _wait_for_records(tmp_path, 1, run)
         os.kill(run.pid, signal.SIGTERM)
-        out, told = run.communicate(timeout=120)
+        out, told = run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     assert "stopped by SIGTERM" in told
     assert len(list((tmp_path / "outputs/demo").glob("power_mh-*"))) == 1
@@ -137,7 +137,7 @@ def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last
         assert any("wandb" in process.name() for process in everybody[:-1])
         for process in everybody:
             process.terminate()
-        _, told = run.communicate(timeout=120)
+        _, told = run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     assert "failed and is off" not in told
     segments = sorted((tmp_path / "outputs" / "wandb").glob("offline-run-*"))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import HANG
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 DARK, LIGHT = 0, 1
 
@@ -26,7 +28,7 @@ def browser(*arguments: str) -> subprocess.CompletedProcess:
     """Runs Chromium without a window. The root user has no sandbox."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     return subprocess.run([str(CHROMIUM), "--headless=new", *sandbox, "--disable-gpu", "--hide-scrollbars", *arguments],
-                          capture_output=True, text=True, timeout=180, check=True)
+                          capture_output=True, text=True, timeout=HANG, check=True)
 
 
 def look(text: str, folder: Path, script: str, width: int = 1280, scheme: int = LIGHT, quiet: bool = True) -> dict:

@@ -69,7 +69,7 @@ def uninterrupted(tmp_path_factory):
 
 def _finish(folder: Path, *overrides: str) -> None:
     with _start(folder, *(overrides or WHOLE)) as run:
-        _, told = run.communicate(timeout=300)
+        _, told = run.communicate(timeout=processes.HANG)
         assert run.returncode == 0, told
 
 
@@ -172,7 +172,8 @@ def launch(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     accelerate = Path(sys.executable).parent / "accelerate"
     return subprocess.run(
         [accelerate, "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "-m",
-         "dflash_mcmc", "experiment=demo", *QUICK, *overrides], cwd=folder, capture_output=True, text=True, timeout=300,
+         "dflash_mcmc", "experiment=demo", *QUICK, *overrides],
+        cwd=folder, capture_output=True, text=True, timeout=processes.HANG,
         env={**os.environ, "ACCELERATE_USE_CPU": "true"})
 
 
@@ -289,7 +290,7 @@ def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
     """Both end with the whole run; each sample is drawn by one of them."""
     commands = [_start(tmp_path, *WHOLE, "hardware.num_slots=2") for _ in range(2)]
     for command in commands:
-        _, told = command.communicate(timeout=300)
+        _, told = command.communicate(timeout=processes.HANG)
         assert command.returncode == 0, told
     folder = folder_of(tmp_path)
     same(records_of(folder), uninterrupted)
@@ -303,7 +304,7 @@ def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterru
     _wait_for_records(tmp_path, 2, first)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    _, told = second.communicate(timeout=300)
+    _, told = second.communicate(timeout=processes.HANG)
     assert second.returncode == 0, told
     same(records_of(folder_of(tmp_path)), uninterrupted)
 
@@ -355,7 +356,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterru
         _wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGINT)
         try:
-            _, told = run.communicate(timeout=120)
+            _, told = run.communicate(timeout=processes.HANG)
         finally:
             run.kill()
     assert run.returncode == 130

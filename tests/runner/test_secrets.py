@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import HANG
 from tests.runs import execute
 
 KEY = "c0ffee" * 6 + "5eed"
@@ -28,7 +29,7 @@ def run(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProce
     """Runs a module in a folder, which is its home too, with the secrets in its environment."""
     places = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
     return subprocess.run([sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True, check=False,
-                          timeout=120, env={**os.environ, **SECRETS, **places, "HOME": str(folder / "home")})
+                          timeout=HANG, env={**os.environ, **SECRETS, **places, "HOME": str(folder / "home")})
 
 
 def test_the_search_finds_a_secret(tmp_path):

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.processes import HANG
+
 pytestmark = pytest.mark.slow
 QUESTION = "What is 7*6?"
 
@@ -39,14 +41,14 @@ def serving(*overrides: str) -> Iterator[tuple[subprocess.Popen, int]]:
 
 def asked(port: int, **body: object) -> http.client.HTTPConnection:
     """A connection on which a request has been sent."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     connection.request("POST", "/v1/completions", json.dumps({"prompt": QUESTION, **body}),
                        {"Content-Type": "application/json"})
     return connection
 
 
 def health(port: int) -> dict:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)) as connection:
         connection.request("GET", "/health")
         return json.loads(connection.getresponse().read())
 
@@ -64,7 +66,7 @@ def test_the_first_sigterm_finishes_the_requests():
         reply = connection.getresponse()
         assert reply.status == 200
         assert json.loads(reply.read())["choices"][0]["finish_reason"] in ("stop", "length")
-        assert process.wait(60) == 0
+        assert process.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -76,7 +78,7 @@ def test_the_second_signal_ends_at_once(number):
         while "stopping" not in process.stderr.readline():
             pass
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        assert process.wait(HANG) == 128 + number
         connection.close()
 
 
@@ -117,7 +119,7 @@ def test_sigterm_finishes_the_requests_of_64_clients():
         replies = [connection.getresponse() for connection in connections]
         assert [reply.status for reply in replies] == [200] * 64
         assert all(json.loads(reply.read())["choices"][0]["finish_reason"] in ("stop", "length") for reply in replies)
-        assert process.wait(60) == 0
+        assert process.wait(HANG) == 0
         drain.join()
         with pytest.raises(ConnectionRefusedError):
             health(port)
@@ -144,7 +146,7 @@ def test_slow_clients_hold_up_nobody():
         threading.Thread(target=process.stderr.read, daemon=True).start()
         head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: 50\r\n\r\n{")
-        slow = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(200)]
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=HANG) for _ in range(200)]
         for number, connection in enumerate(slow):
             connection.sendall(head if number % 2 else head[:10])
         deaf = [asked(port, n=16, logprobs=0) for _ in range(20)]
@@ -164,7 +166,7 @@ def test_10_000_requests():
     """Good and bad requests on eight connections; the memory of the server does not grow with their number."""
     async def client(port: int, count: int) -> list[int]:
         def many() -> list[int]:
-            connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=120), []
+            connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG), []
             for number in range(count):
                 body = {"prompt": QUESTION, **({"max_tokens": 1} if number % 2 else {"n": number * 10**6, "x": 1})}
                 connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -192,5 +194,5 @@ def test_10_000_requests():
         assert [sum(statuses.count(status) for statuses in found) for status in (200, 400)] == [4000, 4000]
         assert resident(process) < before + 50 * 2**20
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG) == 0
         drain.join()

@@ -48,15 +48,15 @@ class Running:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(processes.HANG)
         self.service.close(30)
         self.listener.close()
 
     def client(self, key: str = KEY) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=processes.HANG)
 
     def post(self, body: object, path: str = "/v1/completions", key: str = KEY, **headers: str) -> tuple[int, dict]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=processes.HANG)
         with contextlib.closing(connection):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             connection.request("POST", path, data, {"Authorization": f"Bearer {key}", "Content-Type": "application/json",
@@ -65,7 +65,7 @@ class Running:
             return reply.status, json.loads(reply.read())
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=processes.HANG)
         with contextlib.closing(connection):
             connection.request("GET", path)
             reply = connection.getresponse()
@@ -302,7 +302,7 @@ def test_slow_clients_are_let_go(running, monkeypatch):
     monkeypatch.setattr(running.service.options, "body_seconds", 0.5)
     head = head_of(50)
     for sent, answer in ((b"POST /v1", b""), (b"", b""), (head + b"{", b"HTTP/1.1 408")):
-        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=processes.HANG) as connection:
             connection.sendall(sent)
             received = b""
             while piece := connection.recv(4096):

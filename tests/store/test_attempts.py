@@ -137,7 +137,7 @@ def test_ctrl_c_is_no_death(tmp_path):
         with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none") as run:
             _wait_for_records(tmp_path, new, run)
             os.kill(run.pid, signal.SIGINT)
-            run.communicate(timeout=60)
+            run.communicate(timeout=processes.HANG)
             assert run.returncode == 130
     folder = folder_of(tmp_path)
     with RunStore.open(folder) as store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import multiprocessing
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.store import folder as store_folder
 from dflash_mcmc.store.files import append_line, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.store.sharing import closed
-from tests.conftest import ROOT
+from tests.processes import HANG, ROOT
 
 
 def record(problem: str, chain: int = 0, **rest) -> dict:
@@ -104,12 +106,13 @@ def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, mon
 
 
 def _hold(folder, opened, release, problems=(), recorded=()):
+    store_folder._SYNC_SECONDS = math.inf  # records keep their locks until the folder is left, however slow the machine is
     with RunStore.open(folder) as store:
         claimed = [problem for problem in problems if store.claim((problem, 0))]
         for problem in recorded:
             store.append(record(problem))
         opened.put(claimed)
-        release.wait(60)
+        release.wait(HANG)
 
 
 @pytest.fixture
@@ -122,7 +125,7 @@ def another():
         process = context.Process(target=_hold, args=(folder, opened, release, problems, recorded))
         process.start()
         started.append((process, release))
-        return process, release, opened.get(timeout=60)
+        return process, release, opened.get(timeout=HANG)
 
     yield start
     for process, _ in started:
@@ -164,7 +167,7 @@ def test_a_sample_that_was_recorded_since_the_last_look_is_not_claimed(tmp_path,
     with RunStore.open(tmp_path) as store:
         process, release, _ = another(tmp_path, recorded=["a"])
         release.set()
-        process.join(60)
+        process.join(HANG)
         assert store.recorded() == set()
         assert not store.claim(("a", 0))
         assert store.recorded() == {("a", 0)}
@@ -189,13 +192,13 @@ def test_who_does_not_lead_waits_for_one_that_leaves_and_no_longer(tmp_path):
     """One that leads may draw for hours what was asked of it alone."""
     with RunStore.open(tmp_path) as store:
         assert store.lead()
-        waits = subprocess.Popen([sys.executable, "-c", LEADS.replace("lead()", "lead(60.0)"), tmp_path],
+        waits = subprocess.Popen([sys.executable, "-c", LEADS.replace("lead()", f"lead({HANG}.0)"), tmp_path],
                                  stdout=subprocess.PIPE, text=True, cwd=ROOT)
         (leads,) = subprocess.run([sys.executable, "-c", LEADS.replace("lead()", "lead(0.2)"), tmp_path], capture_output=True,
                                   text=True, check=True, cwd=ROOT).stdout.split()
         assert leads == "False"
         assert waits.poll() is None
-    assert waits.communicate(60)[0].split() == ["True"]
+    assert waits.communicate(HANG)[0].split() == ["True"]
 
 
 LEADS = """
@@ -214,8 +217,13 @@ def test_a_run_is_open_once_in_a_process_and_closed_to_all_while_it_is_rewritten
         pass
     process.kill()
     process.join()
-    with closed(tmp_path), pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-c", LEADS, tmp_path], timeout=3, cwd=ROOT)
+    opens = LEADS.replace("with RunStore", "print('opens', flush=True)\nwith RunStore")
+    with closed(tmp_path):
+        waits = subprocess.Popen([sys.executable, "-c", opens, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert waits.stdout.readline() == "opens\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            waits.wait(0.5)
+    assert waits.communicate(timeout=HANG)[0].split() == ["True"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="not Linux")

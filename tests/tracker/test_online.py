@@ -87,6 +87,6 @@ def test_offline_parts_of_a_run_are_uploaded_as_one_run(server, tmp_path):
     assert len(parts) == 2
     assert f"wandb sync {parts[1].relative_to(tmp_path)}" in done.stderr
     synced = subprocess.run([Path(sys.executable).parent / "wandb", "sync", *parts], cwd=tmp_path, capture_output=True,
-                            text=True, env={**os.environ, **environment}, timeout=120)
+                            text=True, env={**os.environ, **environment}, timeout=processes.HANG)
     assert synced.returncode == 0, synced.stderr
     whole(server, f"demo-{folder.name.rpartition('-')[2]}", folder, versions=1)

@@ -21,6 +21,7 @@ from dflash_mcmc.train.networks import FAMILIES as NETWORKS
 from dflash_mcmc.train.prompts import questions
 from dflash_mcmc.train.recipe import compose, identity_of
 from tests.conftest import ROOT
+from tests.processes import HANG
 from tests.targets import FAMILIES, random_model
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
@@ -101,7 +102,7 @@ def test_two_processes_end_with_the_weights_of_one(plan, tmp_path):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
                "--main_process_port", "0", "-m", "dflash_mcmc.train", "draft=tiny", *SMALL, *small, "export=both"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr[-2000:]
     both = load_file(tmp_path / "both" / "model.safetensors")
     assert all(torch.allclose(alone[name].float(), both[name].float(), rtol=0.02, atol=2e-4) for name in alone)

@@ -22,7 +22,7 @@ from dflash_mcmc.engine.vllm import cache_plan, scratch
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
-from tests.processes import ROOT
+from tests.processes import HANG, ROOT
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 from tests.vllm.test_blended import WIDE
@@ -141,13 +141,13 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path, sent):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.send_signal(sent)
-    process.communicate(timeout=60)
-    _, left = psutil.wait_procs(children, timeout=10)
+    process.communicate(timeout=HANG)
+    _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left
     before = recorded(killed)
     assert 0 < len(before) < 12
     for folder in (killed, whole):
-        output, _ = (process := start(folder)).communicate(timeout=300)
+        output, _ = (process := start(folder)).communicate(timeout=HANG)
         assert process.returncode == 0, output
     after, expected = recorded(killed), recorded(whole)
     assert before.items() <= after.items()
@@ -172,16 +172,16 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     children = psutil.Process(process.pid).children(recursive=True)
     worker, = (child for child in children if any("Worker_TP1" in word for word in child.cmdline()))
     worker.send_signal(sent)
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 2, output
     line, = (line for line in output.splitlines() if line.startswith("error: "))
     assert line.startswith(FAILURES[sent])
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left
     assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
     before = recorded(tmp_path)
     assert 0 < len(before) < MANY
-    output, _ = (process := start(tmp_path, *SHORT)).communicate(timeout=300)
+    output, _ = (process := start(tmp_path, *SHORT)).communicate(timeout=HANG)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
@@ -199,12 +199,12 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     children = psutil.Process(process.pid).children(recursive=True)
     assert sum("Worker_TP" in " ".join(child.cmdline()) for child in children) == 2
     process.kill()
-    process.communicate(timeout=120)  # the workers share its output
-    _, left = psutil.wait_procs(children, timeout=60)
+    process.communicate(timeout=HANG)  # the workers share its output
+    _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left
     before = recorded(tmp_path)
     assert 0 < len(before) < MANY
-    output, _ = (process := start(tmp_path, *SHORT, *TWO)).communicate(timeout=500)
+    output, _ = (process := start(tmp_path, *SHORT, *TWO)).communicate(timeout=HANG)
     assert process.returncode == 0, output
     after = recorded(tmp_path)
     assert before.items() <= after.items()
@@ -226,9 +226,9 @@ def test_a_process_of_two_that_dies_leaves_its_samples_to_the_other(tmp_path, mo
         time.sleep(0.05)
     children = psutil.Process(processes[1].pid).children(recursive=True)
     processes[1].kill()
-    output, _ = processes[0].communicate(timeout=300)
-    processes[1].communicate(timeout=60)
+    output, _ = processes[0].communicate(timeout=HANG)
+    processes[1].communicate(timeout=HANG)
     assert processes[0].returncode == 0, output
     assert len(recorded(tmp_path)) == 12
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left

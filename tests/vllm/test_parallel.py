@@ -10,6 +10,7 @@ import pytest
 from dflash_mcmc.engine.vllm import core, scratch
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
+from tests.processes import HANG
 from tests.targets import random_model
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, target_of
 from tests.vllm.test_blended import WIDE
@@ -52,6 +53,6 @@ def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
     print(way, found)
     assert (found.equal, found.chains) == (2, 2)
     assert max(found.log_p, found.log_q) < TOLERANCE
-    _, left = psutil.wait_procs(workers, 30)
+    _, left = psutil.wait_procs(workers, HANG)
     assert not left
     assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
