@@ -56,8 +56,8 @@ def check_idle(overrides: Sequence[Override], effective: Sequence[str] = ()) -> 
     for override in overrides:
         if override.is_hydra_override() and not override.key_or_group.startswith((SEARCH_PATH, *effective)):
             allowed = ", ".join(f"{name}*" if name.endswith(".") else name for name in (SEARCH_PATH, *effective))
-            raise UserError(f"{override.key_or_group}: given {given_value(override) or text_of(override)}, which has no effect "
-                            f"here; allowed of Hydra's settings: {allowed}")
+            raise UserError(f"{override.key_or_group}: given {given_value(override) or text_of(override)}, which has no "
+                            f"effect here; allowed of Hydra's settings: {allowed}")
 
 
 def left_out(group: str) -> UserError:

@@ -63,7 +63,8 @@ def note_idle(job: Job, overrides: Sequence[Override]) -> None:
         component, chosen = component_of(job.config, group), job.choices[group]
         if group == "draft" and component.is_null and chosen != name_of(component):
             note(f"{override.key_or_group} has no effect: nothing uses draft={chosen}")
-        elif any(spec_of(field).no_effect for field in dataclasses.fields(component) if field.name == last and has_spec(field)):
+        elif any(spec_of(field).no_effect for field in dataclasses.fields(component)
+                 if field.name == last and has_spec(field)):
             note(f"{override.key_or_group} has no effect with {group}={chosen}")
 
 

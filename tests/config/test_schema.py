@@ -83,7 +83,7 @@ MISTAKES = {
     "product of ranges": (["-m", "seed=range(1,1000)", "num_chains=range(1,1000)"], "", "given 999 values in a sweep"),
     "folder of Hydra's run": (["hydra.run.dir=/x"], "hydra.run.dir", "/x, which has no effect here; allowed of Hydra's set"),
     "variable of Hydra's job": (["+hydra.job.env_set.A=b"], "hydra.job.env_set.A", "which has no effect here"),
-    "verbose Hydra": (["hydra.verbose=true"], "hydra.verbose", "which has no effect here; allowed of Hydra's settings: hyd"),
+    "verbose Hydra": (["hydra.verbose=true"], "hydra.verbose", "which has no effect here; allowed of Hydra's settings:"),
     "logging of Hydra": (["hydra/job_logging=none"], "hydra/job_logging", "which has no effect here"),
     "folder of a search that is none": (["-m", "seed=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir", "which has no effect"),
     "sweeper without a sweep": (["hydra.sweeper.params={seed: '1,2'}"], "hydra.sweeper.params", "which has no effect here"),
