@@ -87,7 +87,7 @@ MISTAKES = {
     "logging of Hydra": (["hydra/job_logging=none"], "hydra/job_logging", "which has no effect here"),
     "folder of a search that is none": (["-m", "seed=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir", "which has no effect"),
     "sweeper without a sweep": (["hydra.sweeper.params={seed: '1,2'}"], "hydra.sweeper.params", "which has no effect here"),
-    "search path that is not": (["hydra.searchpath=[file:///no/such]"], "hydra.searchpath", "'file:///no/such'; allowed: a fo"),
+    "search path that is not": (["hydra.searchpath=[file:///no/such]"], "hydra.searchpath", "'file:///no/such'; allowed: a"),
     "package that is not": (["hydra.searchpath=[pkg://no.such]"], "hydra.searchpath", "'pkg://no.such'; allowed: a folder"),
     "help with a field": (["--hydra-help", "x=1"], "--hydra-help", "given with x=1; allowed: --hydra-help alone"),
     "long field": ([f"sampler.{'x' * 10_000}=1"], "sampler." + "x" * 100, "...: unknown field; allowed in sampler"),
