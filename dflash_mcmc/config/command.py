@@ -18,13 +18,13 @@ from dflash_mcmc.config import flags, mistakes
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.launcher import Slurm, store_schema, to_launcher
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.points import job_of, jobs_of, note_idle, optional_of
 from dflash_mcmc.config.schema import PACKAGE, Root, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, points
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import schema_of
-from dflash_mcmc.grid.launcher import Slurm, store_schema, to_launcher
 
 _LAUNCHERS = ("basic", "slurm")
 _LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
