@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.dflash.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 
 
@@ -113,7 +113,7 @@ class CheckpointDraft(Draft):
         import torch
 
         from dflash_mcmc.engine.batching.cache import CacheShape
-        from dflash_mcmc.engine.batching.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.plan import DraftSize
 
         folder = self._checkpoint().config_folder()
         if folder is None:

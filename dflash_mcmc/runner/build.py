@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.interface import ChainTarget, Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.plan import MemoryPlan
+    from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.target_shape import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.ops import Chain
@@ -112,8 +111,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.engine.batching.plan import options_within, plan
-    from dflash_mcmc.engine.batching.workload import Workload
+    from dflash_mcmc.engine.batching.plan import Workload, options_within, plan
 
     processes = ranks.place().total
     share = -(-num_draws // processes)

@@ -114,9 +114,8 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.plan import options_within
+    from dflash_mcmc.engine.batching.plan import Workload, options_within
     from dflash_mcmc.engine.batching.plan import plan as plan_memory
-    from dflash_mcmc.engine.batching.workload import Workload
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
     if model.max_positions is not None and prompt_length + horizon > model.max_positions:

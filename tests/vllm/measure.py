@@ -109,7 +109,7 @@ def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
     """The engine of slots, with pages if a size of the cache is given."""
     from dflash_mcmc.blend.none import NoBlend
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.page_table import PAGE_SIZE
+    from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 
     pages = cache_bytes // (PAGE_SIZE * model.cache_shape.token_bytes())
     return BatchedEngine(model, NoBlend(), count, longest, num_pages=pages)

@@ -18,7 +18,7 @@ from torch.nn.functional import embedding, log_softmax, pad
 
 from dflash_mcmc.draft.adaptation.low_rank import LowRankDraft
 from dflash_mcmc.draft.network.dflash.network import block_pass
-from dflash_mcmc.engine.batching.slots import round_up
+from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.rng import Key
 
 _BETAS, _EPSILON = (0.9, 0.95), 1e-8

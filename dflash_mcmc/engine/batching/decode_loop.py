@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.ladder import Ladder
-from dflash_mcmc.engine.batching.rows import DrawnTokens, RowCounts, RowProgress, Rows, Start, Status
+from dflash_mcmc.engine.batching.rows import DrawnTokens, Group, Riders, RowCounts, RowProgress, Rows, Start, Status, Stepper
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.slots import Slot
-from dflash_mcmc.engine.batching.stepper import Group, Riders, Stepper
 from dflash_mcmc.engine.speculative.trace import Tracer
 from dflash_mcmc.ops import Draw, Operation
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from dflash_mcmc.engine.batching.cache import SlotCache
-from dflash_mcmc.engine.batching.endings import Endings
-from dflash_mcmc.engine.batching.rows import Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders, Stepper
+from dflash_mcmc.engine.batching.rows import Group, Riders, Rows, Status, Stepper
+from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.errors import note
 
 _WARM_UPS = 2

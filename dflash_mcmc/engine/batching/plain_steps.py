@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders
+from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, columns_of_groups
 from dflash_mcmc.engine.speculative.block_grid import Said
 from dflash_mcmc.engine.speculative.commit import below_floor
 
@@ -63,7 +61,7 @@ class PlainSteps:
         failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
-        further = columns.of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
+        further = columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
         if further is not None:
             failed |= further.isnan().any(dim=1)
         self._write(state, batch, failed, tokens, scores, further, floors)

@@ -7,21 +7,199 @@ belong to slots that rest. A slot that rests gives up its row when another opera
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
-from dflash_mcmc.engine.batching.live_chain import LiveChain
-from dflash_mcmc.engine.batching.meter import Meter
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
-from dflash_mcmc.engine.batching.room import Room
 from dflash_mcmc.engine.batching.rows import Status
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.slots import Slot, rests
-from dflash_mcmc.engine.batching.waiting import Waiting, prompt_of
-from dflash_mcmc.ops import Chain, Score
+from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Chain, Draw, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost
+
+
+class Next(NamedTuple):
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+
+    tag: Hashable
+    chain: Chain
+    request: Request | None
+    result: ChainResult | None
+
+
+class Waiting:
+    """Gives out chains in their order.
+
+    Args:
+        chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
+        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
+
+    Attributes:
+        seconds_each: the latest reading's seconds, divided among the chains that it was for.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
+                 was_read: Callable[[int, int, float], None]):
+        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
+        self._ahead: deque[Next] = deque()
+        self._drained = self._paused = False
+        self.seconds_each = 0.0
+
+    @property
+    def more(self) -> bool:
+        """Whether another chain may follow."""
+        return bool(self._ahead) or not self._drained
+
+    @property
+    def reads_next(self) -> bool:
+        """Whether `next` reads prompts first."""
+        return not self._ahead and not self._drained
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a chain waits now, after `chains` had none for a while."""
+        if self._paused and not self._ahead:
+            self._look_ahead()
+        return bool(self._ahead)
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends waiting chains before they begin."""
+        out = [entry for entry in self._ahead if entry.tag in tags]
+        self._ahead = deque(entry for entry in self._ahead if entry.tag not in tags)
+        for entry in out:
+            entry.chain.close()
+        return [Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED) for entry in out]
+
+    def next(self) -> Next | None:
+        """The next chain; None after the last."""
+        if not self._ahead and not self._drained:
+            self._look_ahead()
+        return self._ahead.popleft() if self._ahead else None
+
+    def read(self) -> None:
+        """Reads the prompts of the waiting chains, except those already read."""
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
+            self._was_read(*self._prompts.read(prompts), started)
+            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
+
+    def _look_ahead(self) -> None:
+        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
+        for arrival in self._chains:
+            if arrival is None:
+                self._paused = True
+                break
+            tag, chain = arrival
+            try:
+                self._ahead.append(Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        else:
+            self._drained = True
+        if self._ahead or not self._paused:
+            self.read()
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
+
+
+class Room:
+    """Frees pages.
+
+    Args:
+        rows: the slot of each row of the batch.
+        late: slots that wait for a row.
+        memory, loop: hold the state of the rows.
+
+    Attributes:
+        chains: the live chains.
+        ending: slots whose draws have just ended. They keep their rows.
+    """
+
+    def __init__(self, rows: list[Slot | None], late: deque[Slot], memory: SlotMemory, loop: DecodeLoop):
+        self._rows, self._late, self._memory, self._loop = rows, late, memory, loop
+        self.chains: dict[LiveChain, None] = {}
+        self.ending: list[Slot] = []
+
+    def suffices(self, pages: int) -> bool:
+        """Whether so many pages are free."""
+        return self._memory.num_free_pages >= pages
+
+    def make(self, pages: Callable[[], int], pinned: Slot | None = None) -> None:
+        """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
+
+        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
+        memory. They come back with the same bits.
+
+        Args:
+            pinned: a slot that goes on.
+        """
+        while not self.suffices(pages()):
+            drawing = [slot for slot in self._slots() if slot is not pinned and slot.leader is None and _draws(slot)]
+            oldest = None if pinned else min(drawing, key=_age, default=None)
+            young = [slot for slot in drawing if slot is not oldest]
+            if young:
+                self._stop(max(young, key=_age))
+                continue
+            idle = [slot for slot in self._slots() if slot is not pinned and _waits(slot) and self._memory.holds_pages(slot)]
+            if not idle:
+                raise UserError(f"hardware.memory_gb: the cache has {self._memory.num_pages} pages of "
+                                f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
+                                "dataset.max_new_tokens, or fewer draws together")
+            self._offload(idle[-1])
+
+    def _slots(self) -> Iterator[Slot]:
+        return (slot for chain in self.chains for slot in chain.slots if slot not in self.ending)
+
+    def _stop(self, slot: Slot) -> None:
+        """Stops a draw, and those that share its forwards. They wait for a row, before the others that wait."""
+        for each in [other for other in slot.chain.slots if other is slot or other.leader is slot]:
+            if each.row is not None:
+                self._memory.stop(each)
+                self._take_row(each, each.row)
+                each.leader, each.walk = None, []
+                self._late.appendleft(each)
+
+    def _offload(self, slot: Slot) -> None:
+        """Moves what a slot that does not draw holds to the host's memory."""
+        if slot.row is not None:
+            self._take_row(slot, slot.row)
+        self._memory.offload(slot)
+
+    def _take_row(self, slot: Slot, row: int) -> None:
+        self._loop.drop(row, 0)
+        self._memory.stash(slot)
+        self._rows[row] = None
+        slot.row = None
+
+
+def _draws(slot: Slot) -> bool:
+    """Whether a slot has a row and a draw in progress."""
+    return slot.row is not None and isinstance(slot.operation, Draw)
+
+
+def _waits(slot: Slot) -> bool:
+    """Whether a slot rests, or waits for a row."""
+    return slot.row is None or slot.operation is None
+
+
+def _age(slot: Slot) -> tuple[float, int]:
+    """A number that is larger for a draw that has begun later."""
+    return slot.clock, slot.place
 
 
 class Scheduler:

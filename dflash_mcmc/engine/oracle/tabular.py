@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.blending import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.speculation import Block, Chance, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.rows import Rows, Status
-from dflash_mcmc.engine.batching.slots import round_up
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.ops import grid_slot
 

@@ -16,8 +16,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.plain_steps import plain_cost
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders
+from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status
 from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.rows import Rows, Status
+from dflash_mcmc.engine.batching.stop_strings import Endings
 
 
 class Offer(NamedTuple):

@@ -9,8 +9,7 @@ import torch
 
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders, Stepper, TwoPartStepper
+from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, Stepper, TwoPartStepper
 
 _Parts: TypeAlias = Mapping[Stepper, tuple[Group, ...]]
 

@@ -13,12 +13,10 @@ from typing import NamedTuple
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import Verified
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders
+from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, columns_of_groups
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
@@ -120,7 +118,7 @@ class Speculator:
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
-        further = columns.of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        further = columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
         if further is not None:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
         offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dflash_mcmc.engine.batching.slots import Slot
+from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculator import Speculator
 

@@ -9,7 +9,7 @@ from dflash_mcmc.errors import ConfigError
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.vllm import Vllm
 
 _GB = 1e9

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.rows import columns_of_tokens
 from dflash_mcmc.engine.vllm.ticket import Ticket
 from dflash_mcmc.ops import SamplingParams
 
@@ -116,7 +116,7 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     parts = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
              interval]
     if ticket.laws or ticket.entropy:
-        parts.append(columns.of_tokens(tokens, logits, target, ticket.laws, history))
+        parts.append(columns_of_tokens(tokens, logits, target, ticket.laws, history))
     return torch.cat(parts, dim=1)
 
 

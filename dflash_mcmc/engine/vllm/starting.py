@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from dflash_mcmc.engine.batching.target_shape import TargetShape
+from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.engine.vllm.settings import BLENDED, VllmSettings
 from dflash_mcmc.engine.vllm.target import VllmTarget
 from dflash_mcmc.errors import ConfigError

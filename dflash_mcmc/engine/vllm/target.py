@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.prompt_encoder import encode
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.token_texts import texts_of
+from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.model.files import precision
 from dflash_mcmc.model.files.stop_ids import stop_ids_of

@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.masks import FULL, Masks, Reach
-from dflash_mcmc.engine.batching.target_shape import TargetShape
+from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import branches, sequences
 from dflash_mcmc.rng import Key

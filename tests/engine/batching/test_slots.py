@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.batching.contents import Contents, assign
+from dflash_mcmc.engine.batching.chains import Contents, assign
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.slots import chunks, round_up
+from dflash_mcmc.engine.batching.ladder import chunks, round_up
 
 
 def holding(*tokens) -> Contents:

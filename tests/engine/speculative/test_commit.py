@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.rows import Rows, Start, Status
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.stop_tables import FOUND
-from dflash_mcmc.engine.batching.token_texts import TokenTexts
+from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
 from dflash_mcmc.engine.speculative.commit import Offer, commit
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key

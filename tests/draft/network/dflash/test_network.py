@@ -12,7 +12,7 @@ import transformers
 from dflash_mcmc.draft.network.dflash import network
 from dflash_mcmc.draft.network.dflash.network import DFlash, block_mask, block_pass, masked_attention
 from dflash_mcmc.draft.network.dflash.shape import DFlashShape
-from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.engine.batching.cache import cache_argument
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 TOLERANCE = 3e-5
