@@ -13,7 +13,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -52,7 +52,7 @@ class DFlashDraft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash."""
-        from dflash_mcmc.draft.network.dflash.checkpoint import DFLASH
+        from dflash_mcmc.draft.network.checkpoint import DFLASH
 
         return DFLASH
 
@@ -98,8 +98,8 @@ class DFlashDraft(CheckpointDraft):
         block_size = self.num_drafted(network.shape) + 1
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)
+        from dflash_mcmc.draft.adaptation import AdaptSettings
         from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
                                  self.adapt_blocks, self.adapt_every_blocks)

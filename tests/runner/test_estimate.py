@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching.chains import LiveChain
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.forcing.branches import Tree
+from dflash_mcmc.forcing.sequences import Tree
 from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key

@@ -49,13 +49,10 @@ from dflash_mcmc.engine.batching.plan import Caches
 from dflash_mcmc.engine.batching.rows import Rows, Stepper
 from dflash_mcmc.engine.batching.scheduler import Scheduler
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
-from dflash_mcmc.engine.speculative.block_grid import BlockGrid
-from dflash_mcmc.engine.speculative.blockwise import BlockSteps
-from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
-from dflash_mcmc.engine.speculative.mixed_steps import MixedSteps
+from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter
 from dflash_mcmc.engine.speculative.speculation import Speculation
-from dflash_mcmc.engine.speculative.speculator import Speculator
-from dflash_mcmc.engine.speculative.trace import Tracer
+from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain
 

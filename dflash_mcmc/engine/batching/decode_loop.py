@@ -12,7 +12,7 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Group, Riders, RowCounts, RowProgress, Rows, Start, Status, Stepper
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.speculative.trace import Tracer
+from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
 
 _NO_RIDERS: Riders | None = None

@@ -20,8 +20,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.masks import Reach
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.stop_strings import Endings
-from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
-from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, Said
 
 
 class Span(NamedTuple):

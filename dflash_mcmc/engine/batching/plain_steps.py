@@ -13,8 +13,8 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, columns_of_groups
-from dflash_mcmc.engine.speculative.block_grid import Said
 from dflash_mcmc.engine.speculative.commit import below_floor
+from dflash_mcmc.engine.speculative.drafter import Said
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""

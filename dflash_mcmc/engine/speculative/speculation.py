@@ -88,7 +88,7 @@ Rule: TypeAlias = Callable[[Block, Chance], Verdict]
 
 
 class Fault(NamedTuple):
-    """Mistakes of a faulty decoder outside its rule; see `faults.py`."""
+    """Mistakes of a faulty decoder outside its rule; see `rules.py`."""
 
     argmax_drafts: bool = False
     """The draft proposes its most likely token, but the token is judged like a drawn one."""

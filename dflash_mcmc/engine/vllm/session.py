@@ -14,9 +14,8 @@ from dflash_mcmc.engine.batching.draws import is_abandoned, uniforms_of, until_a
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import Core, EndedRequest
-from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable
-from dflash_mcmc.engine.vllm.target import VllmTarget
-from dflash_mcmc.engine.vllm.ticket import Ticket
+from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
+from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.ops import Chain, Draw, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_mcmc.draft.adaptation.learning import AdaptSettings
+from dflash_mcmc.draft.adaptation import AdaptSettings
 from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 

@@ -215,12 +215,12 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
     uses separate uniforms.
     """
-    from dflash_mcmc.engine.speculative import faults, rules
+    from dflash_mcmc.engine.speculative import rules
     from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
     found = {}
-    for decoder, rule, known in (("speculative_rejection", rules.reject, faults.REJECTION),
-                                 ("speculative_match", rules.match, faults.MATCH)):
+    for decoder, rule, known in (("speculative_rejection", rules.reject, rules.REJECTION),
+                                 ("speculative_match", rules.match, rules.MATCH)):
         for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
             if name not in _ELSEWHERE:
                 found[f"{decoder} {name}".strip()] = Speculation(

@@ -55,10 +55,10 @@ class Arm(NamedTuple):
         """The rule, for an engine; None for `plain`."""
         if self.name == PLAIN:
             return None
-        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
-        rule, fault = faults.matching(self.fault, window)
+        rule, fault = rules.matching(self.fault, window)
         return Speculation(rule, drafter, shared_noise=True, temperature=draft_temperature, noisy=self.fault is not None,
                            fault=fault)
 

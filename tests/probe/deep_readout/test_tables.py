@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.probe.deep_readout import architecture, figures, tables
 from dflash_mcmc.probe.deep_readout.parameters import count_parameters, parameter_rows
 from dflash_mcmc.probe.deep_readout.tables import READERS, Tokens
-from tests.draft.network.dflash.test_network import QWEN3_4B
+from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import network
 from tests.targets import random_model
 
