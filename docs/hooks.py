@@ -4,7 +4,7 @@
 - `reference/probe-tables.md`: the columns of the probes' tables;
 - `reference/python/MODULE.md`: the public modules, from their docstrings (by mkdocstrings);
 - `reference/package.md`: every file of the package with the first line of its docstring;
-- `about/lab-notebook.md`, `about/changelog.md`, `about/contributing.md`: LOG.md, CHANGELOG.md and CONTRIBUTING.md.
+- `about/changelog.md`, `about/contributing.md`: CHANGELOG.md and CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ sys.path.insert(0, str(ROOT))
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
 from dflash_mcmc.fields import has_spec, spec_of  # noqa: E402
+from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
 MODULES = ("api", "types", "ops", "rng", "fields", "registry", "errors", "testing")
-PAGES = {"about/lab-notebook.md": "LOG.md", "about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
+PAGES = {"about/changelog.md": "CHANGELOG.md", "about/contributing.md": "CONTRIBUTING.md"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -100,9 +101,10 @@ def probes_page() -> str:
              "of `x`. An empty cell, or null, means that there is no number. A part of a name in braces varies. Shares are "
              "from 0 to 1, and `log` is the natural logarithm.", ""]
     for component in components("probe").values():
-        if component.cls.meanings:
+        meanings = meanings_of(component.cls.columns())
+        if meanings:
             lines += [f"## {component.name}", "", component.summary, ""]
-        for table, columns in component.cls.meanings.items():
+        for table, columns in meanings.items():
             title = "values of the summary" if table == "values" else f"`{table}`"
             lines += [f"### {component.name}: {title}", "", "| column | meaning |", "|---|---|"]
             lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]

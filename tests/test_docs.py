@@ -258,7 +258,7 @@ def test_the_site_asks_no_other_server(site):
 def test_the_site_can_be_searched(site):
     entries = json.loads((site / "search/search_index.json").read_text())["docs"]
     found = {entry["location"].partition("#")[0] for entry in entries}
-    assert {"index.html", "tutorial/first-run.html", "about/lab-notebook.html", "reference/options/sampler.html"} <= found
+    assert {"index.html", "tutorial/first-run.html", "notebook/2026-11.html", "reference/options/sampler.html"} <= found
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -279,10 +279,12 @@ def test_every_field_of_a_run_is_in_the_reference(site):
         assert f"<code>{name}</code>" in text
 
 
-def test_the_notebook_is_the_whole_log(site):
-    text = html.unescape((site / "about/lab-notebook.html").read_text())
-    for title in re.findall(r"^## (.+)$", (ROOT / "LOG.md").read_text(), flags=re.MULTILINE):
-        assert title in text
+def test_each_entry_of_the_notebook_begins_with_its_conclusion(site):
+    page = ROOT / "docs" / "notebook" / "2026-11.md"
+    entries = re.findall(r"^## (.+)\n\n\*\*(2026-11-\d\d)\.\*\* (.+)$", page.read_text(), flags=re.MULTILINE)
+    assert len(entries) == page.read_text().count("\n## ")
+    assert [date for _, date, _ in entries] == sorted((date for _, date, _ in entries), reverse=True)
+    assert all(html.escape(title, quote=False) in (site / "notebook/2026-11.html").read_text() for title, _, _ in entries)
 
 
 def test_every_module_is_on_the_page_of_files(site):

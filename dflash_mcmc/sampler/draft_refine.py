@@ -17,8 +17,16 @@ from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import (
+    ROUNDING,
+    MetropolisStep,
+    check_blocks,
+    decide,
+    mh_cost,
+    result,
+    stage_horizon,
+    trace_entry,
+)
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key

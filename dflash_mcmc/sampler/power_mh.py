@@ -16,9 +16,23 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import cuts
-from dflash_mcmc.kernel.cost import doubling, doubling_cost, mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import (
+    ROUNDING,
+    MetropolisStep,
+    check_blocks,
+    cut_bound,
+    cut_probabilities,
+    decide,
+    doubling,
+    doubling_cost,
+    log_cut_ratio,
+    mh_cost,
+    num_places,
+    result,
+    stage_horizon,
+    trace_entry,
+)
+from dflash_mcmc.kernel.published import PublishedMH
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -40,7 +54,7 @@ class PowerMH(Sampler):
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
     g is log n(x) - log n(y) if the cut was chosen among the n(x) places of x (|x| without a `cut_grid`), 0 if it was chosen
-    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/cuts.py`).
+    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/`).
 
     With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
     ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
@@ -187,11 +201,6 @@ class PowerMH(Sampler):
         """Steps of each stage scale the cost."""
         return "num_steps"
 
-    @property
-    def returns(self) -> bool:
-        """Whether a chain ends with the first stage in which its answer ends."""
-        return self.rule == "published" or self.after_eos == "return"
-
     def blocks(self) -> Sequence[int]:
         """The stages of a chain whose answer does not end early, by the blocks of their horizons."""
         return doubling(self.num_blocks) if self.schedule == "adaptive" else range(1, self.num_blocks + 1)
@@ -207,28 +216,30 @@ class PowerMH(Sampler):
         if self.schedule == "adaptive":
             cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
         else:
-            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, self.returns)
+            returns = self.rule == "published" or self.after_eos == "return"
+            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, returns)
         return cost._replace(scored=cost.proposed) if self.rescore else cost
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
+        if self.rule == "published":
+            published = PublishedMH(self.alpha, self.num_blocks, self.num_steps, self.law(), self.source(), self.rescore)
+            return (yield from published.chain(prompt, horizon, key))
         path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
         for block in self.blocks():
             block_key = key.fold_in("block", block)
             reach = stage_horizon(block, self.num_blocks, horizon)
-            if self.rule == "published":  # as many more tokens as the stage is longer than the one before
-                reach += path.length - stage_horizon(block - 1, self.num_blocks, horizon)
             if not path.ended:
                 path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
                                   entropy=self.cut == "entropy")
             if path.ended and self.schedule == "adaptive":
                 block, reach, block_key = self.num_blocks, horizon, key.fold_in("block", self.num_blocks)
-            made = yield from self.stage(path, reach, block_key)
-            for number, step in enumerate(made, 1):
+            stage_steps = yield from self.stage(path, reach, block_key)
+            for number, step in enumerate(stage_steps, 1):
                 trace.append(trace_entry(step, block, number, path.length))
                 path = step.trajectory
-            steps += made
-            if block == self.num_blocks or (path.ended and self.returns):
+            steps += stage_steps
+            if block == self.num_blocks or (path.ended and self.after_eos == "return"):
                 break
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
@@ -243,13 +254,11 @@ class PowerMH(Sampler):
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
-        if self.rule == "published":
-            horizon = path.length
         if self.cut == "entropy":
-            cut = key.fold_in("cut").categorical(cuts.probabilities(path, self.entropy_power))
+            cut = key.fold_in("cut").categorical(cut_probabilities(path, self.entropy_power))
         else:
             reach = horizon if self.cut == "horizon" else path.length
-            cut = self.cut_grid * key.fold_in("cut").integer(cuts.places(reach, self.cut_grid))
+            cut = self.cut_grid * key.fold_in("cut").integer(num_places(reach, self.cut_grid))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -260,7 +269,7 @@ class PowerMH(Sampler):
         proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor,
                               entropy=self.cut == "entropy")
         if floor is not None and not proposal.complete(horizon):
-            bound = floor.bound(self.log_weight(proposal, cut, None), proposal.length)
+            bound = floor.bound(self.log_weight(proposal, cut), proposal.length)
             return MetropolisStep(path, cut, proposal.length, bound, "abandon")
         return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
 
@@ -274,27 +283,24 @@ class PowerMH(Sampler):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
         # A proposal of n tokens has at least n / cut_grid places.
-        most, length = 0.0, self.cut_grid * cuts.places(path.length, self.cut_grid) if self.cut == "current" else None
+        most, length = 0.0, self.cut_grid * num_places(path.length, self.cut_grid) if self.cut == "current" else None
         if self.cut == "entropy":
-            most, length = cuts.bound(path, cut, self.entropy_power)
-        return Floor(log_uniform, self.alpha, self.log_weight(path, cut, None) - most, length, margin)
+            most, length = cut_bound(path, cut, self.entropy_power)
+        return Floor(log_uniform, self.alpha, self.log_weight(path, cut) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        if self.rule == "published":
-            overlap = min(path.length, proposal.length)
-            return self.log_weight(proposal, start, overlap) - self.log_weight(path, start, overlap)
-        return self.log_weight(proposal, start, None) - self.log_weight(path, start, None) + self.log_cut(path, proposal, cut)
+        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.log_cut(path, proposal, cut)
 
     def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
         if self.cut == "entropy":
-            return cuts.log_ratio(path, proposal, cut, self.entropy_power)
-        here, there = (cuts.places(state.length, self.cut_grid) for state in (path, proposal))
+            return log_cut_ratio(path, proposal, cut, self.entropy_power)
+        here, there = (num_places(state.length, self.cut_grid) for state in (path, proposal))
         return math.log(here / there) if self.cut == "current" else 0.0
 
-    def log_weight(self, path: Trajectory, start: int, stop: int | None) -> float:
-        """W: sum of alpha * log p - log q over tokens `start` to `stop`, in float64."""
-        return float(np.sum(self.alpha * path.log_p[start:stop] - path.log_q[start:stop]))
+    def log_weight(self, path: Trajectory, start: int) -> float:
+        """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""
+        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))

@@ -15,8 +15,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import particles
-from dflash_mcmc.kernel.metropolis import MetropolisStep, decide, result, trace_entry
+from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key

@@ -15,8 +15,16 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel.cost import mh_cost
-from dflash_mcmc.kernel.metropolis import ROUNDING, MetropolisStep, check_blocks, decide, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import (
+    ROUNDING,
+    MetropolisStep,
+    check_blocks,
+    decide,
+    mh_cost,
+    result,
+    stage_horizon,
+    trace_entry,
+)
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key

@@ -30,7 +30,7 @@ class Enumerator:
 
     def _start(self) -> None:
         self._depth, self.probability = 0, 1.0
-        self._used: set[tuple] = set()
+        self._used, self._drawn = set[tuple](), set[tuple]()
         self._uniforms: dict[tuple, UnknownUniform] = {}
 
     def choose(self, probabilities: Sequence[float] | np.ndarray) -> int:
@@ -44,10 +44,16 @@ class Enumerator:
         return index
 
     def claim(self, name: tuple) -> None:
-        """Marks a key as used. Raises AssertionError for a second use, which would make two choices equal in a real run."""
-        if name in self._used:
+        """Marks a key as used. Raises AssertionError for a second use, which would make two choices equal in a real run.
+
+        A draw uses a key by the positions of its tokens, `(*name, "position", number)`. The same key gives no other choice.
+        """
+        drawn = name[:-2] if name[-2:-1] == ("position",) else None
+        if name in self._used or name in self._drawn or drawn in self._used:
             raise AssertionError(f"the random key {name} is used twice")
         self._used.add(name)
+        if drawn is not None:
+            self._drawn.add(drawn)
 
     def next_branch(self) -> bool:
         """Moves to the next unexplored branch. Returns False after the last."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularEngine
-from dflash_mcmc.kernel.metropolis import MetropolisStep
+from dflash_mcmc.kernel import MetropolisStep
 from dflash_mcmc.ops import SamplingParams, Score, Steps
 from dflash_mcmc.testing.enumeration import EnumeratedKey, law_of
 from dflash_mcmc.types import Trajectory

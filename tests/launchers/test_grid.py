@@ -314,7 +314,7 @@ def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, refer
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shares_of_four_jobs(submitter, capsys, seed):
-    """Prints the number of samples of each of four jobs for LOG.md. It depends on how the machine divides its cores."""
+    """Prints the number of samples of each of four jobs for the notebook. It depends on how the machine divides its cores."""
     submitter.submit("experiment=demo", "condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1",
                      "hardware.num_slots=4", "sampler.num_blocks=8", "dataset.limit=240", f"seed={seed}", "shards=4",
                      "array_parallelism=4")

@@ -9,7 +9,6 @@ from dflash_mcmc.api import component, sample
 from dflash_mcmc.probe.adaptation import tables
 from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.statistics.intervals import Clusters
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
@@ -131,7 +130,3 @@ def test_a_mistake_is_one_line_that_names_the_field(given):
     field, expected = MISTAKES[given]
     draft = () if given.startswith("draft=") else ("draft=tiny",)
     command_is_refused(["probe=adaptation", *draft, *given.split()], expected, start=f"{field}: ")
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("adaptation", result[1].folder)

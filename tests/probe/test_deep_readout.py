@@ -15,7 +15,6 @@ from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, 
 from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.reading import read_records
-from tests.columns import assert_described
 from tests.refusals import command_is_refused
 from tests.runs import execute
 
@@ -62,7 +61,6 @@ def test_a_run_leaves_records_tables_and_figures(make_config):
         assert (result.folder / f"fig_{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert f"fig_{figure}.svg" in names
     assert {"block_curves.csv", "position_curves.csv", *(f"{name}.csv" for name in tables)} <= names
-    assert_described("deep_readout", result.folder, absent=("reinjection",))
     assert execute(config).num_new == 0
 
 

@@ -19,7 +19,6 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
-from tests.columns import assert_described
 from tests.refusals import command_is_refused
 from tests.runs import execute
 
@@ -232,7 +231,3 @@ MISTAKES = {
 def test_a_mistake_is_one_line_that_names_the_field(given):
     start, expected = MISTAKES[given]
     command_is_refused([*GREEDY, given], expected, start=start)
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("difficulty", result.folder)

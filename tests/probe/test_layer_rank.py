@@ -15,7 +15,6 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.report.probed import overall
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
@@ -238,7 +237,3 @@ MISTAKES = {
 def test_a_mistake_is_one_line_that_names_the_field(given):
     field, expected = MISTAKES[given]
     command_is_refused(["probe=layer_rank", *given.split()], expected, start=f"{field}: ")
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("layer_rank", result[1].folder)

@@ -14,7 +14,6 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend.gains import SUMS
 from dflash_mcmc.report.probed import overall
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
 from tests.refusals import command_is_refused
@@ -232,7 +231,3 @@ MISTAKES = {
 def test_a_mistake_is_one_line_that_names_the_field(given):
     field, expected = MISTAKES[given]
     command_is_refused(["probe=logit_blend", *given.split()], expected, start=f"{field}: ")
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("logit_blend", result[1].folder)

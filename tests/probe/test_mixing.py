@@ -17,7 +17,6 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -126,7 +125,6 @@ def test_early_rejection_is_paired(make, figures, grid):
     assert row["tokens_drawn"] < 1.0
     assert (row["same"], row["chains"]) == (1.0, 4)
     assert [row["abandoned"] > 0 for row in found.summary["tables"]["cells"]] == [True, False]
-    assert_described("mixing", found.folder, grid.folder)
 
 
 def test_auto_is_resolved_in_each_cell(make):

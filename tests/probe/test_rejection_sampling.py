@@ -15,13 +15,13 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
-from dflash_mcmc.probe.rejection_sampling import drafted, samplers_by_name, verdict
+from dflash_mcmc.probe.rejection_sampling import samplers as of_probe
+from dflash_mcmc.probe.rejection_sampling.samplers import samplers_by_name, verdict
 from dflash_mcmc.runner import build
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
 from tests import processes
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -199,8 +199,8 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     (problem,) = config.dataset.problems()
     prompt = build.prompts(config, config.model.load("cpu"), [problem])[problem.id]
     config.assumed.prompt_length = len(prompt)
-    tokens, read = [], drafted.sequences.read
-    monkeypatch.setattr(drafted.sequences, "read", lambda model, given, *rest: (tokens.append(given.numel()),
+    tokens, read = [], of_probe.sequences.read
+    monkeypatch.setattr(of_probe.sequences, "read", lambda model, given, *rest: (tokens.append(given.numel()),
                                                                               read(model, given, *rest))[1])
     config.probe.summarise(config, measured(config.probe, config))
     cost = config.probe.expected_cost(config)
@@ -215,10 +215,6 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
 
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
     config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
-    monkeypatch.setattr(drafted, "_LARGEST_VOCABULARY", 511)
+    monkeypatch.setattr(of_probe, "_LARGEST_VOCABULARY", 511)
     with pytest.raises(UserError, match=r"model: given 'hf'; allowed: a vocabulary of at most 511 tokens with probe"):
         measured(config.probe, config)
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("rejection_sampling", result.folder)

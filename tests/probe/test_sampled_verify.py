@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.sampled_verify import agent, texts
+from dflash_mcmc.probe.sampled_verify import arms, tables
 from dflash_mcmc.report import figure
 from dflash_mcmc.rng import Key
 from tests.checkpoints import hybrid_pair
-from tests.columns import assert_described
 from tests.composing import composed
 from tests.probes import measured
 from tests.runs import execute
@@ -106,12 +105,12 @@ def test_a_greedy_token_in_every_step_changes_histograms(tmp_path):
 
 
 def test_repetition():
-    assert (texts.distinct([1, 2, 1, 2, 1], 2), texts.distinct([1], 2)) == (0.5, 1.0)
-    assert [texts.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
+    assert (tables.distinct([1, 2, 1, 2, 1], 2), tables.distinct([1], 2)) == (0.5, 1.0)
+    assert [tables.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
     loop, other = [7, 8, 9] * 40, list(range(100))
-    assert texts.ends_in_loop(other + loop)
-    assert not texts.ends_in_loop(loop + other)
-    assert not texts.ends_in_loop([7] * 99)
+    assert tables.ends_in_loop(other + loop)
+    assert not tables.ends_in_loop(loop + other)
+    assert not tables.ends_in_loop([7] * 99)
 
 
 @pytest.mark.parametrize(("answer", "right"), [
@@ -121,7 +120,7 @@ def test_repetition():
     ('<tool_call>{"name": "read_file", "arguments": {"path": "src</tool_call>', False),
     ('<tool_call>{"name": "read_file", "arguments": {"path": "src"}}', False), ("The file has a function.", False)])
 def test_tool_calls(answer, right):
-    assert agent.has_call(answer) is right
+    assert arms.has_call(answer) is right
 
 
 def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
@@ -133,11 +132,11 @@ def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         return np.array(tokenizer(text)["input_ids"])
 
-    found = agent.prompt(render, Key(0), 24_000)
+    found = arms.agent_prompt(render, Key(0), 24_000)
     text = tokenizer.decode(found.tokens)
     assert 23_900 < len(found.tokens) <= 24_000
     assert found.has_tools
-    assert all(json.dumps(tool["function"]["name"]) in text for tool in agent.TOOLS)
+    assert all(json.dumps(tool["function"]["name"]) in text for tool in arms.TOOLS)
 
 
 @pytest.mark.parametrize(("given", "message"), [
@@ -162,7 +161,3 @@ def test_the_experiment_has_the_setting_of_the_document(make_config, shared_data
     assert config.dataset.num_chosen() * config.num_chains == 150
     assert (config.probe.long_tokens, config.probe.agent_tokens, config.probe.agent_runs) == (1200, 24_000, 12)
     assert (min(config.probe.temperatures), max(config.probe.temperatures)) == (0.7, 1.0)
-
-
-def test_every_column_and_value_has_a_meaning(result):
-    assert_described("sampled_verify", result.folder)

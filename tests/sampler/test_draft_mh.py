@@ -11,6 +11,7 @@ import pytest
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
@@ -173,6 +174,12 @@ def test_eps_errs_by_at_most_epsilon():
     early = transition_matrix(tabular, make(early_reject="eps", epsilon=epsilon), HORIZON, target)
     moved = 0.5 * np.abs(full - early).sum(axis=1)
     assert 0.0 < moved.max() <= epsilon
+
+
+@pytest.mark.parametrize(("epsilon", "early", "bound"), [(1e-3, "eps", 6e-3), (0.3, "eps", 1.0), (1e-3, "off", 0.0)])
+def test_a_chain_states_the_bound_of_all_its_steps(epsilon, early, bound):
+    sampler = make(early_reject=early, epsilon=epsilon, num_steps=3)
+    assert engine().run(sampler.chain(PROMPT, HORIZON, Key(0))).law_error == pytest.approx(bound)
 
 
 MIXTURES = {"mixture": {"proposal": "mixture"}, "mixture_start": {"proposal": "mixture", "cut": "start"}}

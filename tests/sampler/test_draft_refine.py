@@ -11,6 +11,7 @@ import pytest
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_refine import DraftRefine
@@ -21,11 +22,13 @@ from dflash_mcmc.testing import (
     law_of,
     power_target,
     product_target,
+    score,
     total_variation,
     transition_matrix,
 )
 
 EXACT, WRONG = 1e-12, 1e-3
+BLEND = DraftBlend(beta=0.4, grid="absolute")
 HORIZON = 3
 VALUES = dict(alpha=4.0, start_temperature=1.0, proposal_temperature=None, num_blocks=1, num_steps=1, cut="current", floor=0.1,
               early_reject="auto")
@@ -62,7 +65,27 @@ def test_a_step_leaves_the_power_target_invariant(options):
 
 
 def test_a_step_leaves_the_blended_power_target_invariant():
-    assert errors(engine(blend=DraftBlend(beta=0.4, grid="absolute")), make(cut="confidence")) <= EXACT
+    assert errors(engine(BLEND), make(cut="confidence")) <= EXACT
+
+
+@pytest.mark.parametrize(("early", "temperature", "rejects"), [
+    ("auto", 1.0, True), ("auto", None, True), ("auto", 1.5, False), ("auto", 0.2, False), ("exact", 1.0, True),
+    ("off", 1.0, False)])
+def test_auto_rejects_early_only_where_weights_fall(early, temperature, rejects):
+    """Also in a sampler that no configuration has resolved."""
+    assert make(early_reject=early, proposal_temperature=temperature).rejects_early() is rejects
+
+
+@pytest.mark.parametrize(("cut", "length", "most"), [
+    ("current", 3, 0.0), ("confidence", None, math.log(1.1 / 1.9 / (0.8 / 1.8)))])
+def test_the_floor_by_hand(cut, length, most):
+    """Places of the state have the weights 0.8, 0.8 and 0.2 with cut=confidence; a place has at most 1.1."""
+    path = score(engine(), (1, 2, 0), SamplingParams(0.25), "blended")._replace(log_p=np.log([0.3, 0.3, 0.9]))
+    sampler = make(cut=cut)
+    floor = sampler._floor(path, sampler.places(path), 5, 1, -0.5)
+    assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 4.0, length)
+    assert floor.reference == pytest.approx(4.0 * np.log(0.27) - path.log_q[1:].sum(), abs=1e-12)
+    assert floor.margin == pytest.approx(ROUNDING * 4.0 * 4 + most, abs=1e-12)
 
 
 @pytest.mark.parametrize("cut", ["current", "confidence"])
@@ -80,10 +103,10 @@ def chain_law(engine, sampler) -> dict[tuple[int, ...], float]:
     return law_of(lambda key: engine.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
 
 
-@pytest.mark.parametrize("cut", ["current", "confidence"])
-def test_the_chain_starts_at_the_drafts_law(cut):
+@pytest.mark.parametrize(("cut", "blend"), [("current", None), ("confidence", None), ("current", BLEND)])
+def test_the_chain_starts_at_the_drafts_law(cut, blend):
     """Without a step the law is the draft's. With one step it is that law times the transition matrix."""
-    tabular, sampler = engine(), make(cut=cut, start_temperature=0.7)
+    tabular, sampler = engine(blend), make(cut=cut, start_temperature=0.7)
     start = chain_law(tabular, make(num_steps=0, start_temperature=0.7))
     assert total_variation(start, product_target(tabular, HORIZON, SamplingParams(0.7), "draft")) <= EXACT
     matrix, target = matrix_of(tabular, sampler)

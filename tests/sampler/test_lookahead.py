@@ -64,13 +64,14 @@ def test_the_error_of_the_law_is_a_number(rollout_length):
 
 def test_a_candidate_has_the_mean_weight_of_its_rollouts():
     """Two rollouts of each candidate, weighed by hand. A complete candidate has none, and its factor is 1."""
-    sampler = make(num_rollouts=2, rollout_length=1, temperature=0.8)
+    sampler = make(num_rollouts=2, rollout_length=3, temperature=0.8)
     open_ones = [score(ENGINE, (token,), sampler.law(), "blended") for token in (1, 2)]
     complete = score(ENGINE, (0,), sampler.law(), "blended")
     asked = sampler._ahead([open_ones[0], complete, open_ones[1]], 2, Key(3))
     rollouts = [score(ENGINE, tokens, sampler.law(), "blended") for tokens in ((1, 0), (1, 2), (2, 0), (2, 1))]
     request = next(asked)
     assert [draw.trajectory.tokens.tolist() for draw in request.operations] == [[1], [1], [2], [2]]
+    assert [draw.horizon for draw in request.operations] == [2] * 4  # a rollout ends with the longest answer
     with pytest.raises(StopIteration) as found:
         asked.send(tuple(rollouts))
     weights = [math.exp(3.0 * path.log_p[1] - path.log_q[1]) for path in rollouts]

@@ -8,10 +8,10 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel.metropolis import MetropolisStep, decide
+from dflash_mcmc.kernel import ROUNDING, MetropolisStep, decide
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry
-from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, transition_matrix
+from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix
 from tests.composing import composed
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -137,6 +137,32 @@ def test_early_rejection_changes_nothing_and_saves_tokens(cut):
         assert (on.accepted, on.moved) == (off.accepted, off.moved)
         shares.append(on.measures["abandoned_tries"])
     assert np.mean(shares) > 0.1
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+def test_the_floor_compares_a_try_with_the_state(cut):
+    """A try that is shorter than the state is worth more by log(length / t), which the bound must have."""
+    sampler, contest = make(early_reject="exact", cut=cut), Key(0).contest(3)
+    path = score(ENGINE, (1, 2, 1, 0), sampler.law(), "blended")
+    floor = sampler._floor(path, 6, 1, contest, 2)
+    assert (floor.log_uniform, floor.alpha) == (contest.lead(0, 2), 3.0)
+    assert floor.length == (4 if cut == "current" else None)
+    assert floor.margin == pytest.approx(ROUNDING * 3.0 * 5, abs=1e-15)
+    assert floor.reference == pytest.approx(3.0 * path.log_p[1:].sum() - path.log_q[1:].sum(), abs=1e-12)
+    assert sampler._floor(path, 6, 1, None, 2) is None
+
+
+def test_abandoned_tries_are_a_share():
+    """The record has the mean over steps of the share of tries that a step abandoned."""
+    engine, seen = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0)), set()
+    for seed in range(20):
+        key, sampler = Key(seed), make(alpha=4.0, proposal_temperature=1.0, num_tries=3, early_reject="exact")
+        done = engine.run(sampler.chain(PROMPT, 8, key))
+        path = engine.run(make(alpha=4.0, proposal_temperature=1.0, num_steps=0).chain(PROMPT, 8, key)).trajectory
+        _, abandoned = engine.run(sampler.tries(path, 8, key.fold_in("block", 1, "step", 1)))
+        assert done.measures["abandoned_tries"] == pytest.approx(abandoned / 3)
+        seen.add(abandoned)
+    assert len(seen) >= 3
 
 
 def test_one_try_of_the_first_form_is_power_mh():

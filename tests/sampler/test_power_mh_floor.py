@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dflash_mcmc.kernel.metropolis import ROUNDING
+from dflash_mcmc.kernel import ROUNDING
 from tests.sampler.test_power_mh import NOT_EXACT, PROMPT, check_step, engine_of, make, score, target_by_hand
 
 

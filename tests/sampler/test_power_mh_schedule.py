@@ -12,7 +12,7 @@ import pytest
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel.cost import doubling
+from dflash_mcmc.kernel import doubling
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (

@@ -218,6 +218,19 @@ def test_a_chain_reports_its_runs():
     assert done.measures["log_z"] < 0.0
 
 
+def test_ancestors_are_followed_through_every_resampling(monkeypatch):
+    """The parents of each resampling, composed by hand."""
+    recorded, multinomial = list[list[int]](), particles.multinomial
+    monkeypatch.setattr(particles, "multinomial", lambda *given: recorded.append(multinomial(*given)) or recorded[-1])
+    for seed in range(8):
+        recorded.clear()
+        done = ENGINE.run(make(num_particles=4, temperature=1.0, ess_threshold=0.9).chain(PROMPT, 6, Key(seed)))
+        roots = [0, 1, 2, 3]
+        for parents in recorded:
+            roots = [roots[parent] for parent in parents]
+        assert (done.measures["ancestors"], done.measures["resamplings"]) == (len(set(roots)), len(recorded))
+
+
 def test_particles_shrink_the_error_of_the_returned_law():
     """The returned law is biased for finite N. More particles bring it nearer to p^alpha."""
     target = power_target(SMALL, 2, 3.0, SamplingParams(), "blended")

@@ -11,10 +11,11 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange, Rungs
-from dflash_mcmc.testing import PROMPT, law_of, power_target
+from dflash_mcmc.testing import PROMPT, law_of, power_target, product_target, score, total_variation
 from dflash_mcmc.types import Trajectory
 from tests.composing import composed
 
@@ -176,6 +177,48 @@ def test_the_output_rung_has_its_power(chosen, error):
             law[tokens] = law.get(tokens, 0.0) + p * q * chance
     distance = 0.5 * sum(abs(law[tokens] - p) for tokens, p in zip(targets[1].states, targets[1].probability, strict=True))
     assert distance < EXACT if not error else distance > error
+
+
+@pytest.mark.parametrize("rung", [1, 2])
+def test_each_rung_starts_at_its_own_law(rung):
+    sampler = make(num_steps=0, num_blocks=2, output=rung)
+    law = law_of(lambda key: THREE.run(sampler.chain(PROMPT, 2, key)).trajectory)
+    assert total_variation(law, product_target(THREE, 2, sampler.laws()[rung - 1])) < EXACT
+
+
+def test_a_swap_carries_states_with_their_origin():
+    """Swaps of three rungs: both pairs, one of them, and none."""
+    sampler, seen = make(alphas=[1.0, 2.0, 4.0], temperatures=None), set()
+    orders = {(True, True): (1, 2, 0), (True, False): (1, 0, 2), (False, True): (0, 2, 1), (False, False): (0, 1, 2)}
+    for seed, states in itertools.product(range(8), itertools.permutations([(1, 2), (2, 1), (0,)])):
+        ladder = rungs_at(THREE, sampler, states)
+        swapped, accepted = sampler.swap(ladder, Key(seed))
+        assert swapped.born == orders[accepted]
+        assert all(path is ladder.paths[rung] for path, rung in zip(swapped.paths, orders[accepted], strict=True))
+        seen.add(accepted)
+    assert seen == set(orders)
+
+
+def test_a_result_has_log_q_of_the_output_rung():
+    """A state that was drawn on another rung too."""
+    for output in (1, 2):
+        sampler, foreign = make(output=output), 0
+        for seed in range(20):
+            done = THREE.run(sampler.chain(PROMPT, 3, Key(seed)))
+            expected = score(THREE, done.trajectory.tokens, sampler.law(), "blended")
+            np.testing.assert_allclose(done.trajectory.log_q, expected.log_q, atol=1e-12)
+            foreign += done.measures["born"] != output
+        assert foreign > 0
+
+
+@pytest.mark.parametrize("cut", ["current", "horizon"])
+def test_the_floor_of_a_rung_by_hand(cut):
+    sampler = make(early_reject="exact", temperatures=None, cut=cut)
+    path = score(THREE, (1, 2, 1, 0), sampler.laws()[1], "blended")
+    floor = sampler._floor(1, path, 6, 2, -0.5)
+    assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 3.0, 4 if cut == "current" else None)
+    assert floor.margin == pytest.approx(ROUNDING * 3.0 * 4, abs=1e-15)
+    assert floor.reference == pytest.approx(3.0 * path.log_p[2:].sum() - path.log_q[2:].sum(), abs=1e-12)
 
 
 def test_early_rejection_changes_nothing_and_saves_tokens():

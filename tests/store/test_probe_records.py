@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.difficulty import signals
-from dflash_mcmc.probe.difficulty.records import SignalValues
+from dflash_mcmc.probe.difficulty import SignalValues, signals
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import CHECKSUM, to_line

@@ -37,7 +37,8 @@ def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
     samples = [row for row in run.history if "sample/log_p" in row]
     assert [row["finished"] for row in samples] == list(range(1, len(records) + 1))
     assert [row["sample/log_p"] for row in samples] == pytest.approx([record["log_p"] for record in records])
-    assert [row["_step"] for row in run.history] == list(range(len(run.history)))
+    steps = [row["_step"] for row in run.history]
+    assert steps == sorted(set(steps))
     summary = json.loads((folder / "summary.json").read_text())
     for key in ("accuracy", "accuracy_low", "accuracy_high"):
         assert run.summary[key] == pytest.approx(summary[key])

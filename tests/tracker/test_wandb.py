@@ -174,6 +174,21 @@ def offline(folder: Path) -> WandbTracker:
     return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
 
 
+def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
+    """Uploads of sessions with equal steps replace each other. The second session is that of a start after a kill."""
+    info = RunInfo("0a1d", "e", "c", {}, tmp_path, "c", ())
+    record = {"verdict": "correct", "problem": "p", "chain": 0, "num_tokens": 1}
+    for counts, records in (((1, 2), []), ((), [record] * 2), ((3, 4), [record] * 4)):
+        run = offline(tmp_path).start(info)
+        for count in counts:
+            run.log({"sample/log_p": -1.0}, count)
+        if records:
+            run.summary({"accuracy": 1.0}, records)
+        run.finish(0)
+    steps = [[entry["step"]["num"] for entry in entries(folder, "history")] for folder in runs(tmp_path)]
+    assert steps == [[2, 4], [5], [6, 8, 9]]
+
+
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_id_and_continues_the_count(tracked):
     _, first = tracked("condition=greedy", "dataset.limit=2")

@@ -381,7 +381,7 @@ class ContiguousCache(SlotCache):
         """See `SlotCache`.
 
         On a CPU the cache grows on demand. A cache that is no longer than its longest sequence is read as one piece of
-        memory, which makes a decode step of many rows a fifth faster (LOG.md).
+        memory, which makes a decode step of many rows a fifth faster (notebook, "The engine").
         """
         if length <= self.length:
             return

@@ -24,7 +24,7 @@ from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache, RecurrentLayer
 
 _ROW_STEP = 8
-"""A projection has the same bits in every batch whose number of rows is a multiple of it (LOG.md, "Bits")."""
+"""A projection has the same bits in every batch whose number of rows is a multiple of it (notebook, "Bits")."""
 
 
 class _Projected(NamedTuple):

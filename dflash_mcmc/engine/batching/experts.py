@@ -2,7 +2,7 @@
 
 `transformers` gives each expert the tokens of the whole batch that chose it. On a CPU the bits of a product depend on its
 number of rows, so the numbers of a chain would depend on the other chains. Here each expert has a multiple of 8 rows, which
-ensures the same bits (LOG.md, "Bits"), and a token's experts are summed in the order of their weights.
+ensures the same bits (notebook, "Bits"), and a token's experts are summed in the order of their weights.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 _PIECE = 2**19
 """Weights that are converted to float32 at once where the device has no product with float32 sums. They stay in the cache of
-a processor, so that a product is as fast as with a copy (LOG.md)."""
+a processor, so that a product is as fast as with a copy (notebook, "The engine")."""
 _ROW_STEP = 64
 
 

@@ -1,7 +1,7 @@
 """The shapes of forwards.
 
 On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure this
-(LOG.md, "Bits"). Fewer than 8 rows need no padding where `few_rows.py` says so. On a GPU each shape is a captured graph. There
+(notebook: Bits). Fewer than 8 rows need no padding where `few_rows.py` says so. On a GPU each shape is a captured graph. There
 the shapes grow by factors of two, so that they are few.
 """
 

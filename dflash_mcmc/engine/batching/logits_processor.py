@@ -19,7 +19,7 @@ _BLOCK = 512
 _LEAST_LOG, _LEAST = -87.0, 2.0**-125
 """A weight that is not above `_LEAST` of the largest one is zero. exp(`_LEAST_LOG`) is below it, and a normal float32.
 
-Subnormal exponentials take 80 times as long on a CPU (LOG.md), and at temperature 0.25 a third of a vocabulary has them. No
+Subnormal exponentials take 80 times as long on a CPU (notebook), and at temperature 0.25 a third of a vocabulary has them. No
 uniform is small enough to draw such a token, and no sum that includes the largest weight changes.
 """
 

@@ -180,7 +180,7 @@ class Workload(NamedTuple):
 _SHARE = 0.9
 """Share of the free memory that a plan uses. The rest is left to other processes."""
 _MOST_SLOTS = 256
-"""Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (LOG.md)."""
+"""Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (notebook, "The engine")."""
 _GB = 1e9
 _ENDS = 2
 """Pages of a draw that are not full: the ends of its row and of its spare row."""

@@ -120,7 +120,7 @@ _CPU_SHARE, _CPU_MOST = 0.25, 4 * 10**9
 """The most for keys and values on a CPU where `hardware.memory_gb` is null: a share of the free memory, and so many bytes."""
 
 CPU_BLOCK = 32
-"""The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (LOG.md)."""
+"""The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (notebook)."""
 
 
 def chains_at_once(num_slots: int | None, num_chains: int, width: int) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.fetch import sources
-from dflash_mcmc.model.files import weight_files
+from dflash_mcmc.model.files import pretrained, weight_files
 from dflash_mcmc.model.files.stop_ids import check_stop_ids
 from dflash_mcmc.process import hub
 
@@ -47,7 +46,7 @@ class Checkpoint(NamedTuple):
                     check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
         elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}"
-                              f"{sources.hint(self.folder)}")
+                              f"{pretrained.hint(self.folder)}")
 
     def config(self) -> dict | None:
         """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""

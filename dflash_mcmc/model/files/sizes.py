@@ -19,11 +19,6 @@ class CheckpointSize(NamedTuple):
     reads_layers: tuple[int, ...] = ()
     """The target's layers that a draft reads."""
 
-    def columns(self) -> dict[str, object]:
-        """The columns of a table's row."""
-        return {"name": self.name, "parameters": self.parameters, "hidden_size": self.hidden_size, "layers": self.num_layers,
-                "reads_layers": ", ".join(map(str, self.reads_layers)) or None}
-
 
 def size_of(checkpoint: Checkpoint) -> CheckpointSize:
     """The size of a checkpoint in a folder or in the cache of the hub. Raises ConfigError for a damaged config.json."""

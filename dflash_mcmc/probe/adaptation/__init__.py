@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.adaptation.meanings import MEANINGS
-from dflash_mcmc.probe.adaptation.records import AdaptationRecord
+from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -29,6 +31,36 @@ if TYPE_CHECKING:
     from dflash_mcmc.draft.adaptation import AdaptSettings
 
 _MODES, _MODULES = ("context", "online"), ("fc", "fc+attention")
+
+
+@final
+class WalkRecord(TypedDict):
+    """A walk along an answer by a draft that is frozen, or that learns in one way."""
+
+    blocks: list[Annotated[tuple[Count, Annotated[int, Range(1)]], AsList()]]
+    """For each block, the place of its first token in the answer, and the tokens that it gained."""
+    log_q: Annotated[list[float], Long("drafted")]
+    """Log q of the compared tokens in nats, in the order of `log_p`."""
+    steps: Count
+    """Gradient steps."""
+    dropped: Count
+    """Steps that were left out, because their gradient was not finite."""
+
+
+@final
+class AdaptationRecord(TypedDict):
+    """See `walks.Walker.record`."""
+
+    num_tokens: Count
+    """Tokens of the answer."""
+    prompt_length: Count
+    """Tokens of the prompt."""
+    log_p: Annotated[list[float], Long("drafted")]
+    """Log p of the compared tokens under the target, in nats."""
+    seconds: dict[str, Annotated[float, Range(0)]]
+    """Seconds of the gradient steps, by setting."""
+    settings: dict[str, WalkRecord]
+    """The walks, by setting; one is `frozen`."""
 
 
 @register("probe", "adaptation")
@@ -58,7 +90,6 @@ class Adaptation(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = AdaptationRecord
-    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -71,6 +102,13 @@ class Adaptation(ProblemProbe):
                 raise ConfigError(f"probe.{name}", values, "a list of different values, at least one")
         if sorted(set(self.position_edges)) != self.position_edges:
             raise ConfigError("probe.position_edges", self.position_edges, "a list of rising numbers")
+
+    @classmethod
+    def columns(cls) -> list[Table]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.adaptation import tables
+
+        return [tables.VALUES, tables.SETTINGS, tables.POSITIONS]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""
@@ -110,19 +148,12 @@ class Adaptation(ProblemProbe):
         """The tables `settings` (1.3 to 1.5), with changes against the frozen draft, and `positions` (tau by position)."""
         from dflash_mcmc.probe.adaptation import tables
 
-        measured = [record for record in records if "skipped" not in record]
-        values: dict[str, float | int | str | None] = {"num_problems": len(measured),
-                                                       "num_skipped": len(records) - len(measured)}
-        if not measured:
-            return Summary(values, {"settings": [], "positions": []}, {})
-        rows = tables.settings(measured, self.settings())
-        values |= {f"frozen/{name}": rows[0][name] for name in ("tau", "mean_log_q", "mean_log_p", "beats_target")}
-        return Summary(values, {"settings": rows, "positions": tables.positions(measured, self.position_edges)}, {})
+        return tables.summary(records, self.settings(), self.position_edges)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_adaptation`: tau by position, and the change of tau and of log q in every setting."""
-        from dflash_mcmc.probe.adaptation import figures
+        from dflash_mcmc.probe.adaptation import tables
 
         if not summary.tables["settings"]:
             return {}
-        return {"fig_adaptation": figures.adaptation(summary.tables["settings"], summary.tables["positions"])}
+        return {"fig_adaptation": tables.figure(summary.tables["settings"], summary.tables["positions"])}

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.deep_readout.meanings import MEANINGS
-from dflash_mcmc.probe.deep_readout.records import ReadoutRecord
-from dflash_mcmc.probe.deep_readout.tables import CONTEXTS
+from dflash_mcmc.probe.columns import Table
+from dflash_mcmc.probe.deep_readout.tables import ALL, CONTEXTS, ParameterCounts
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
+from dflash_mcmc.store.bounds import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -29,7 +31,24 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.probe.deep_readout.parameters import ParameterCounts
+
+
+@final
+class ReadoutRecord(TypedDict):
+    """The compared tokens of an answer, in their order. A reader is `target` or a mode of the draft."""
+
+    prompt_length: Count
+    """Tokens of the prompt."""
+    block_size: Annotated[int, Range(1)]
+    """Tokens of a block, with its known first token."""
+    block: Annotated[list[Count], Long("compared")]
+    """The number of each token's block, from 0."""
+    p: Annotated[dict[str, list[Annotated[float, Range(0)]]], Long("compared")]
+    """Probability of each token at temperature 1, by reader."""
+    rank: Annotated[dict[str, list[Annotated[int, Range(1)]]], Long("compared")]
+    """1 + number of tokens with a strictly larger logit, by reader."""
+    parameters: ParameterCounts
+    """Parameters of target and draft, the same in all records."""
 
 
 @register("probe", "deep_readout")
@@ -54,13 +73,17 @@ class DeepReadout(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = ReadoutRecord
-    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=deep_readout")
         check_source(config, "probe.answers", self.answers)
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        return ALL
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""
@@ -78,7 +101,7 @@ class DeepReadout(ProblemProbe):
 
         Raises UserError for an answer that does not fit into the model's positions.
         """
-        from dflash_mcmc.probe.deep_readout.parameters import count_parameters
+        from dflash_mcmc.probe.deep_readout.tables import count_parameters
 
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
@@ -110,31 +133,28 @@ class DeepReadout(ProblemProbe):
 
         Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
         """
-        from dflash_mcmc.probe.deep_readout import parameters, tables
+        from dflash_mcmc.probe.deep_readout import tables
 
         tokens, counts = tables.Tokens(records, self.context, self.reinject_every), _parameters(records)
-        decomposition = tables.decomposition(tokens)
-        skipped = sum("skipped" in record for record in records)
-        values = {"num_problems": len(records) - skipped, "num_skipped": skipped}
-        found = {"overall": tables.overall(tokens), "confidence": tables.confidence(tokens),
-                 "decomposition": decomposition, "blocks": tables.blocks(tokens),
-                 "parameters": parameters.parameter_rows(counts) if counts else []}
+        signals = tables.decomposition(tokens)
+        written = {"overall": tables.overall(tokens), "confidence": tables.confidence(tokens), "decomposition": signals,
+                   "blocks": tables.blocks(tokens), "parameters": tables.parameter_rows(counts) if counts else []}
         if again := tables.reinjection(tokens):
-            found["reinjection"] = again
+            written["reinjection"] = again
         if counts:
             setting = {"dataset": name_of(config.dataset), "answers": self.answers, "context": self.context,
                        "reinject_every": self.reinject_every, "seed": config.seed}
-            found["configuration"] = [{**setting, **parameters.configuration(counts), **tables.extent(records)}]
-        return Summary({**values, **tables.summary_values(tokens, decomposition)}, found, {
+            written["configuration"] = tables.CONFIGURATION.rows([tables.Extent(setting, counts, records)])
+        return Summary(tables.VALUES.row(tables.Result(tokens, signals)), written, {
             "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""
-        from dflash_mcmc.probe.deep_readout import architecture, figures
+        from dflash_mcmc.probe.deep_readout import figures
 
         if not (counts := _parameters(records)):
             return {}
-        return {"fig_architecture": architecture.architecture(counts),
+        return {"fig_architecture": figures.architecture(counts),
                 "fig_bucket_rank_comparison": figures.buckets(summary.tables["confidence"]),
                 "fig_signal_decomposition": figures.decomposition(summary.tables["decomposition"]),
                 "fig_block_rank_decay": figures.by_block(summary.data["block_curves"], self.context),

@@ -1,17 +1,28 @@
-"""The tables of the document `deep_readout_diagnostic`, sections 3.1 to 3.4, with intervals, computed from the records.
+"""The tables of the document `deep_readout_diagnostic`, sections 3.1 to 4.1 and 6, with intervals, from the records.
 
 Ranks begin at 1, and tokens with equal logits share a rank. The draft or the target wins a token if it is strictly better.
-Mean ranks are sensitive to outliers, so the tables also have medians or geometric means.
+Mean ranks are sensitive to outliers, so the tables also have medians or geometric means. A reader is `target`, or a mode of
+the draft: `mask`, `gold`, `random`, `reinject`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from typing_extensions import TypedDict
 
+from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Table, skipped
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.store.bounds import Count
+
+if TYPE_CHECKING:
+    import torch
+
+    from dflash_mcmc.draft.network.dflash import DFlash
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 TARGET, MODES = "target", ("mask", "gold", "random")
 REINJECT = "reinject"
@@ -32,6 +43,7 @@ class Tokens:
     """The compared tokens of all records that have any.
 
     Attributes:
+        records: all records.
         problem: the problem of each token. The arrays below also have one value per token.
         block: number of the token's block.
         position: number of positions before the block.
@@ -46,6 +58,7 @@ class Tokens:
     def __init__(self, records: Sequence[dict], context: str, reinject_every: int | None = None):
         self.modes = MODES if reinject_every is None else (*MODES, REINJECT)
         self.readers = (TARGET, *self.modes)
+        self.records = records
         kept = [record for record in records if "skipped" not in record]
         counts = [len(record["block"]) for record in kept]
         self.problem = [record["problem"] for record, count in zip(kept, counts, strict=True) for _ in range(count)]
@@ -63,162 +76,396 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.problem)
 
+    @property
+    def all(self) -> np.ndarray:
+        """All tokens, as a selection."""
+        return np.ones(len(self), bool)
+
+    def mean(self, values: np.ndarray, among: np.ndarray | None = None) -> IntervalEstimate:
+        """Mean over the tokens that `among` selects."""
+        return self.clusters.mean(values, among)
+
+    def geometric_mean(self, logarithms: np.ndarray, among: np.ndarray) -> IntervalEstimate:
+        """The exponential of the mean over the tokens that `among` selects."""
+        return self.mean(logarithms, among).mapped(math.exp)
+
+    def median_rank(self, reader: str) -> IntervalEstimate:
+        """The median rank for a reader."""
+        return self.clusters.quantiles(self.rank[reader], [0.5])[0]
+
+
+class Part(NamedTuple):
+    """Some of the tokens, and what the row about them is named by."""
+
+    tokens: Tokens
+    among: np.ndarray
+    """bool (tokens,)."""
+    name: str = ""
+    mode: str = ""
+    """The mode of the draft that is compared with the target, or a reader."""
+    first: int = 0
+    end: int = 0
+    """A range of blocks or positions."""
+
+    @property
+    def n(self) -> int:
+        """Number of the tokens."""
+        return int(self.among.sum())
+
+    def rank(self, reader: str) -> IntervalEstimate:
+        """Mean rank for a reader."""
+        return self.tokens.mean(self.tokens.rank[reader], self.among)
+
+    def share(self, selected: np.ndarray) -> IntervalEstimate:
+        """Share of the tokens that are selected, too."""
+        return self.tokens.mean(selected, self.among)
+
+
+_MODE = ("mode", "how the draft reads the block: `mask` (as in drafting), `gold` (with the gold tokens before each position), "
+                 "`random` (with noise instead of the target's features), `reinject` (with the prompt's features again)",
+         lambda part: part.mode)
+_RANK = "of a gold token among all tokens by logit, from 1 (best)"
+_N = ("n", "tokens of the row", lambda part: part.n)
+_WINS = (
+    ("rank_draft_wins", "share of tokens with a strictly better rank under the draft than under the target",
+     lambda part: part.share(part.tokens.rank[part.mode] < part.tokens.rank[TARGET])),
+    ("p_draft_wins", "share of tokens with a strictly higher probability under the draft than under the target",
+     lambda part: part.share(part.tokens.p[part.mode] > part.tokens.p[TARGET])),
+)
+
+OVERALL = Table("overall", (  # section 3.1
+    _MODE,
+    ("mean_p_target", "mean probability of the gold tokens under the target", lambda part: part.share(part.tokens.p[TARGET])),
+    ("mean_p_draft", "mean probability of the gold tokens under the draft", lambda part: part.share(part.tokens.p[part.mode])),
+    ("mean_rank_target", f"mean rank {_RANK}, under the target", lambda part: part.rank(TARGET)),
+    ("mean_rank_draft", "mean rank under the draft", lambda part: part.rank(part.mode)),
+    ("median_rank_target", "median rank under the target", lambda part: part.tokens.median_rank(TARGET)),
+    ("median_rank_draft", "median rank under the draft", lambda part: part.tokens.median_rank(part.mode)),
+    *_WINS, _N,
+))
+
+CONFIDENCE = Table("confidence", (  # section 3.2
+    ("p_target", "range of the target's probability of the token", lambda part: part.name),
+    _MODE,
+    ("mean_rank_target", "mean rank under the target", lambda part: part.rank(TARGET)),
+    ("mean_rank_draft", "mean rank under the draft", lambda part: part.rank(part.mode)),
+    *_WINS, _N,
+))
+
+
+class Signal(NamedTuple):
+    """A source of signal: the tokens, and the readers before and after it is added."""
+
+    part: Part
+    component: str
+    before: str
+    after: str
+
+    def reached(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ranks with the signal, and their logarithms. For `chance`: the expectations of a rank in a random order."""
+        tokens, words = self.part.tokens, self.part.tokens.words or 1
+        if self.after == "chance":
+            return np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)
+        return tokens.rank[self.after], np.log(tokens.rank[self.after])
+
+    def factor(self) -> IntervalEstimate:
+        """The mean rank before divided by the mean rank after."""
+        above, below = (np.where(self.part.among, ranks, 0.0)
+                        for ranks in (self.part.tokens.rank[self.before], self.reached()[0]))
+        return self.part.tokens.clusters.ratio(above, below)
+
+    def factor_of_geometric_means(self) -> IntervalEstimate:
+        """The same for geometric means."""
+        tokens = self.part.tokens
+        return tokens.geometric_mean(np.log(tokens.rank[self.before]) - self.reached()[1], self.part.among)
+
+
+DECOMPOSITION = Table("decomposition", (  # section 3.3
+    ("tokens", "`all`, or the tokens that the target gives a probability below 0.01", lambda signal: signal.part.name),
+    ("component", "source of signal that is added", lambda signal: signal.component),
+    ("computation", "modes that are compared: before -> after",
+     lambda signal: "-" if signal.before == signal.after else f"{signal.before} -> {signal.after}"),
+    ("mean_rank", "mean rank with the added signal", lambda signal: signal.part.share(signal.reached()[0])),
+    ("factor", "mean rank before divided by mean rank after; above 1 the signal helps", lambda signal: signal.factor()),
+    ("factor_of_geometric_means", "the same for geometric means of ranks, which outliers move less",
+     lambda signal: signal.factor_of_geometric_means()),
+    ("n", "tokens of the row", lambda signal: signal.part.n),
+))
+
+
+def _readers(part: Part) -> Mapping[str, str]:
+    return {reader: reader for reader in part.tokens.readers}
+
+
+BLOCKS = Table("blocks", (  # section 3.4
+    ("block", "number of the block in the answer, from 0, or a range of numbers",
+     lambda part: str(part.first) if part.end == part.first + 1 else f"{part.first} - {part.end - 1}"),
+    ("context_positions", "mean number of positions before the block that the draft sees",
+     lambda part: part.share(part.tokens.context)),
+    Each(_readers, [("rank_{reader}", "mean rank for this reader", lambda part, reader: part.rank(reader))]),
+    _N,
+))
+
+# `factor` is 1, up to rounding, for the blocks that do not see the features again: they are the same in both modes.
+REINJECTION = Table("reinjection", (  # section 6
+    ("blocks", "whether the blocks of the row see the prompt's features again", lambda part: part.name),
+    Each(lambda part: {reader: reader for reader in (TARGET, "mask", REINJECT)},
+         [("mean_rank_{reader}", "mean rank for this reader", lambda part, reader: part.rank(reader))]),
+    ("factor", "mean rank in the mode `mask` divided by that in the mode `reinject`",
+     lambda part: Signal(part, "", "mask", REINJECT).factor()),
+    ("factor_of_geometric_means", "the same for geometric means of ranks",
+     lambda part: Signal(part, "", "mask", REINJECT).factor_of_geometric_means()),
+    ("rank_improved", "share of tokens with a better rank in the mode `reinject`",
+     lambda part: part.share(part.tokens.rank[REINJECT] < part.tokens.rank["mask"])),
+    ("rank_worsened", "share of tokens with a worse rank in the mode `reinject`",
+     lambda part: part.share(part.tokens.rank[REINJECT] > part.tokens.rank["mask"])),
+    _N,
+))
+
+_CURVE = (
+    ("reader", "`target`, or a mode of the draft", lambda part: part.mode),
+    ("mean_rank", f"mean rank {_RANK}", lambda part: part.rank(part.mode)),
+    ("geometric_mean_rank", "geometric mean of these ranks",
+     lambda part: part.tokens.geometric_mean(np.log(part.tokens.rank[part.mode]), part.among)),
+    ("mean_p", "mean probability of the gold tokens", lambda part: part.share(part.tokens.p[part.mode])),
+    _N,
+)
+BLOCK_CURVES = Table("block_curves", (
+    ("first_block", "first block of the group, from 0", lambda part: part.first),
+    ("last_block", "last block of the group", lambda part: part.end - 1),
+    *_CURVE,
+))
+POSITION_CURVES = Table("position_curves", (
+    ("from", "smallest number of positions before the block in this bin", lambda part: part.first),
+    ("to_below", "end of the bin, exclusive", lambda part: part.end),
+    *_CURVE,
+))
+
 
 def overall(tokens: Tokens) -> list[dict]:
-    """Section 3.1: a row per mode."""
-    rows, mean = [], tokens.clusters.mean
-    median = {reader: tokens.clusters.quantiles(tokens.rank[reader], [0.5])[0] for reader in tokens.readers}
-    for mode in tokens.modes:
-        row: dict[str, str | float | None] = {"mode": mode}
-        for name, values in (("p", tokens.p), ("rank", tokens.rank)):
-            row |= mean(values[TARGET]).columns(f"mean_{name}_target") | mean(values[mode]).columns(f"mean_{name}_draft")
-        row |= median[TARGET].columns("median_rank_target") | median[mode].columns("median_rank_draft")
-        rows.append(row | _wins(tokens, mode) | {"n": len(tokens)})
-    return rows
+    """A row for each mode."""
+    return OVERALL.rows(Part(tokens, tokens.all, mode=mode) for mode in tokens.modes)
 
 
 def confidence(tokens: Tokens) -> list[dict]:
-    """Section 3.2: wins and mean ranks by the target's probability of the token."""
-    rows = []
-    for bucket, low, high in BUCKETS:
-        among = (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high)
-        for mode in tokens.modes:
-            row: dict[str, str | float | None] = {"p_target": bucket, "mode": mode}
-            for reader, column in ((TARGET, "mean_rank_target"), (mode, "mean_rank_draft")):
-                row |= tokens.clusters.mean(tokens.rank[reader], among).columns(column)
-            rows.append(row | _wins(tokens, mode, among) | {"n": int(among.sum())})
-    return rows
+    """A row for each range of the target's probability of the token, and mode."""
+    return CONFIDENCE.rows(
+        Part(tokens, (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high), name, mode)
+        for name, low, high in BUCKETS for mode in tokens.modes)
 
 
 def decomposition(tokens: Tokens) -> list[dict]:
-    """Section 3.3: the factor by which each source of signal lowers the mean rank, and the geometric mean of ranks.
-
-    It is computed for the tokens that the target finds least likely, as in the document, and for all tokens.
-    """
-    rows, again = [], [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in tokens.modes else []
-    for name, among in ((f"p_target {BUCKETS[0][0]}", tokens.p[TARGET] < BUCKETS[0][2]), ("all", np.ones(len(tokens), bool))):
-        for component, before, after in (("random baseline", "random", "random"), ("+ features", "random", "mask"),
-                                         ("+ gold tokens", "mask", "gold"), ("features and gold tokens", "random", "gold"),
-                                         *again, (TARGET, "random", TARGET), ("chance", "random", "chance")):
-            row = {"tokens": name, "component": component, "computation": "-" if before == after else f"{before} -> {after}"}
-            rows.append(row | _factors(tokens, before, after, among) | {"n": int(among.sum())})
-    return rows
+    """A row for each source of signal, for the tokens that the target finds least likely, as in the document, and for all."""
+    again = [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in tokens.modes else []
+    parts = Part(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"), Part(tokens, tokens.all, "all")
+    return DECOMPOSITION.rows(Signal(part, *signal) for part in parts for signal in (
+        ("random baseline", "random", "random"), ("+ features", "random", "mask"), ("+ gold tokens", "mask", "gold"),
+        ("features and gold tokens", "random", "gold"), *again, (TARGET, "random", TARGET), ("chance", "random", "chance")))
 
 
 def blocks(tokens: Tokens) -> list[dict]:
-    """Section 3.4: mean ranks by block number."""
-    rows, last = [], int(tokens.block.max(initial=-1))
-    for first, end in _block_groups(last):
-        among = (tokens.block >= first) & (tokens.block < end)
-        row = {"block": str(first) if end == first + 1 else f"{first} - {end - 1}",
-               **tokens.clusters.mean(tokens.context, among).columns("context_positions")}
-        for reader in tokens.readers:
-            row |= tokens.clusters.mean(tokens.rank[reader], among).columns(f"rank_{reader}")
-        rows.append(row | {"n": int(among.sum())})
-    return rows
+    """A row for each group of blocks."""
+    return BLOCKS.rows(_by_block(tokens))
 
 
 def reinjection(tokens: Tokens) -> list[dict]:
-    """Section 6: what the prompt's features add in the blocks that see them once more. No rows without the mode `reinject`.
-
-    `factor` is the factor by which the mean rank falls from the mode `mask` to the mode `reinject`. It is 1, up to rounding,
-    for the blocks that do not see the features again, because these blocks are the same in both modes.
-    """
+    """A row for the blocks that see the prompt's features once more, and one for the others; none without `reinject`."""
     if REINJECT not in tokens.modes:
         return []
-    rows = []
-    for name, among in (("with the prompt's features", tokens.reinjected), ("without", ~tokens.reinjected)):
-        row: dict[str, str | float | None] = {"blocks": name}
-        for reader in (TARGET, "mask", REINJECT):
-            row |= tokens.clusters.mean(tokens.rank[reader], among).columns(f"mean_rank_{reader}")
-        fallen = (np.where(among, tokens.rank[mode], 0.0) for mode in ("mask", REINJECT))
-        row |= tokens.clusters.ratio(*fallen).columns("factor")
-        row |= _geometric_mean(tokens, np.log(tokens.rank["mask"]) - np.log(tokens.rank[REINJECT]), among).columns(
-            "factor_of_geometric_means")
-        better = tokens.clusters.mean(tokens.rank[REINJECT] < tokens.rank["mask"], among)
-        worse = tokens.clusters.mean(tokens.rank[REINJECT] > tokens.rank["mask"], among)
-        rows.append(row | better.columns("rank_improved") | worse.columns("rank_worsened") | {"n": int(among.sum())})
-    return rows
-
-
-def extent(records: Sequence[dict]) -> dict[str, int]:
-    """The columns of the table of configuration that say what was measured, for at least one measured answer."""
-    kept = [record for record in records if "skipped" not in record]
-    return {"block_size": kept[0]["block_size"], "problems": len(kept), "skipped": len(records) - len(kept),
-            "blocks": sum(max(record["block"]) + 1 for record in kept), "tokens": sum(len(record["block"]) for record in kept)}
+    return REINJECTION.rows(Part(tokens, among, name) for name, among in (
+        ("with the prompt's features", tokens.reinjected), ("without", ~tokens.reinjected)))
 
 
 def block_curves(tokens: Tokens) -> list[dict]:
-    """The data of the figure by block: a row per group of blocks and reader."""
-    groups = _block_groups(int(tokens.block.max(initial=-1)))
-    return [{"first_block": first, "last_block": end - 1, **row} for first, end in groups
-            for row in _curve(tokens, (tokens.block >= first) & (tokens.block < end))]
+    """The data of the figure by block: a row for each group of blocks and reader."""
+    return BLOCK_CURVES.rows(part._replace(mode=reader) for part in _by_block(tokens) for reader in tokens.readers)
 
 
 def position_curves(tokens: Tokens) -> list[dict]:
-    """The data of the figure by position: a row per reader and bin; bins have equal width on a logarithmic axis."""
+    """The data of the figure by position: a row for each bin and reader; bins have equal width on a logarithmic axis."""
     if not len(tokens):
         return []
-    of = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
-    bounds = [[math.ceil(2.0 ** ((number + end) / _BINS_AN_OCTAVE)) for end in (0, 1)] for number in np.unique(of)]
-    return [{"from": low, "to_below": high, **row} for number, (low, high) in zip(np.unique(of), bounds, strict=True)
-            for row in _curve(tokens, of == number)]
+    bins = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
+
+    def end(number: int) -> int:
+        return math.ceil(2.0 ** (number / _BINS_AN_OCTAVE))
+
+    return POSITION_CURVES.rows(Part(tokens, bins == number, "", reader, end(number), end(number + 1))
+                                for number in np.unique(bins) for reader in tokens.readers)
 
 
-def summary_values(tokens: Tokens, table: list[dict]) -> dict[str, float | int | None]:
-    """The values for comparisons between runs. `table` is the decomposition."""
-    low = [row for row in table if row["tokens"] != "all"]
-    values = {f"mean_rank_{reader}": tokens.clusters.mean(tokens.rank[reader]).value for reader in tokens.readers}
-    values |= {f"mean_p_{reader}": tokens.clusters.mean(tokens.p[reader]).value for reader in tokens.readers}
-    factors = {"features_factor": "+ features", "gold_factor": "+ gold tokens", "reinject_factor": PROMPT_AGAIN,
-               "target_factor": TARGET}
-    for end, rows in (("", [row for row in table if row["tokens"] == "all"]), ("_low_confidence", low)):
-        values |= {f"{name}{end}": row["factor"] for name, wanted in factors.items() for row in rows
-                   if row["component"] == wanted}
-    return {"num_tokens": len(tokens), "num_low_confidence_tokens": low[0]["n"], **values}
-
-
-def _wins(tokens: Tokens, mode: str, among: np.ndarray | None = None) -> dict[str, float | None]:
-    """Shares of tokens for which the draft has a strictly better rank, and a strictly better probability."""
-    by_rank = tokens.clusters.mean(tokens.rank[mode] < tokens.rank[TARGET], among)
-    by_p = tokens.clusters.mean(tokens.p[mode] > tokens.p[TARGET], among)
-    return by_rank.columns("rank_draft_wins") | by_p.columns("p_draft_wins")
-
-
-def _factors(tokens: Tokens, before: str, after: str, among: np.ndarray) -> dict[str, float | None]:
-    """The mean rank with the signal `after`, and the factor by which it is below the mean rank with `before`."""
-    words = tokens.words or 1
-    if after == "chance":  # the rank of a token in a random order, and the mean of its logarithm
-        reached, logarithm = np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)
-    else:
-        reached, logarithm = tokens.rank[after], np.log(tokens.rank[after])
-    above, below = np.where(among, tokens.rank[before], 0.0), np.where(among, reached, 0.0)
-    factor = tokens.clusters.ratio(above, below)
-    geometric = _geometric_mean(tokens, np.log(tokens.rank[before]) - logarithm, among)
-    return (tokens.clusters.mean(reached, among).columns("mean_rank") | factor.columns("factor")
-            | geometric.columns("factor_of_geometric_means"))
-
-
-def _geometric_mean(tokens: Tokens, logarithms: np.ndarray, among: np.ndarray) -> IntervalEstimate:
-    return tokens.clusters.mean(logarithms, among).mapped(math.exp)
-
-
-def _curve(tokens: Tokens, among: np.ndarray) -> list[dict]:
-    """A row per reader, over the tokens that `among` selects."""
-    return [{"reader": reader, **tokens.clusters.mean(tokens.rank[reader], among).columns("mean_rank"),
-             **_geometric_mean(tokens, np.log(tokens.rank[reader]), among).columns("geometric_mean_rank"),
-             **tokens.clusters.mean(tokens.p[reader], among).columns("mean_p"), "n": int(among.sum())}
-            for reader in tokens.readers]
-
-
-def _block_groups(last: int) -> list[tuple[int, int]]:
-    """Groups of block numbers up to `last`, as (first, end), end exclusive."""
-    groups, first = [], 0
+def _by_block(tokens: Tokens) -> Iterator[Part]:
+    """The tokens of each group of blocks."""
+    first, last = 0, int(tokens.block.max(initial=-1))
     while first <= last:
         end = first + 1 if first < _SINGLE_BLOCKS else 2 * first
-        groups.append((first, end))
+        yield Part(tokens, (tokens.block >= first) & (tokens.block < end), first=first, end=end)
         first = end
-    return groups
+
+
+class Result(NamedTuple):
+    """What the values of the summary are computed from: the tokens, and the rows of the decomposition."""
+
+    tokens: Tokens
+    signals: list[dict]
+
+    @property
+    def records(self) -> Sequence[dict]:
+        """All records."""
+        return self.tokens.records
+
+    def factors(self, everything: bool) -> Mapping[str, Any]:
+        """The factor of each signal that was measured, over all tokens or over those of low confidence."""
+        names = {"+ features": "features", "+ gold tokens": "gold", PROMPT_AGAIN: "reinject", TARGET: "target"}
+        factors = {row["component"]: row["factor"] for row in self.signals if (row["tokens"] == "all") == everything}
+        return {name: factors[component] for component, name in names.items() if component in factors}
+
+
+def _all_readers(result: Result) -> Mapping[str, str]:
+    return {reader: reader for reader in result.tokens.readers}
+
+
+VALUES = Table("values", (
+    PROBLEMS, SKIPPED,
+    ("num_tokens", "compared tokens", lambda result: len(result.tokens)),
+    ("num_low_confidence_tokens", "tokens that the target gives a probability below 0.01",
+     lambda result: next(row["n"] for row in result.signals if row["tokens"] != "all")),
+    Each(_all_readers, [("mean_rank_{reader}", "mean rank of all compared tokens for this reader",
+                         lambda result, reader: result.tokens.mean(result.tokens.rank[reader]).value)]),
+    Each(_all_readers, [("mean_p_{reader}", "mean probability of all compared tokens for this reader",
+                         lambda result, reader: result.tokens.mean(result.tokens.p[reader]).value)]),
+    Each(lambda result: result.factors(True), [
+        ("{signal}_factor", "`factor` of the signal in `decomposition` (features, gold, reinject, target), over all tokens",
+         lambda result, factor: factor)]),
+    Each(lambda result: result.factors(False), [
+        ("{signal}_factor_low_confidence", "the same over the tokens that the target gives a probability below 0.01",
+         lambda result, factor: factor)]),
+))
+
+
+
+class ParameterCounts(TypedDict):
+    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
+
+    target_layers: Count
+    embedding: Count
+    head: Count
+    tied: bool
+    """Whether the head has the weights of the embedding."""
+    target_other: Count
+    draft_fc: Count
+    draft_layers: Count
+    draft_norms: Count
+    num_target_layers: Count
+    num_draft_layers: Count
+    tapped_layers: list[Count]
+    hidden_size: Count
+    words: Count
+    """Number of tokens in the vocabulary."""
+
+
+def count_parameters(model: LanguageModel, network: DFlash) -> ParameterCounts:
+    """Parameters by component, and the sizes that the diagram needs, as JSON values.
+
+    `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
+    `head` too, although it is the embedding.
+    """
+    embedding, head, shape = model.decoder.get_input_embeddings().weight, model.head, network.shape
+    layers, tied = _count([model.layers]), head.weight is embedding
+    whole = _count([model.decoder, head])
+    head_only = _count([head])
+    return {
+        "target_layers": layers, "embedding": embedding.numel(), "head": head_only, "tied": tied,
+        "target_other": whole - layers - embedding.numel() - (head_only - embedding.numel() if tied else head_only),
+        "draft_fc": _count([network.fc]), "draft_layers": _count([network.layers]),
+        "draft_norms": _count([network.hidden_norm, network.norm]),
+        "num_target_layers": len(model.layers), "num_draft_layers": len(network.layers),
+        "tapped_layers": list(shape.target_layers), "hidden_size": shape.hidden_size,
+        "words": model.vocab_size - int(model.forbidden.sum()),
+    }
+
+
+class ComponentParameters(NamedTuple):
+    """A part of target or draft."""
+
+    name: str
+    parameters: int
+    of: ParameterCounts
+    role: str
+
+
+PARAMETERS = Table("parameters", (  # section 4.1
+    ("component", "part of target or draft", lambda part: part.name),
+    ("parameters", "number of its parameters", lambda part: part.parameters),
+    ("of_target_layers", "this number divided by that of the target's layers",
+     lambda part: part.parameters / part.of["target_layers"]),
+    ("role", "what the part does", lambda part: part.role),
+))
+
+
+def parameter_rows(counts: ParameterCounts) -> list[dict]:
+    """A row for each part of target and draft."""
+    taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
+    return PARAMETERS.rows(ComponentParameters(name, number, counts, role) for name, number, role in (
+        (f"target: {counts['num_target_layers']} layers", counts["target_layers"], "deep processing"),
+        ("target: embedding", counts["embedding"], "shared with the draft"),
+        ("target: head", counts["head"], "shared with the draft" + (", same weights as the embedding" if tied else "")),
+        ("target: other", counts["target_other"], "final norm, and positions if they are learned"),
+        (f"draft: fc ({taps * hidden} to {hidden})", counts["draft_fc"], f"linear, {taps} to 1"),
+        (f"draft: {counts['num_draft_layers']} layers", counts["draft_layers"], "read the features"),
+        ("draft: norms", counts["draft_norms"], "after fc and at the end"),
+    ))
+
+
+class Extent(NamedTuple):
+    """A run with at least one measured answer: its setting, and what was measured."""
+
+    setting: Mapping[str, Any]
+    counts: ParameterCounts
+    records: Sequence[dict]
+
+    @property
+    def measured(self) -> list[dict]:
+        """The records with tokens."""
+        return [record for record in self.records if "skipped" not in record]
+
+    @property
+    def target_parameters(self) -> int:
+        """Parameters of the target."""
+        counts = self.counts
+        head = 0 if counts["tied"] else counts["head"]
+        return counts["target_layers"] + counts["embedding"] + head + counts["target_other"]
+
+
+CONFIGURATION = Table("configuration", (
+    ("dataset", "name of the dataset", lambda run: run.setting["dataset"]),
+    ("answers", "`probe.answers`", lambda run: run.setting["answers"]),
+    ("context", "`probe.context`", lambda run: run.setting["context"]),
+    ("reinject_every", "`probe.reinject_every`", lambda run: run.setting["reinject_every"]),
+    ("seed", "`seed`", lambda run: run.setting["seed"]),
+    ("target_parameters", "parameters of the target; a head that is the embedding counts once",
+     lambda run: run.target_parameters),
+    ("draft_parameters", "parameters of the draft without the target's embedding and head",
+     lambda run: run.counts["draft_fc"] + run.counts["draft_layers"] + run.counts["draft_norms"]),
+    ("hidden_size", "width of both", lambda run: run.counts["hidden_size"]),
+    ("target_layers", "layers of the target", lambda run: run.counts["num_target_layers"]),
+    ("draft_layers", "layers of the draft", lambda run: run.counts["num_draft_layers"]),
+    ("reads_layers", "layers of the target that the draft reads, from 0",
+     lambda run: ", ".join(map(str, run.counts["tapped_layers"]))),
+    ("block_size", "tokens of a block, with the known one", lambda run: run.measured[0]["block_size"]),
+    ("problems", "measured answers", lambda run: len(run.measured)),
+    ("skipped", "answers that were left out", lambda run: skipped(run.records)),
+    ("blocks", "measured blocks", lambda run: sum(max(record["block"]) + 1 for record in run.measured)),
+    ("tokens", "compared tokens", lambda run: sum(len(record["block"]) for record in run.measured)),
+))
+
+ALL = (VALUES, OVERALL, CONFIDENCE, DECOMPOSITION, BLOCKS, REINJECTION, PARAMETERS, CONFIGURATION, BLOCK_CURVES,
+       POSITION_CURVES)
+
+
+def _count(modules: Iterable[torch.nn.Module]) -> int:
+    """Number of parameters of the modules; shared parameters count once."""
+    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
 
 
 def _joined(lists: list[list], dtype: type) -> np.ndarray:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.grading.verdicts import NOT_DRAWN
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.difficulty.meanings import MEANINGS
-from dflash_mcmc.probe.difficulty.records import DifficultyRecord
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.runner import build, cost
+from dflash_mcmc.store.bounds import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -30,7 +30,61 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.types import Problem, Trajectory
+
+
+@final
+class SignalValues(TypedDict):
+    """A statistic of each signal in `signals.DRAFT` and `signals.TARGET` over some tokens. The units are stated there."""
+
+    kl_target_draft: float
+    kl_draft_target: float
+    total_variation: float
+    minus_log_acceptance: float
+    draft_entropy: float
+    draft_surprisal: float
+    top1_disagreement: float
+    target_entropy: float
+    target_surprisal: float
+    least_confidence: float
+
+
+@final
+class StepRecord(TypedDict):
+    """An equation in an answer's text."""
+
+    text: str
+    wrong: bool
+    """Whether two of its sides differ."""
+    num_tokens: Count
+    """Tokens that have a part of it."""
+    num_compared: Count
+    """Those of them that the draft predicts."""
+    mean: SignalValues
+    max: SignalValues
+
+
+@final
+class DifficultyRecord(TypedDict):
+    """An answer, its grade and its signals."""
+
+    level: Whole | str | None
+    """Level of difficulty of the problem, if the dataset has one."""
+    verdict: Annotated[str, OneOf(VERDICTS)]
+    """One of `grading.verdicts.VERDICTS`."""
+    num_tokens: Count
+    """Tokens of the answer."""
+    num_compared: Count
+    """Tokens that the draft predicts."""
+    mean: SignalValues
+    max: SignalValues
+    steps: list[StepRecord]
+    """Equations with a token that the draft predicts."""
+    steps_left_out: Count
+    """Equations without such a token."""
+    skipped: NotRequired[Annotated[str, Instead(("num_compared", "mean", "max", "steps", "steps_left_out"))]]
+    """Why the answer has no signals."""
 
 
 @register("probe", "difficulty")
@@ -53,7 +107,6 @@ class Difficulty(ProblemProbe):
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
     record_type = DifficultyRecord
-    meanings = MEANINGS
     measures_chains = True
     needs_draft = True
 
@@ -64,6 +117,13 @@ class Difficulty(ProblemProbe):
             none = options_with("blend", "is_null")
             raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
                               "target's")
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.difficulty import tables
+
+        return tables.ALL
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """The cost of drawing a sample, reading it once, and drafting each of its blocks."""
@@ -134,18 +194,19 @@ def _along(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> 
 
     if answer.length < drafter.num_drafted + 1:
         return {"num_tokens": answer.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
-    found = signals.along(model, drafter, answer.prompt, answer.tokens)
-    if not all(np.isfinite(values).all() for values in found.values.values()):
+    signals_along = signals.along(model, drafter, answer.prompt, answer.tokens)
+    if not all(np.isfinite(values).all() for values in signals_along.values.values()):
         return {"num_tokens": answer.length, "skipped": NOT_NUMBERS}
     ends = steps.ends(model.decode, answer.tokens)
     of_steps, left_out = [], 0
     for step in steps.steps(model.decode(answer.tokens)):
         tokens = steps.inside(step, ends)
-        own = found.of(tokens)
+        own = signals_along.of(tokens)
         if not len(own.places):
             left_out += 1
             continue
         of_steps.append({"text": step.text, "wrong": step.wrong, "num_tokens": len(tokens), "num_compared": len(own.places),
                          "mean": own.mean(), "max": own.max()})
-    return {"num_tokens": answer.length, "num_compared": len(found.places), "mean": found.mean(), "max": found.max(),
+    return {"num_tokens": answer.length, "num_compared": len(signals_along.places),
+            "mean": signals_along.mean(), "max": signals_along.max(),
             "steps": of_steps, "steps_left_out": left_out}

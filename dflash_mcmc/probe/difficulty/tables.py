@@ -1,20 +1,21 @@
 """The tables of the difficulty probe, computed from its records: which signals predict wrong answers and wrong steps.
 
-The best signal and the best baseline are those with the largest AUROC on the same records. The selection favours
-both, and the intervals do not include its effect.
+A case is an answer or an equation in an answer. It is right or wrong. The best signal and the best baseline are those with the
+largest AUROC on the same records. The selection favours both, and the intervals do not include its effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.grading.verdicts import NO_ANSWER
 from dflash_mcmc.probe import Summary
-from dflash_mcmc.probe.difficulty import calibration, signals
-from dflash_mcmc.probe.difficulty.detection import DRAFT, OTHER, TARGET, Cases, Signal, roc
+from dflash_mcmc.probe.columns import SKIPPED, Each, Table, skipped
+from dflash_mcmc.probe.difficulty import detection, signals
+from dflash_mcmc.probe.difficulty.detection import DRAFT, OTHER, TARGET, Cases, Predictions, Scores, Signal, roc
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 _NO_ESTIMATE = IntervalEstimate(None, None, None, 0)
@@ -29,36 +30,63 @@ class Detector(NamedTuple):
     auroc: IntervalEstimate
 
 
-class SignalComparison(NamedTuple):
-    """All signals of some cases, and the signals for comparison. It is empty unless there are both right and wrong cases."""
+class Fitted:
+    """Predicted probabilities from signals, each computed once."""
 
-    cases: Cases
-    detectors: list[Detector]
-    entropy: dict[str | None, Detector]
-    """Target entropy, by statistic."""
-    best_draft: Detector | None = None
-    best_baseline: Detector | None = None
-    """Best signal that needs no draft."""
+    def __init__(self, cases: Cases, num_folds: int):
+        self._cases, self.folds = cases, detection.folds(cases.names, num_folds)
+        self._predictions: dict[tuple[str, ...], Predictions] = {}
+        self.possible = cases.decided and cases.num_problems > 1
+
+    def of(self, *combined: Signal) -> Predictions:
+        names = tuple(signal.label for signal in combined)
+        if names not in self._predictions:
+            self._predictions[names] = detection.predict(self._cases, [signal.values for signal in combined], self.folds)
+        return self._predictions[names]
 
 
-def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
-    """Tables `outcomes`, `answers`, `steps`, `combined`, `reliability`. Values are None if all cases have one label."""
-    measured = [record for record in records if "skipped" not in record]
-    compared = {"answers": compare(answer_cases(measured)), "steps": compare(step_cases(measured))}
-    fitted = {name: _Fitted(of.cases, num_folds) for name, of in compared.items()}
-    left_out = {"answers": len(records) - len(measured), "steps": sum(record["steps_left_out"] for record in measured)}
-    tables = {
-        "outcomes": [_outcome(name, of.cases, left_out[name]) for name, of in compared.items()],
-        **{name: [_row(of, detector, fitted[name], num_bins) for detector in of.detectors] for name, of in compared.items()},
-        "combined": [row for name, of in compared.items() for row in _combined(name, of, fitted[name])],
-        "reliability": [row for name, of in compared.items() for row in _reliability(name, of, fitted[name], num_bins)],
-    }
-    values = {"num_answers": len(measured), "num_skipped": left_out["answers"],
-              "num_skipped_not_correct": sum("skipped" in record and record["verdict"] != "correct" for record in records),
-              "num_no_answer": sum(record["verdict"] == NO_ANSWER for record in measured)}
-    for name, of in compared.items():
-        values.update(_values(name, of))
-    return Summary(values, tables, {"roc": [row for name, of in compared.items() for row in _roc(name, of)]})
+class Compared:
+    """Answers or steps, with the AUROC of every signal. Without both right and wrong cases, no signal has one.
+
+    Attributes:
+        name: `answers` or `steps`.
+        left_out: number of cases that were not measured.
+        entropy: target entropy, by statistic.
+        best_draft: the best signal of the draft.
+        best_baseline: the best signal that needs no draft.
+    """
+
+    def __init__(self, name: str, cases: Cases, left_out: int, num_folds: int, num_bins: int):
+        self.name, self.cases, self.left_out, self.num_bins = name, cases, left_out, num_bins
+        self.values = {signal.label: signal.values for signal in cases.signals}
+        self.fitted = Fitted(cases, num_folds)
+        self.entropy: dict[str | None, Detector] = {}
+        self.best_draft: Detector | None = None
+        self.best_baseline: Detector | None = None
+        if not cases.decided:
+            self.detectors = [Detector(signal, np.empty((0, 0)), _NO_ESTIMATE) for signal in cases.signals]
+            return
+        self.detectors = [Detector(signal, pairs, cases.auroc(pairs))
+                          for signal in cases.signals for pairs in (cases.pairs(signal.values),)]
+        self.entropy = {detector.signal.statistic: detector for detector in self.detectors
+                        if detector.signal.name == "target_entropy"}
+        self.best_draft, self.best_baseline = best(self.detectors, DRAFT), best(self.detectors, TARGET, OTHER)
+
+    def among(self, values: np.ndarray, kind: np.ndarray) -> IntervalEstimate:
+        """Mean of values over the cases of a kind."""
+        return self.cases.ratio(values * kind, kind) if self.cases.size else _NO_ESTIMATE
+
+    def difference(self, one: Detector | None, other: Detector | None) -> IntervalEstimate:
+        """The paired difference of two AUROCs; none unless there are two signals."""
+        if one is None or other is None or one is other:
+            return _NO_ESTIMATE
+        return self.cases.auroc(one.pairs - other.pairs)
+
+
+def best(detectors: Sequence[Detector], *kinds: str) -> Detector:
+    """The detector of these kinds with the largest AUROC, the first one in a tie. Every detector must have an AUROC."""
+    of_kinds = [detector for detector in detectors if detector.signal.kind in kinds]
+    return max(of_kinds, key=lambda detector: detector.auroc.value or 0.0)
 
 
 def answer_cases(records: Sequence[dict]) -> Cases:
@@ -75,125 +103,247 @@ def step_cases(records: Sequence[dict]) -> Cases:
                  _signals(steps, [record for record, _ in pairs]))
 
 
-def compare(cases: Cases) -> SignalComparison:
-    """Computes the AUROC of every signal."""
-    if not cases.decided:
-        return SignalComparison(cases, [Detector(signal, np.empty((0, 0)), _NO_ESTIMATE) for signal in cases.signals], {})
-    detectors = [Detector(signal, pairs, cases.auroc(pairs))
-                 for signal in cases.signals for pairs in (cases.pairs(signal.values),)]
-    entropy = {detector.signal.statistic: detector for detector in detectors if detector.signal.name == "target_entropy"}
-    return SignalComparison(cases, detectors, entropy, best(detectors, DRAFT), best(detectors, TARGET, OTHER))
-
-
-def best(detectors: Sequence[Detector], *kinds: str) -> Detector:
-    """The detector of these kinds with the largest AUROC, the first one in a tie. Every detector must have an AUROC."""
-    of_kinds = [detector for detector in detectors if detector.signal.kind in kinds]
-    return max(of_kinds, key=lambda detector: detector.auroc.value or 0.0)
-
-
-class _Fitted:
-    """Predicted probabilities from signals, each computed once."""
-
-    def __init__(self, cases: Cases, num_folds: int):
-        self._cases, self.folds = cases, calibration.folds(cases.names, num_folds)
-        self._found: dict[tuple[str, ...], calibration.Predictions] = {}
-        self.possible = cases.decided and cases.num_problems > 1
-
-    def of(self, *asked: Signal) -> calibration.Predictions:
-        names = tuple(signal.label for signal in asked)
-        if names not in self._found:
-            self._found[names] = calibration.predict(self._cases, [signal.values for signal in asked], self.folds)
-        return self._found[names]
-
-
 def _signals(cases: Sequence[dict], records: Sequence[dict]) -> list[Signal]:
     """The signals of answers or steps, and the level of the problem if it is a number for all problems."""
-    found = [Signal(name, kind, statistic, np.array([case[statistic][name] for case in cases], np.float64))
+    of_cases = [Signal(name, kind, statistic, np.array([case[statistic][name] for case in cases], np.float64))
              for kind, names in ((DRAFT, signals.DRAFT), (TARGET, signals.TARGET)) for name in names
              for statistic in ("mean", "max")]
-    found.append(Signal("num_tokens", OTHER, None, np.array([case["num_tokens"] for case in cases], np.float64)))
+    of_cases.append(Signal("num_tokens", OTHER, None, np.array([case["num_tokens"] for case in cases], np.float64)))
     levels = [record["level"] for record in records]
     if all(isinstance(level, int) for level in levels):
-        found.append(Signal("level", OTHER, None, np.array(levels, np.float64)))
-    return found
+        of_cases.append(Signal("level", OTHER, None, np.array(levels, np.float64)))
+    return of_cases
 
 
-def _outcome(name: str, cases: Cases, left_out: int) -> dict:
-    """Share of wrong cases, and the draft's acceptance and the target's entropy of right and of wrong cases."""
-    values = {signal.label: signal.values for signal in cases.signals}
-    row = {"cases": name, **_among(cases, cases.wrong, np.ones(cases.size)).columns("share_wrong")}
-    for outcome, kind in (("right", ~cases.wrong), ("wrong", cases.wrong)):
-        row.update(_among(cases, 1.0 - values["total_variation mean"], kind).columns(f"acceptance_{outcome}"))
-        row.update(_among(cases, values["target_entropy mean"], kind).columns(f"entropy_{outcome}"))
-    return {**row, "wrong": int(cases.wrong.sum()), "n": cases.size, "left_out": left_out}
+_CASES = ("cases", "`answers` or `steps` (equations in the answers)", lambda row: row.of.name)
+_COUNTS = (("wrong", "wrong cases among them", lambda row: int(row.of.cases.wrong.sum())),
+           ("n", "cases of the row", lambda row: row.of.cases.size))
+_SIGNAL = (
+    ("signal", "name of the signal, with `mean` or `max` over the case's tokens; larger values should mean wrong",
+     lambda row: row.signal.label),
+    ("kind", "what the signal needs: `draft`, `target`, or `other` for neither", lambda row: row.signal.kind),
+)
 
 
-def _among(cases: Cases, values: np.ndarray, kind: np.ndarray) -> IntervalEstimate:
-    return cases.ratio(values * kind, kind) if cases.size else _NO_ESTIMATE
+class Outcome(NamedTuple):
+    """All answers or steps."""
+
+    of: Compared
+
+    def acceptance(self, kind: np.ndarray) -> IntervalEstimate:
+        """The draft's mean acceptance over the cases of a kind."""
+        return self.of.among(1.0 - self.of.values["total_variation mean"], kind)
+
+    def entropy(self, kind: np.ndarray) -> IntervalEstimate:
+        """The target's mean entropy over the cases of a kind."""
+        return self.of.among(self.of.values["target_entropy mean"], kind)
 
 
-def _row(of: SignalComparison, detector: Detector, fitted: _Fitted, num_bins: int) -> dict:
-    """AUROC, its differences from the best baseline and target entropy, and the quality of probabilities from this signal."""
-    signal = detector.signal
-    row = {"signal": signal.name, "kind": signal.kind, "statistic": signal.statistic, **detector.auroc.columns("auroc")}
-    for name, other in (("best", of.best_baseline), ("entropy", of.entropy.get(signal.statistic or "mean"))):
-        apart = _NO_ESTIMATE if other is None or other is detector else of.cases.auroc(detector.pairs - other.pairs)
-        row.update(apart.columns(f"minus_{name}"))
-    scores = calibration.score(of.cases, fitted.of(signal), num_bins) if fitted.possible else \
-        calibration.Scores(_NO_ESTIMATE, _NO_ESTIMATE, None, None)
-    return {**row, **scores.brier.columns("brier"), **scores.skill.columns("brier_skill"),
-            "ece": scores.calibration_error, "ece_by_chance": scores.error_by_chance,
-            "wrong": int(of.cases.wrong.sum()), "n": of.cases.size}
+OUTCOMES = Table("outcomes", (
+    _CASES,
+    ("share_wrong", "share of wrong cases", lambda row: row.of.among(row.of.cases.wrong, np.ones(row.of.cases.size))),
+    ("acceptance_right", "mean expected acceptance of the draft, 1 - total variation, over right cases",
+     lambda row: row.acceptance(~row.of.cases.wrong)),
+    ("entropy_right", "mean entropy of the target over right cases, nats", lambda row: row.entropy(~row.of.cases.wrong)),
+    ("acceptance_wrong", "the same acceptance over wrong cases", lambda row: row.acceptance(row.of.cases.wrong)),
+    ("entropy_wrong", "the same entropy over wrong cases, nats", lambda row: row.entropy(row.of.cases.wrong)),
+    *_COUNTS,
+    ("left_out", "cases that were not measured", lambda row: row.of.left_out),
+))
 
 
-def _combined(name: str, of: SignalComparison, fitted: _Fitted) -> list[dict]:
-    """Gains from adding a signal of the draft to a baseline.
+class Detected(NamedTuple):
+    """A signal, and the scores of the probabilities that it predicts."""
 
-    Target entropy is combined with each signal, and the best baseline with the best signal. All AUROCs here, also the AUROC of
-    the baseline alone, use cross-validated probabilities and only pairs within a fold. Probabilities of different folds come
-    from different fits and are not comparable.
+    of: Compared
+    detector: Detector
+    scores: Scores
+
+    @property
+    def signal(self) -> Signal:
+        """The signal."""
+        return self.detector.signal
+
+
+_ROWS = (
+    ("signal", "name of the signal; larger values should mean wrong", lambda row: row.signal.name),
+    _SIGNAL[1],
+    ("statistic", "mean or maximum over the tokens of a case; empty for a signal of the whole case",
+     lambda row: row.signal.statistic),
+    ("auroc", "share of pairs of a wrong and a right case that the signal orders correctly; 0.5 is chance",
+     lambda row: row.detector.auroc),
+    ("minus_best", "`auroc` minus that of the best signal that needs no draft, on the same cases",
+     lambda row: row.of.difference(row.detector, row.of.best_baseline)),
+    ("minus_entropy", "`auroc` minus that of the target's entropy with the same statistic",
+     lambda row: row.of.difference(row.detector, row.of.entropy.get(row.signal.statistic or "mean"))),
+    ("brier", "mean squared difference of outcome and probability, which is predicted from the signal by cross-validated "
+              "logistic regression", lambda row: row.scores.brier),
+    ("brier_skill", "1 - `brier` divided by that of the base rate; 0 means that the signal adds nothing",
+     lambda row: row.scores.skill),
+    ("ece", "expected calibration error: mean distance of predicted and observed shares over bins",
+     lambda row: row.scores.calibration_error),
+    ("ece_by_chance", "`ece` that perfectly calibrated probabilities would have on as many cases",
+     lambda row: row.scores.error_by_chance),
+    *_COUNTS,
+)
+OF_CASES = {name: Table(name, _ROWS) for name in ("answers", "steps")}
+
+
+class Gain:
+    """A baseline, and a signal of the draft that is added to it.
+
+    All AUROCs, also that of the baseline alone, use cross-validated probabilities and only pairs within a fold. Probabilities
+    of different folds come from different fits and are not comparable.
     """
-    best_draft, best_baseline = of.best_draft, of.best_baseline
-    if best_draft is None or best_baseline is None or not fitted.possible:
-        return []
-    pairs = [(of.entropy[detector.signal.statistic], detector) for detector in of.detectors if detector.signal.kind == DRAFT]
-    if best_baseline.signal.name != "target_entropy":
-        pairs.append((best_baseline, best_draft))
-    return [_gain(name, of.cases, fitted, baseline.signal, detector.signal) for baseline, detector in pairs]
+
+    def __init__(self, of: Compared, baseline: Signal, signal: Signal):
+        self.of, self.baseline, self.signal = of, baseline, signal
+        self.alone, self.joined = of.fitted.of(baseline).chance, of.fitted.of(baseline, signal).chance
+        self.pairs_alone, self.pairs_joined = of.cases.pairs(self.alone), of.cases.pairs(self.joined)
+
+    def auroc(self, pairs: np.ndarray) -> IntervalEstimate:
+        """The AUROC within folds."""
+        return self.of.cases.auroc(pairs, self.of.fitted.folds)
+
+    @property
+    def brier(self) -> IntervalEstimate:
+        """By how much the Brier score falls."""
+        wrong = self.of.cases.wrong
+        return self.of.cases.mean((self.alone - wrong) ** 2 - (self.joined - wrong) ** 2)
 
 
-def _gain(name: str, cases: Cases, fitted: _Fitted, baseline: Signal, signal: Signal) -> dict:
-    alone, joined = fitted.of(baseline).chance, fitted.of(baseline, signal).chance
-    of_alone, of_joined = cases.pairs(alone), cases.pairs(joined)
-    brier = cases.mean((alone - cases.wrong) ** 2 - (joined - cases.wrong) ** 2)
-    return {"cases": name, "baseline": baseline.label, "signal": signal.label,
-            **cases.auroc(of_alone, fitted.folds).columns("auroc_baseline"),
-            **cases.auroc(of_joined, fitted.folds).columns("auroc_combined"),
-            **cases.auroc(of_joined - of_alone, fitted.folds).columns("auroc_gain"), **brier.columns("brier_gain"),
-            "wrong": int(cases.wrong.sum()), "n": cases.size}
+COMBINED = Table("combined", (
+    _CASES,
+    ("baseline", "signal without a draft", lambda gain: gain.baseline.label),
+    ("signal", "signal of the draft that is added", lambda gain: gain.signal.label),
+    ("auroc_baseline", "AUROC of cross-validated probabilities from the baseline, over pairs within a fold",
+     lambda gain: gain.auroc(gain.pairs_alone)),
+    ("auroc_combined", "AUROC of those from both signals", lambda gain: gain.auroc(gain.pairs_joined)),
+    ("auroc_gain", "difference of the two", lambda gain: gain.auroc(gain.pairs_joined - gain.pairs_alone)),
+    ("brier_gain", "Brier score of the baseline minus that of both; above 0 the draft helps", lambda gain: gain.brier),
+    *_COUNTS,
+))
 
 
-def _reliability(name: str, of: SignalComparison, fitted: _Fitted, num_bins: int) -> list[dict]:
-    """Calibration rows of the best signal of the draft and of the best baseline."""
-    asked = [detector.signal for detector in (of.best_draft, of.best_baseline) if detector and fitted.possible]
-    return [{"cases": name, "signal": signal.label, "kind": signal.kind, **row}
-            for signal in asked for row in calibration.reliability(of.cases, fitted.of(signal), num_bins)]
+class Bin(NamedTuple):
+    """Cases whose predicted probabilities are similar."""
+
+    of: Compared
+    signal: Signal
+    number: int
+    predictions: Predictions
+    own: np.ndarray
+    """bool (cases,)."""
 
 
-def _roc(name: str, of: SignalComparison) -> list[dict]:
+RELIABILITY = Table("reliability", (
+    _CASES, *_SIGNAL,
+    ("bin", "bin of predicted probabilities, from 1; bins have equally many cases", lambda row: row.number + 1),
+    ("predicted", "mean predicted probability of being wrong", lambda row: float(row.predictions.chance[row.own].mean())),
+    ("observed", "share of wrong cases", lambda row: row.of.cases.ratio(row.of.cases.wrong & row.own, row.own)),
+    ("wrong", _COUNTS[0][1], lambda row: int(row.of.cases.wrong[row.own].sum())),
+    ("n", _COUNTS[1][1], lambda row: int(row.own.sum())),
+))
+
+
+class Threshold(NamedTuple):
+    """A threshold of a signal."""
+
+    of: Compared
+    signal: Signal
+    right: float
+    wrong: float
+
+
+ROC = Table("roc", (
+    _CASES, *_SIGNAL,
+    ("share_of_right", "share of right cases at or above a threshold of the signal", lambda row: float(row.right)),
+    ("share_of_wrong", "share of wrong cases at or above it", lambda row: float(row.wrong)),
+))
+
+
+class Result(NamedTuple):
+    """All records, and the cases of the measured ones."""
+
+    records: Sequence[dict]
+    measured: Sequence[dict]
+    compared: Sequence[Compared]
+
+
+VALUES = Table("values", (
+    ("num_answers", "measured answers", lambda result: len(result.measured)),
+    SKIPPED,
+    ("num_skipped_not_correct", "answers among them that are not correct",
+     lambda result: sum("skipped" in record and record["verdict"] != "correct" for record in result.records)),
+    ("num_no_answer", "measured answers without a final answer",
+     lambda result: sum(record["verdict"] == NO_ANSWER for record in result.measured)),
+    Each(lambda result: {of.name: of for of in result.compared}, (
+        ("{cases}/n", "number of answers or of steps", lambda _, of: of.cases.size),
+        ("{cases}/wrong", "wrong ones among them", lambda _, of: int(of.cases.wrong.sum())),
+        ("{cases}/best_draft", "signal of the draft with the largest AUROC, chosen on these cases",
+         lambda _, of: of.best_draft.signal.label if of.best_draft else None),
+        ("{cases}/best_draft_auroc", "its AUROC", lambda _, of: of.best_draft.auroc if of.best_draft else _NO_ESTIMATE),
+        ("{cases}/best_baseline", "signal without a draft with the largest AUROC, chosen on these cases",
+         lambda _, of: of.best_baseline.signal.label if of.best_baseline else None),
+        ("{cases}/best_baseline_auroc", "its AUROC",
+         lambda _, of: of.best_baseline.auroc if of.best_baseline else _NO_ESTIMATE),
+        ("{cases}/difference", "difference of the two AUROCs", lambda _, of: of.difference(of.best_draft, of.best_baseline)),
+    )),
+))
+ALL = (VALUES, OUTCOMES, *OF_CASES.values(), COMBINED, RELIABILITY, ROC)
+
+
+def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
+    """All tables and values. Values are None if all cases have one label."""
+    measured = [record for record in records if "skipped" not in record]
+    compared = [Compared("answers", answer_cases(measured), skipped(records), num_folds, num_bins),
+                Compared("steps", step_cases(measured), sum(record["steps_left_out"] for record in measured), num_folds,
+                         num_bins)]
+    tables = {
+        "outcomes": OUTCOMES.rows(map(Outcome, compared)),
+        **{of.name: OF_CASES[of.name].rows(Detected(of, detector, _scores(of, detector.signal)) for detector in of.detectors)
+           for of in compared},
+        "combined": COMBINED.rows(gain for of in compared for gain in _gains(of)),
+        "reliability": RELIABILITY.rows(row for of in compared for row in _bins(of)),
+    }
+    return Summary(VALUES.row(Result(records, measured, compared)), tables,
+                   {"roc": ROC.rows(row for of in compared for row in _thresholds(of))})
+
+
+def _scores(of: Compared, signal: Signal) -> Scores:
+    if not of.fitted.possible:
+        return Scores(_NO_ESTIMATE, _NO_ESTIMATE, None, None)
+    return detection.score(of.cases, of.fitted.of(signal), of.num_bins)
+
+
+def _gains(of: Compared) -> Iterator[Gain]:
+    """Target entropy with each signal of the draft, and the best baseline with the best signal."""
+    if of.best_draft is None or of.best_baseline is None or not of.fitted.possible:
+        return
+    for detector in of.detectors:
+        if detector.signal.kind == DRAFT:
+            yield Gain(of, of.entropy[detector.signal.statistic].signal, detector.signal)
+    if of.best_baseline.signal.name != "target_entropy":
+        yield Gain(of, of.best_baseline.signal, of.best_draft.signal)
+
+
+def _bins(of: Compared) -> Iterator[Bin]:
+    """The bins of the best signal of the draft and of the best baseline."""
+    for detector in (of.best_draft, of.best_baseline):
+        if detector and of.fitted.possible:
+            yield from bins_of(of, detector.signal, of.fitted.of(detector.signal))
+
+
+def bins_of(of: Compared, signal: Signal, predictions: Predictions) -> Iterator[Bin]:
+    """The bins of a signal's predictions."""
+    bin_of = detection.bins(predictions.chance, of.num_bins)
+    for number in range(int(bin_of.max()) + 1):
+        yield Bin(of, signal, number, predictions, bin_of == number)
+
+
+def _thresholds(of: Compared) -> Iterator[Threshold]:
     """ROC curves of the best signal of each kind."""
-    asked = [best(of.detectors, kind).signal for kind in (DRAFT, TARGET, OTHER) if of.cases.decided]
-    return [{"cases": name, "signal": signal.label, "kind": signal.kind, "share_of_right": float(right),
-             "share_of_wrong": float(wrong)}
-            for signal in asked for right, wrong in zip(*roc(of.cases.wrong, signal.values), strict=True)]
-
-
-def _values(name: str, of: SignalComparison) -> dict[str, float | int | str | None]:
-    """The best signal of the draft, the best baseline, and the difference of their AUROCs."""
-    found: dict[str, float | int | str | None] = {f"{name}/n": of.cases.size, f"{name}/wrong": int(of.cases.wrong.sum())}
-    for role, detector in (("best_draft", of.best_draft), ("best_baseline", of.best_baseline)):
-        found[f"{name}/{role}"] = detector.signal.label if detector else None
-        found.update((detector.auroc if detector else _NO_ESTIMATE).columns(f"{name}/{role}_auroc"))
-    draft, baseline = of.best_draft, of.best_baseline
-    apart = of.cases.auroc(draft.pairs - baseline.pairs) if draft and baseline else _NO_ESTIMATE
-    return {**found, **apart.columns(f"{name}/difference")}
+    for kind in (DRAFT, TARGET, OTHER) if of.cases.decided else ():
+        signal = best(of.detectors, kind).signal
+        for right, wrong in zip(*roc(of.cases.wrong, signal.values), strict=True):
+            yield Threshold(of, signal, right, wrong)

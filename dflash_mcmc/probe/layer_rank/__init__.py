@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.layer_rank import ranks
-from dflash_mcmc.probe.layer_rank.meanings import MEANINGS
-from dflash_mcmc.probe.layer_rank.records import LayerRankRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -33,8 +35,27 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
 
-_PUBLISHED_FROM_END = 3
-"""Distance of the published layer from the end: layer 33 of 36."""
+
+@final
+class LayerRankRecord(TypedDict):
+    """The tokens of an answer by row name (see `ranks.py`), such as `target` or `3 final`."""
+
+    num_tokens: Annotated[Count, Long("num_tokens")]
+    """Tokens of the answer."""
+    num_hard: Annotated[Count, Long("num_hard")]
+    """Hard tokens."""
+    vocabulary: Annotated[int, Range(1)]
+    """Ids that have a token."""
+    hard: Annotated[list[Count], Long("num_hard")]
+    """Places of the hard tokens in the answer."""
+    ranks: Annotated[dict[str, list[Annotated[int, Range(1)] | None]], Long("num_tokens")]
+    """The rank of each token, from 1; null where the draft does not predict it."""
+    log_p: dict[str, Annotated[tuple[float, float], AsList()]]
+    """Sum of log p in nats over all predicted tokens, and over the hard ones."""
+    agreements: dict[str, Annotated[tuple[Count, Count], AsList()]]
+    """Places at which the row's most likely token is the target's, among all predicted tokens and among the hard ones."""
+    seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the measurement. An answer that was not read has none."""
 
 
 @register("probe", "layer_rank")
@@ -53,7 +74,6 @@ class LayerRank(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = LayerRankRecord
-    meanings = MEANINGS
     takes_draft = True
 
     def check(self, config: Config) -> None:
@@ -61,6 +81,11 @@ class LayerRank(ProblemProbe):
         check_source(config, "probe.answers", self.answers)
         if not config.draft.is_null:
             check_features(config, "probe=layer_rank")
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        return ranks.ALL
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""
@@ -83,26 +108,8 @@ class LayerRank(ProblemProbe):
                          lambda answer: ranks.record(model, draft, answer, self.hard_below))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The tables `layers` and `hard_layers`, with a row per source, and `norms` and `hard_norms`, with the norm's effect.
-
-        The value `published_layer` is for the third layer from the end, which is layer 33 of 36.
-        """
-        measured = [record for record in records if "skipped" not in record]
-        values = {"num_skipped": len(records) - len(measured), "num_tokens": sum(record["num_tokens"] for record in measured),
-                  "num_hard": sum(record["num_hard"] for record in measured)}
-        names = list(measured[0]["ranks"]) if measured else []
-        layers = sorted({layer for name in names if (layer := ranks.described(name)["layer"]) is not None})
-        tables = {}
-        for prefix, hard_only in (("", False), ("hard_", True)):
-            ranked = ranks.Ranked(measured, hard_only)
-            tables[f"{prefix}layers"] = [ranked.row(name) for name in names]
-            tables[f"{prefix}norms"] = [ranked.norm_row(layer) for layer in layers]
-        published = max(layers, default=0) + 1 - _PUBLISHED_FROM_END
-        for row in tables["layers"]:
-            if row["layer"] in (None, published):
-                name = f"published_layer/{row['norm']}" if row["layer"] is not None else row["source"].replace(" ", "_")
-                values.update({f"{name}/mean_rank": row["mean_rank"], f"{name}/median_rank": row["median_rank"]})
-        return Summary({**values, "chance_rank": (measured[0]["vocabulary"] + 1) / 2 if measured else None}, tables, {})
+        """The tables of sources and of the final norm's effect, for all tokens and for hard ones; see `ranks.summary`."""
+        return ranks.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_layer_probe_ranks`: ranks by layer, for all tokens and for hard ones, on a logarithmic axis."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.probe import Summary
+from dflash_mcmc.probe.columns import SKIPPED, Each, Table
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Standing
 
+_PUBLISHED_FROM_END = 3
+"""Distance of the published layer from the end: layer 33 of 36."""
 TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 
 
@@ -37,24 +41,24 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
     from dflash_mcmc.forcing import layers
 
     tokens = torch.from_numpy(answer.tokens).to(model.device)
-    found: dict[str, Standing] = {}
+    standing: dict[str, Standing] = {}
     for last, outputs in layers.readings(model, answer, range(len(model.layers))):
-        if not found:
-            found[TARGET] = layers.standings(model, layers.target_source(model, last), tokens)
+        if not standing:
+            standing[TARGET] = layers.standings(model, layers.target_source(model, last), tokens)
         for layer, states in outputs.items():
             for norm in layers.NORMS:
-                found[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
+                standing[f"{layer} {norm}"] = layers.standings(model, layers.layer_source(model, states, norm), tokens)
     every = torch.ones_like(tokens, dtype=torch.bool)
-    speaks = dict.fromkeys(found, every)
+    speaks = dict.fromkeys(standing, every)
     if draft is not None:
         source = layers.draft_source(model, draft, answer)
-        found[DRAFT], found[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), found[TARGET]
+        standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), standing[TARGET]
         speaks[DRAFT] = speaks[TARGET_WHERE_DRAFTED] = source.speaks
-    hard = found[TARGET].log_p < math.log(hard_below)
-    sums = {name: _sums(row, found[TARGET], speaks[name], hard) for name, row in found.items()}
+    hard = standing[TARGET].log_p < math.log(hard_below)
+    sums = {name: _sums(row, standing[TARGET], speaks[name], hard) for name, row in standing.items()}
     return {"num_tokens": len(tokens), "num_hard": int(hard.sum()), "vocabulary": int((~model.forbidden).sum()),
             "hard": hard.nonzero()[:, 0].tolist(),
-            "ranks": {name: _where(row.rank.tolist(), speaks[name].tolist()) for name, row in found.items()},
+            "ranks": {name: _where(row.rank.tolist(), speaks[name].tolist()) for name, row in standing.items()},
             "log_p": {name: [float(f"{value:.9g}") for value in log_p] for name, (log_p, _) in sums.items()},
             "agreements": {name: agreements for name, (_, agreements) in sums.items()}}
 
@@ -67,22 +71,6 @@ def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Ten
     """Sums of log p, and numbers of agreements with the target, each over all predicted tokens and over the hard ones."""
     parts = (speaks, speaks & hard)
     return [float(row.log_p[part].sum()) for part in parts], [int((row.best == target.best)[part].sum()) for part in parts]
-
-
-class RowName(TypedDict):
-    """The columns that identify a row of the tables."""
-
-    source: str
-    layer: int | None
-    norm: str | None
-
-
-def described(name: str) -> RowName:
-    """The columns of a row's name."""
-    layer, _, norm = name.partition(" ")
-    if layer.isdecimal():
-        return {"source": "layer", "layer": int(layer), "norm": norm}
-    return {"source": name, "layer": None, "norm": None}
 
 
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -121,39 +109,145 @@ class Ranked:
         self._records, self._part = records, int(hard_only)
         self._kept = [np.isin(np.arange(record["num_tokens"]), record["hard"]) if hard_only
                       else np.ones(record["num_tokens"], bool) for record in records]
-        self._problems = Clusters(range(len(records)))
+        self.problems = Clusters(range(len(records)))
 
-    def row(self, name: str) -> dict:
-        """A row of the table: means, median and shares with their intervals, and the number of tokens."""
-        ranks = self._ranks(name)
-        counts = [len(values) for values in ranks]
-        median = self._problems.statistic(median_of(ranks))
-        if np.count_nonzero(counts) < 2:  # an interval over problems needs two
-            median = median._replace(low=None, high=None)
-        mean = self._problems.ratio([values.sum() for values in ranks], counts)
-        log_p, agreements = ([record[field][name][self._part] for record in self._records]
-                             for field in ("log_p", "agreements"))
-        return {**described(name), **mean.columns("mean_rank"), **median.columns("median_rank"),
-                **self._problems.ratio(log_p, counts).columns("mean_log_p"),
-                **self._problems.ratio([(values == 1).sum() for values in ranks], counts).columns("share_rank_1"),
-                **self._problems.ratio(agreements, counts).columns("agreement"), "n": mean.n}
+    def of(self, name: str) -> Row:
+        """What the row of that name is computed from."""
+        return Row(self, name)
 
-    def norm_row(self, layer: int) -> dict:
-        """The effect of the final norm on a layer: raw mean rank divided by normed mean rank, and two shares.
+    def ratio(self, above: list, below: list) -> IntervalEstimate:
+        """The sum of `above` divided by that of `below`, both with a value for each problem."""
+        return self.problems.ratio(above, below)
 
-        They are the share of tokens with a better raw rank, and the share of tokens with a better normed rank.
-        """
-        raw, normed = self._ranks(f"{layer} none"), self._ranks(f"{layer} final")
-        counts = [len(values) for values in raw]
-        better = {"share_better_raw": [(a < b).sum() for a, b in zip(raw, normed, strict=True)],
-                  "share_better_normed": [(b < a).sum() for a, b in zip(raw, normed, strict=True)]}
-        ratio = self._problems.ratio([values.sum() for values in raw], [values.sum() for values in normed])
-        return {"layer": layer, **ratio.columns("mean_rank_raw_over_normed"),
-                **{column: value for name, wins in better.items()
-                   for column, value in self._problems.ratio(wins, counts).columns(name).items()}, "n": sum(counts)}
+    def sums(self, field: str, name: str) -> list:
+        """A sum of each record, `log_p` or `agreements`, over the tokens."""
+        return [record[field][name][self._part] for record in self._records]
 
-    def _ranks(self, name: str) -> list[np.ndarray]:
+    def ranks(self, name: str) -> list[np.ndarray]:
         """The ranks of each problem, float64."""
         of = [np.array(record["ranks"][name], np.float64)[kept]
               for record, kept in zip(self._records, self._kept, strict=True)]
         return [values[~np.isnan(values)] for values in of]
+
+
+class Row:
+    """The ranks by one distribution: `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`."""
+
+    def __init__(self, ranked: Ranked, name: str):
+        layer, _, norm = name.partition(" ")
+        of_layer = layer.isdecimal()
+        self.source = "layer" if of_layer else name
+        self.layer, self.norm = (int(layer), norm) if of_layer else (None, None)
+        self.name, self.ranked, self.ranks = name, ranked, ranked.ranks(name)
+        self.counts = [len(values) for values in self.ranks]
+
+    def mean(self, values: list) -> IntervalEstimate:
+        """Mean over the tokens, from the sums of the problems."""
+        return self.ranked.ratio(values, self.counts)
+
+    @property
+    def mean_rank(self) -> IntervalEstimate:
+        """Mean rank."""
+        return self.mean([values.sum() for values in self.ranks])
+
+    @property
+    def median_rank(self) -> IntervalEstimate:
+        """Median rank, with an interval if two problems have tokens."""
+        median = self.ranked.problems.statistic(median_of(self.ranks))
+        return median if np.count_nonzero(self.counts) > 1 else median._replace(low=None, high=None)
+
+
+class NormRow(NamedTuple):
+    """A layer's ranks without and with the target's final norm."""
+
+    raw: Row
+    normed: Row
+
+    def better(self, one: Row, other: Row) -> IntervalEstimate:
+        """Share of tokens with a better rank in the first row."""
+        return one.mean([(a < b).sum() for a, b in zip(one.ranks, other.ranks, strict=True)])
+
+    @property
+    def ratio(self) -> IntervalEstimate:
+        """Quotient of the mean ranks."""
+        return self.raw.ranked.ratio(*([values.sum() for values in row.ranks] for row in self))
+
+
+_LAYERS = (
+    ("source", "`layer` (the head on a layer's output), `target`, `draft`, or `target where drafted`: the target on the "
+               "tokens that the draft predicts", lambda row: row.source),
+    ("layer", "number of the layer, from 0", lambda row: row.layer),
+    ("norm", "`none`: the raw output; `final`: after the target's final norm", lambda row: row.norm),
+    ("mean_rank", "mean rank of the answer's tokens", lambda row: row.mean_rank),
+    ("median_rank", "median rank of the answer's tokens", lambda row: row.median_rank),
+    ("mean_log_p", "mean log-probability of the answer's tokens, nats",
+     lambda row: row.mean(row.ranked.sums("log_p", row.name))),
+    ("share_rank_1", "share of tokens with rank 1", lambda row: row.mean([(values == 1).sum() for values in row.ranks])),
+    ("agreement", "share of tokens at which the most likely token is also the target's",
+     lambda row: row.mean(row.ranked.sums("agreements", row.name))),
+    ("n", "tokens of the row", lambda row: sum(row.counts)),
+)
+_NORMS = (
+    ("layer", "number of the layer, from 0", lambda pair: pair.raw.layer),
+    ("mean_rank_raw_over_normed", "raw mean rank divided by the mean rank after the final norm; above 1 the norm helps",
+     lambda pair: pair.ratio),
+    ("share_better_raw", "share of tokens with a better rank without the norm",
+     lambda pair: pair.better(pair.raw, pair.normed)),
+    ("share_better_normed", "share of tokens with a better rank after the norm",
+     lambda pair: pair.better(pair.normed, pair.raw)),
+    ("n", "tokens of the row", lambda pair: sum(pair.raw.counts)),
+)
+LAYERS = {part: Table(f"{part}layers", _LAYERS) for part in ("", "hard_")}
+NORMS = {part: Table(f"{part}norms", _NORMS) for part in ("", "hard_")}
+
+
+class Result(NamedTuple):
+    """All records, and the rows of the table `layers`."""
+
+    records: list[dict]
+    rows: list[dict]
+
+    @property
+    def measured(self) -> list[dict]:
+        """The records with tokens."""
+        return [record for record in self.records if "skipped" not in record]
+
+    def shown(self) -> dict[str, dict]:
+        """The rows of the published layer, of target and draft."""
+        published = max((row["layer"] for row in self.rows if row["layer"] is not None), default=0) + 1 - _PUBLISHED_FROM_END
+        return {row["source"].replace(" ", "_") if row["layer"] is None else f"published_layer/{row['norm']}": row
+                for row in self.rows if row["layer"] in (None, published)}
+
+
+VALUES = Table("values", (
+    SKIPPED,
+    ("num_tokens", "tokens of all answers", lambda result: sum(record["num_tokens"] for record in result.measured)),
+    ("num_hard", "hard tokens: those that the target gives a probability below `probe.hard_below`",
+     lambda result: sum(record["num_hard"] for record in result.measured)),
+    Each(lambda result: result.shown(), (
+        ("{source}/mean_rank", "mean rank for target, draft, target where drafted, and the third layer from the end, "
+                               "`published_layer/none` (raw) and `published_layer/final` (normed)",
+         lambda _, row: row["mean_rank"]),
+        ("{source}/median_rank", "its median rank", lambda _, row: row["median_rank"]),
+    )),
+    ("chance_rank", "mean rank of a token in a random order",
+     lambda result: (result.measured[0]["vocabulary"] + 1) / 2 if result.measured else None),
+))
+ALL = (VALUES, LAYERS[""], LAYERS["hard_"], NORMS[""], NORMS["hard_"])
+
+
+def summary(records: list[dict]) -> Summary:
+    """The tables of layers and of norms, over all tokens and over hard ones.
+
+    The value `published_layer` is for the third layer from the end, which is layer 33 of 36.
+    """
+    measured = [record for record in records if "skipped" not in record]
+    names = list(measured[0]["ranks"]) if measured else []
+    layers = sorted({int(layer) for layer in (name.partition(" ")[0] for name in names) if layer.isdecimal()})
+    tables = {}
+    for part, hard_only in (("", False), ("hard_", True)):
+        ranked = Ranked(measured, hard_only)
+        tables[f"{part}layers"] = LAYERS[part].rows(ranked.of(name) for name in names)
+        tables[f"{part}norms"] = NORMS[part].rows(NormRow(ranked.of(f"{layer} none"), ranked.of(f"{layer} final"))
+                                                  for layer in layers)
+    return Summary(VALUES.row(Result(records, tables["layers"])), tables, {})

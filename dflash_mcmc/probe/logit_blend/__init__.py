@@ -18,24 +18,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.logit_blend import gains
-from dflash_mcmc.probe.logit_blend.meanings import MEANINGS
-from dflash_mcmc.probe.logit_blend.records import LogitBlendRecord
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
+from dflash_mcmc.store.bounds import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
+
+Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
+"""The sums named in `gains.SUMS`, in this order."""
+
+
+@final
+class BlendSums(TypedDict):
+    """Sums over the hard and over the easy tokens of an answer, by source. A source has a cell for each beta."""
+
+    hard: Annotated[dict[str, list[Cell]], Long("betas")]
+    easy: Annotated[dict[str, list[Cell]], Long("betas")]
+
+
+@final
+class LogitBlendRecord(TypedDict):
+    """See `gains.record`."""
+
+    num_tokens: Count
+    """Tokens of the answer."""
+    num_hard: Count
+    """Hard tokens."""
+    sums: BlendSums
+    seconds: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of the measurement. An answer that was not read has none."""
 
 
 @register("probe", "logit_blend")
@@ -59,7 +85,6 @@ class LogitBlend(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = LogitBlendRecord
-    meanings = MEANINGS
     takes_draft = True
 
     def check(self, config: Config) -> None:
@@ -80,12 +105,17 @@ class LogitBlend(ProblemProbe):
 
     def blended_layers(self, num_layers: int) -> list[int]:
         """The decoder layers, 0-based. Raises ConfigError if there are none, if one repeats, or if the model lacks one."""
-        given = list(range(num_layers)) if self.layers is None else self.layers
-        layers = [layer % num_layers for layer in given if -num_layers <= layer < num_layers]
-        if not given or len(layers) < len(given) or len(set(layers)) < len(layers):
+        wanted = list(range(num_layers)) if self.layers is None else self.layers
+        layers = [layer % num_layers for layer in wanted if -num_layers <= layer < num_layers]
+        if not wanted or len(layers) < len(wanted) or len(set(layers)) < len(layers):
             raise ConfigError("probe.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
                               f"model has {num_layers} layers), at least one; or null")
         return layers
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        return gains.ALL
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""
@@ -109,24 +139,8 @@ class LogitBlend(ProblemProbe):
                          lambda answer: gains.record(model, draft, answer, settings))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta.
-
-        A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's
-        log p is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks
-        better than it is.
-        """
-        measured = [record for record in records if "skipped" not in record]
-        tables = gains.Blended(measured, self.betas)
-        found = {"grid": tables.table("hard", "easy"), "hard": tables.table("hard"), "easy": tables.table("easy")}
-        values = {"num_skipped": len(records) - len(measured), "num_tokens": sum(record["num_tokens"] for record in measured),
-                  "num_hard": sum(record["num_hard"] for record in measured)}
-        for name, control in (("best", False), ("flattened", True)):
-            rows = [row for row in found["hard"] if row["gain"] is not None and (row["source"] == "flattened") == control]
-            best = max(rows, key=lambda row: row["gain"], default=None)
-            chosen = None if best is None else best["source"] if best["layer"] is None else f"layer {best['layer']}"
-            values.update({f"{name}/source": chosen, **{f"{name}/{column}": None if best is None else best[column]
-                                                        for column in ("beta", "gain", "wins", "wins_over_flattened")}})
-        return Summary(values, found, {})
+        """The tables `grid` (for all tokens), `hard` and `easy`; see `gains.summary`."""
+        return gains.summary(records, self.betas)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""

@@ -1,6 +1,6 @@
 """Gains of tokens from blending a source's logits into the target's: sums per answer, and rows of tables.
 
-A blend is (1 - beta) * target + beta * source. It is computed for a piece of the answer at a time.
+A blend has logits (1 - beta) * target + beta * source. It is computed for a piece of the answer at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.probe import Summary
+from dflash_mcmc.probe.columns import SKIPPED, Each, Table
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
     import torch
@@ -53,18 +55,18 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
 
     tokens = torch.from_numpy(answer.tokens).to(model.device)
     totals: dict[str, torch.Tensor] = {}
-    given = {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
+    drafted = {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
     for last, outputs in layers.readings(model, answer, settings.layers):
         sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, settings.norm)
                                              for layer, states in outputs.items()}
-        sources.update({} if totals else {**given, FLATTENED: None})  # only with the first group of layers
+        sources.update({} if totals else {**drafted, FLATTENED: None})  # only with the first group of layers
         for piece in layers.pieces(model, len(tokens)):
-            for name, found in _of_a_piece(model, last, sources, tokens, piece, settings).items():
-                totals[name] = totals.get(name, 0.0) + found
+            for name, sums in _of_a_piece(model, last, sources, tokens, piece, settings).items():
+                totals[name] = totals.get(name, 0.0) + sums
     order = sorted(totals, key=lambda name: (not name.isdecimal(), name == FLATTENED))
-    sums = {part: {name: [[float(f"{value:.9g}") for value in cell] for cell in totals[name][number].tolist()]
-                   for name in order} for number, part in enumerate(PARTS)}
-    return {"num_tokens": len(tokens), "num_hard": int(sums["hard"][FLATTENED][0][0]), "sums": sums}
+    rounded = {part: {name: [[float(f"{value:.9g}") for value in cell] for cell in totals[name][number].tolist()]
+                      for name in order} for number, part in enumerate(PARTS)}
+    return {"num_tokens": len(tokens), "num_hard": int(rounded["hard"][FLATTENED][0][0]), "sums": rounded}
 
 
 def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Source | None], tokens: torch.Tensor,
@@ -78,7 +80,7 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
     target = layers.standing(logits, tokens)
     flat = [layers.log_probability(blended(logits, None, beta, model.forbidden), tokens) for beta in settings.betas]
     is_hard = target.log_p < math.log(settings.hard_below)
-    found = {}
+    summands = {}
     for name, source in sources.items():
         others = None if source is None else source.head(source.states[piece])
         speaks = torch.ones_like(is_hard) if source is None else source.speaks[piece]
@@ -89,8 +91,8 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
                 blended(logits, others, beta, model.forbidden), tokens)
             cells.append(_summands(mixed, target, flattened))
         parts = torch.stack([speaks & is_hard, speaks & ~is_hard]).double()
-        found[name] = torch.einsum("pt,bst->pbs", parts, torch.stack(cells))
-    return found
+        summands[name] = torch.einsum("pt,bst->pbs", parts, torch.stack(cells))
+    return summands
 
 
 def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
@@ -123,26 +125,101 @@ class Blended:
     """
 
     def __init__(self, records: list[dict], betas: Sequence[float]):
-        self._betas, self._problems = betas, Clusters(range(len(records)))
+        self._betas, self.problems = betas, Clusters(range(len(records)))
         self.sources = list(records[0]["sums"]["hard"]) if records else []
-        self._sums = {part: {name: np.array([record["sums"][part][name] for record in records]) for name in self.sources}
+        self.sums = {part: {name: np.array([record["sums"][part][name] for record in records]) for name in self.sources}
                       for part in PARTS}
 
-    def table(self, *parts: str) -> list[dict]:
-        """A row for each source and beta, with means and shares over the tokens of these parts, and intervals.
+    def rows(self, table: Table, *parts: str) -> list[dict]:
+        """A row for each source and beta, over the tokens of these parts."""
+        return table.rows(Blend(self, name, beta, np.sum([self.sums[part][name][:, number] for part in parts], axis=0))
+                          for name in self.sources for number, beta in enumerate(self._betas))
 
-        The published claim is about hard tokens. Rows for hard tokens alone also have paired differences.
-        """
-        return [self._row(name, number, beta, parts) for name in self.sources for number, beta in enumerate(self._betas)]
 
-    def _row(self, name: str, number: int, beta: float, parts: Sequence[str]) -> dict:
-        sums = dict(zip(SUMS, np.sum([self._sums[part][name][:, number] for part in parts], axis=0).T, strict=True))
-        above = {name: sums[name] for name in ("gain", "wins", "rank_wins", "rank_losses", "gain_over_flattened")}
-        if parts == ("hard",):
-            above.update({"wins_over_flattened": sums["wins_over_flattened"],
-                          "wins_minus_losses": sums["wins"] - sums["losses"],
-                          "rank_wins_minus_losses": sums["rank_wins"] - sums["rank_losses"]})
-        row = {"source": "layer" if name.isdecimal() else name, "layer": int(name) if name.isdecimal() else None, "beta": beta}
-        for column, values in above.items():
-            row.update(self._problems.ratio(values, sums["n"]).columns(column))
-        return {**row, "n": round(sums["n"].sum())}
+class Blend:
+    """A source and a beta: the sums of each problem over some of its tokens."""
+
+    def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray):
+        self.source, self.layer = ("layer", int(name)) if name.isdecimal() else (name, None)
+        self.beta, self._problems = beta, of.problems
+        self.sums = dict(zip(SUMS, sums.T, strict=True))
+
+    def mean(self, gained: str, lost: str | None = None) -> IntervalEstimate:
+        """The mean of one of `SUMS` over the tokens, or of the difference of two."""
+        above = self.sums[gained] if lost is None else self.sums[gained] - self.sums[lost]
+        return self._problems.ratio(above, self.sums["n"])
+
+
+_ROWS = (
+    ("source", "what is blended: `layer` (the head on a layer's output), `draft`, or `flattened` (all logits 0), the control",
+     lambda blend: blend.source),
+    ("layer", "number of the layer, from 0", lambda blend: blend.layer),
+    ("beta", "share of the source in the blend", lambda blend: blend.beta),
+    ("gain", "mean of log p under the blend minus log p under the target, nats", lambda blend: blend.mean("gain")),
+    ("wins", "share of tokens whose log p is larger under the blend", lambda blend: blend.mean("wins")),
+    ("rank_wins", "share of tokens whose rank is better under the blend", lambda blend: blend.mean("rank_wins")),
+    ("rank_losses", "share of tokens whose rank is worse under the blend", lambda blend: blend.mean("rank_losses")),
+    ("gain_over_flattened", "mean of log p under the blend minus log p under the flattened target with this beta, nats",
+     lambda blend: blend.mean("gain_over_flattened")),
+)
+_N = ("n", "tokens of the row", lambda blend: round(blend.sums["n"].sum()))
+GRID, EASY = Table("grid", (*_ROWS, _N)), Table("easy", (*_ROWS, _N))
+HARD = Table("hard", (  # The published claim is about hard tokens. These rows have paired differences, too.
+    *_ROWS,
+    ("wins_over_flattened", "share of tokens whose log p is larger under the blend than under the flattened target",
+     lambda blend: blend.mean("wins_over_flattened")),
+    ("wins_minus_losses", "share of wins minus share of losses in log p", lambda blend: blend.mean("wins", "losses")),
+    ("rank_wins_minus_losses", "share of better ranks minus share of worse ranks",
+     lambda blend: blend.mean("rank_wins", "rank_losses")),
+    _N,
+))
+
+
+class Result(NamedTuple):
+    """All records, and the rows of the table `hard`."""
+
+    records: list[dict]
+    hard: list[dict]
+
+    def total(self, count: str) -> int:
+        """The sum of a count over the measured records."""
+        return sum(record[count] for record in self.records if "skipped" not in record)
+
+    def best(self) -> dict[str, dict]:
+        """The row with the largest gain among the sources, `best`, and among those of the control; empty without tokens."""
+        rows = [row for row in self.hard if row["gain"] is not None]
+        return {name: max((row for row in rows if (row["source"] == FLATTENED) == control), key=lambda row: row["gain"],
+                          default={}) for name, control in (("best", False), (FLATTENED, True))}
+
+
+def _source(row: dict) -> str | None:
+    return None if not row else row["source"] if row["layer"] is None else f"layer {row['layer']}"
+
+
+VALUES = Table("values", (
+    SKIPPED,
+    ("num_tokens", "tokens of all answers", lambda result: result.total("num_tokens")),
+    ("num_hard", "hard tokens", lambda result: result.total("num_hard")),
+    Each(lambda result: result.best(), (
+        ("{which}/source", "source with the largest `gain` on hard tokens, chosen on these tokens: `best`, or always "
+                           "`flattened`", lambda _, row: _source(row)),
+        ("{which}/beta", "beta of the best setting of this source", lambda _, row: row.get("beta")),
+        ("{which}/gain", "its `gain` on hard tokens, nats", lambda _, row: row.get("gain")),
+        ("{which}/wins", "its `wins` on hard tokens, share", lambda _, row: row.get("wins")),
+        ("{which}/wins_over_flattened", "its `wins_over_flattened` on hard tokens, share",
+         lambda _, row: row.get("wins_over_flattened")),
+    )),
+))
+ALL = (VALUES, GRID, HARD, EASY)
+
+
+def summary(records: list[dict], betas: Sequence[float]) -> Summary:
+    """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta.
+
+    A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log p
+    is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better than
+    it is.
+    """
+    blended = Blended([record for record in records if "skipped" not in record], betas)
+    tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy")}
+    return Summary(VALUES.row(Result(records, tables["hard"])), tables, {})

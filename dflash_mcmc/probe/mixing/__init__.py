@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.mixing.meanings import MEANINGS
-from dflash_mcmc.probe.mixing.records import MixingRecord
+from dflash_mcmc.probe.columns import Table
+from dflash_mcmc.probe.mixing.chains import MixingRecord
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 _TEMPERATURES = ("draft_temperature", "proposal_temperature")
 """Possible names of the sampler's field for the temperature of its proposal. The first one that the sampler has is used."""
-_SHOWN = "last_half"
-"""Window of steps that the summary and the figures show."""
-_PRINTED_LAGS = (1, 2, 4, 8, 16)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +82,6 @@ class Mixing(ProblemProbe):
     draws_with_stops = True
     unit = "chain"
     record_type = MixingRecord
-    meanings = MEANINGS
     measures_chains = True
 
     def check(self, config: Config) -> None:
@@ -103,6 +99,13 @@ class Mixing(ProblemProbe):
             for group in ("blend", "sampler", "decoder"):
                 getattr(tried, group).check(tried)
 
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.mixing import tables
+
+        return tables.ALL
+
     def resolved(self, config: Config) -> Mixing:
         """The probe with `early_rejects` set. The default is the configured value of the sampler, e.g. `auto`.
 
@@ -112,26 +115,26 @@ class Mixing(ProblemProbe):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The effective early rejection of each cell. It is part of the identity, because it changes the cost of chains."""
-        found = [setting.sampler.early_reject for setting in self.measured(config)]
-        return {"early_rejects": found if len(set(found)) > 1 else found[:1]}
+        effective = [setting.sampler.early_reject for setting in self.measured(config)]
+        return {"early_rejects": effective if len(set(effective)) > 1 else effective[:1]}
 
     def settings(self, config: Config) -> list[Setting]:
         """All cells of the grid; some may have equal effective values."""
         sampler = _chain_sampler(config)
         axes = {field: getattr(self, name) or [getattr(sampler, field)]
                 for name, field in self._axes(config).items()}
-        found = []
+        settings = []
         for values in itertools.product(*axes.values()):
             chosen = dataclasses.replace(sampler, **dict(zip(axes, values, strict=True)))
-            found.append(Setting(values[0], values[1], chosen.resolved(config)))
-        return found
+            settings.append(Setting(values[0], values[1], chosen.resolved(config)))
+        return settings
 
     def measured(self, config: Config) -> list[Setting]:
         """The cells that differ in their effective values, as in the records."""
-        found: dict[tuple, Setting] = {}
+        distinct: dict[tuple, Setting] = {}
         for setting in self.settings(config):
-            found.setdefault(setting.effective(), setting)
-        return list(found.values())
+            distinct.setdefault(setting.effective(), setting)
+        return list(distinct.values())
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """The cost of one chain in every cell of the grid."""
@@ -173,53 +176,25 @@ class Mixing(ProblemProbe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """Tables of moves, cost, convergence and log ratios by cell. The values are for the last half of each cell's steps."""
-        from dflash_mcmc.probe.mixing import chains, convergence, tables
+        from dflash_mcmc.probe.mixing import chains, tables
 
-        cells = chains.cells_of(records)
-        windows = [(cell, name) for cell in cells for name in convergence.WINDOWS]
-        by_lag = [row for pair in windows for row in convergence.autocorrelation_rows(*pair)]
-        found = {
-            "cells": [tables.cells(cell) for cell in cells],
-            "convergence": [convergence.convergence_row(*pair) for pair in windows],
-            "effective_samples": [convergence.effective_samples_row(*pair) for pair in windows],
-            "autocorrelation": [row for row in by_lag if row["window"] == _SHOWN and row["lag"] in _PRINTED_LAGS],
-            "by_cut": [row for cell in cells for row in tables.by_cut(cell)],
-            "by_length": [row for cell in cells for row in tables.by_length(cell)],
-            "log_ratios": [row for cell in cells for row in tables.log_ratios(cell)],
-            "moves": [row for cell in cells for row in tables.moves(cell)],
-            "cost": [tables.cost(cell) for cell in cells],
-        }
-        saved = tables.early_rejection(cells)
-        return Summary(self._values(cells, found), {**found, **({"early_rejection": saved} if saved else {})},
-                       {"autocorrelation_by_lag": by_lag,
-                        "log_ratio_counts": [row for cell in cells for row in tables.log_ratio_counts(cell)]})
-
-    def _values(self, cells: list, tables: dict[str, list[dict]]) -> dict[str, float | int | None]:
-        """The main numbers by name. If there are several cells, each name begins with the setting of its cell."""
-        values: dict[str, float | int | None] = {"num_cells": len(cells), "num_failed": sum(cell.num_failed for cell in cells)}
-        taken = {"cells": ("acceptance", "moved_rate"), "convergence": ("stuck", "rhat", "rhat_above_1.1"),
-                 "effective_samples": ("ess_per_1000_token_forwards",)}
-        for table, names in taken.items():
-            for row in tables[table]:
-                if row.get("window", _SHOWN) == _SHOWN:
-                    place = f"alpha={row['alpha']:g}/temperature={row['temperature']:g}/{row['early_reject']}/"
-                    values.update({(place if len(cells) > 1 else "") + name: row[name] for name in names})
-        return values
+        return tables.summary(chains.cells_of(records))
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Rates by cut and length, traces, autocorrelation and log ratios. If there are several cells, also the grid."""
         from dflash_mcmc.probe.mixing import chains, figures
+        from dflash_mcmc.probe.mixing.tables import SHOWN
 
         cells = chains.cells_of(records)
-        found = {"fig_mixing_acceptance": figures.acceptance(summary.tables),
+        drawn = {"fig_mixing_acceptance": figures.acceptance(summary.tables),
                  "fig_mixing_traces": figures.traces(cells),
-                 "fig_mixing_autocorrelation": figures.autocorrelation(summary.data, _SHOWN),
+                 "fig_mixing_autocorrelation": figures.autocorrelation(summary.data, SHOWN),
                  "fig_mixing_log_ratio": figures.log_ratio(summary.data)}
         if len(cells) > 1:
             named = [("1/alpha" if setting.temperature is None else f"{setting.temperature:g}", setting.effective())
                      for setting in self.settings(config)]
-            found["fig_mixing_grid"] = figures.grid(summary.tables, named, _SHOWN)
-        return found
+            drawn["fig_mixing_grid"] = figures.grid(summary.tables, named, SHOWN)
+        return drawn
 
     def _axes(self, config: Config) -> dict[str, str]:
         """The sampler's field for each axis of the grid."""

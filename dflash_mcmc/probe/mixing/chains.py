@@ -6,17 +6,75 @@ A cell is one setting of the grid: the chains of all problems with the same powe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, NotRequired, final
 
 import numpy as np
 from numpy.typing import DTypeLike
+from typing_extensions import TypedDict
 
-from dflash_mcmc.probe.mixing.records import DECISIONS
+from dflash_mcmc.store.bounds import Anew, Count, Instead, Letters, Long
 from dflash_mcmc.types import ChainResult, Cost
 
 _WHOLE = ("block", "step", "cut", "length", "proposal_length")
 _REAL = ("log_ratio", "log_p")
 COSTS = ("tokens_drawn", "tokens_skipped", "token_forwards", "target_forwards")
+DECISIONS = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x"}
+"""Letters for the decision of a step in a record."""
+
+
+@final
+class StepColumns(TypedDict):
+    """The steps of a chain by column, in their order; see `kernel.trace_entry`."""
+
+    block: Annotated[list[Count], Long("steps")]
+    step: Annotated[list[Count], Long("steps")]
+    cut: Annotated[list[Count], Long("steps")]
+    length: Annotated[list[Count], Long("steps")]
+    """Tokens of the state before the step."""
+    proposal_length: Annotated[list[Count], Long("steps")]
+    log_ratio: Annotated[list[float], Long("steps")]
+    """Log acceptance ratio in nats."""
+    log_p: Annotated[list[float], Long("steps")]
+    """Log p of the state after the step, in nats."""
+    decision: Annotated[str, Letters("".join(DECISIONS.values())), Long("steps")]
+    """A letter of `DECISIONS` for each step."""
+
+
+@final
+class CellRecord(TypedDict):
+    """The chain in one setting of the grid."""
+
+    alpha: float
+    temperature: float
+    """Temperature of the proposal."""
+    early_reject: str
+    num_tokens: Count
+    """Tokens of the answer."""
+    log_p: float
+    """Log p of the answer, in nats."""
+    proposals: Count
+    accepted: Count
+    moved: Count
+    abandoned: Count
+    tokens_drawn: Count
+    tokens_skipped: Count
+    token_forwards: Count
+    target_forwards: Count
+    trace: Annotated[StepColumns, Anew("steps")]
+    failure: NotRequired[Annotated[str, Instead(("num_tokens", "log_p", "proposals", "accepted", "moved", "abandoned",
+                                                 "trace"))]]
+    """Why the chain could not be drawn in this setting."""
+
+
+@final
+class MixingRecord(TypedDict):
+    """A chain in all settings, and its totals over them."""
+
+    cells: list[CellRecord]
+    """In the order of `Mixing.measured`."""
+    proposals: Count
+    accepted: Count
+    moved: Count
 
 
 def compact(trace: Sequence[dict]) -> dict[str, list | str]:
@@ -111,17 +169,12 @@ class Cell(NamedTuple):
     num_failed: int
 
     @property
-    def setting(self) -> dict[str, float | str]:
-        """The first columns of every table row."""
-        return {"alpha": self.alpha, "temperature": self.temperature, "early_reject": self.early_reject}
-
-    @property
     def problems(self) -> dict[str, list[StepChain]]:
         """The chains of each problem."""
-        found: dict[str, list[StepChain]] = {}
+        by_problem: dict[str, list[StepChain]] = {}
         for chain in self.chains:
-            found.setdefault(chain.problem, []).append(chain)
-        return found
+            by_problem.setdefault(chain.problem, []).append(chain)
+        return by_problem
 
     def steps(self) -> Steps:
         """All steps, in the order of the chains."""
@@ -137,20 +190,20 @@ class Cell(NamedTuple):
 
 def cells_of(records: Sequence[dict]) -> list[Cell]:
     """The cells of the chains' records, in the order of the records. All records have the same cells."""
-    found = []
+    cells = []
     for number, first in enumerate(records[0]["cells"]):
         parts = [(record, record["cells"][number]) for record in records]
         chains = [_chain(record, part) for record, part in parts if "trace" in part]
-        found.append(Cell(first["alpha"], first["temperature"], first["early_reject"], chains, len(parts) - len(chains)))
-    return found
+        cells.append(Cell(first["alpha"], first["temperature"], first["early_reject"], chains, len(parts) - len(chains)))
+    return cells
 
 
 def _chain(record: dict, part: dict) -> StepChain:
     trace = part["trace"]
     columns = {**{name: np.array(trace[name], np.int64) for name in _WHOLE},
                **{name: np.array(trace[name], float) for name in _REAL}, "decision": np.array(list(trace["decision"]), "<U1")}
-    found = StepChain(record["problem"], record["chain"], **columns, last_log_p=part["log_p"],
+    chain = StepChain(record["problem"], record["chain"], **columns, last_log_p=part["log_p"],
                       cost={name: part[name] for name in COSTS})
-    after = np.where(found.moved, found.proposal_length, found.length)
-    same = np.concatenate([[False], ~found.moved[1:] & (found.length[1:] == after[:-1])])
-    return found._replace(log_p=found.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(found.num_steps)))])
+    after = np.where(chain.moved, chain.proposal_length, chain.length)
+    same = np.concatenate([[False], ~chain.moved[1:] & (chain.length[1:] == after[:-1])])
+    return chain._replace(log_p=chain.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(chain.num_steps)))])

@@ -79,7 +79,7 @@ def window(chains: Sequence[StepChain], name: str) -> Window:
     length -= length // 2 if name == "last_half" else 0
 
     def rows(values: str) -> np.ndarray:
-        return np.stack([(found := getattr(chain, values)[mask])[len(found) - length :]
+        return np.stack([(own := getattr(chain, values)[mask])[len(own) - length :]
                          for chain, mask in zip(chains, kept, strict=True)])
 
     return Window(rows("log_p"), rows("moved"))
@@ -144,54 +144,81 @@ def independent_rhats(chains: int, steps: int) -> np.ndarray:
     return np.array([_rhat(draws) for draws in key.uniforms(0, DRAWS * chains * steps).reshape(DRAWS, chains, steps)])
 
 
-def of_problems(cell: Cell, name: str) -> dict[str, Convergence]:
-    """The convergence of each problem's chains in a window."""
-    return {problem: convergence(window(chains, name)) for problem, chains in cell.problems.items()}
+class _CellWindow:
+    """The problems of a cell whose chains have at least `least` steps in a window."""
+
+    def __init__(self, cell: Cell, name: str, least: int):
+        of_problems = {problem: convergence(window(chains, name)) for problem, chains in cell.problems.items()}
+        self.cell, self.window, self.steps = cell, name, [of.steps for of in of_problems.values()]
+        self.long = {problem: of for problem, of in of_problems.items() if of.steps >= least}
+        self.clusters, self.too_short = Clusters(list(self.long)), len(of_problems) - len(self.long)
 
 
-def convergence_row(cell: Cell, name: str) -> dict:
-    """R-hat over the problems, and the share of stuck chains. Problems with too few steps are counted separately.
+class CellConvergence(_CellWindow):
+    """R-hat over the problems of a cell. Those with too few steps are counted separately.
 
-    The median and the shares above a limit use the problems whose R-hat is defined (`rhat_problems`). For an even number of
-    problems the median is the larger of the two middle values. An infinite median is None. `independent_above` is the share
-    above the limit for independent draws in equally few chains and steps. `all_stuck` is the share of problems whose chains
-    are all stuck. If these chains are also at the same value, R-hat is undefined.
+    Attributes:
+        rhats: R-hat of the problems for which it is defined. Chains that are all stuck at one value have none.
+        defined: these problems.
+        stuck: share of stuck chains.
     """
-    found, long = _long_enough(cell, name, LEAST_STEPS)
-    clusters, rhats = Clusters(list(long)), {key: of.rhat for key, of in long.items() if of.rhat is not None}
-    defined, values = Clusters(list(rhats)), np.array(list(rhats.values()))
-    (inverse,) = defined.quantiles(1.0 / values, [0.5])  # the inverse, because infinite values would spoil an interval
-    draws = np.concatenate([np.empty(0), *(independent_rhats(long[key].chains, long[key].steps) for key in rhats)])
-    rhat = IntervalEstimate(_inverted(inverse.value), _inverted(inverse.high), _inverted(inverse.low), defined.size)
-    stuck = clusters.ratio([of.stuck for of in long.values()], [of.chains for of in long.values()])
-    return {**cell.setting, "window": name, **_steps(found),
-            **stuck.columns("stuck"), "chains": stuck.n,
-            **clusters.mean([of.stuck == of.chains for of in long.values()]).columns("all_stuck"), "problems": clusters.size,
-            **rhat.columns("rhat"), **_above(1.01, defined, values, draws), **_above(1.1, defined, values, draws),
-            **defined.mean(np.isinf(values)).columns("rhat_infinite"), "rhat_problems": defined.size,
-            "too_short": len(found) - len(long)}
+
+    def __init__(self, cell: Cell, name: str):
+        super().__init__(cell, name, LEAST_STEPS)
+        defined = {problem: of for problem, of in self.long.items() if of.rhat is not None}
+        self.rhats, self.defined = np.array([of.rhat for of in defined.values()], float), Clusters(list(defined))
+        self._draws = np.concatenate([np.empty(0), *(independent_rhats(of.chains, of.steps) for of in defined.values())])
+        self.stuck = self.clusters.ratio([of.stuck for of in self.long.values()], [of.chains for of in self.long.values()])
+
+    @property
+    def median_rhat(self) -> IntervalEstimate:
+        """The median; None if it is infinite. For an even number of problems it is the larger of the two middle values."""
+        (inverse,) = self.defined.quantiles(1.0 / self.rhats, [0.5])  # infinite values would spoil an interval
+        return IntervalEstimate(_inverted(inverse.value), _inverted(inverse.high), _inverted(inverse.low), self.defined.size)
+
+    def independent_above(self, limit: float) -> float | None:
+        """The share above a limit for independent draws in equally few chains and steps."""
+        return float(np.mean(self._draws > limit)) if len(self._draws) else None
 
 
-def effective_samples_row(cell: Cell, name: str) -> dict:
-    """Effective sample size per step, and per token-forward of the whole chains.
+class CellEss(_CellWindow):
+    """Effective sample size over the problems of a cell.
 
     A problem whose chains are all stuck adds its steps and cost but no ESS. Otherwise a cell with more stuck chains would
     look better. A problem with too few steps is left out and counted in `too_short`.
     """
-    found, long = _long_enough(cell, name, LEAST_STEPS_OF_ESS)
-    clusters, ess = Clusters(list(long)), np.array([of.ess for of in long.values()], float)
-    spent = [sum(chain.cost["token_forwards"] for chain in cell.problems[problem]) for problem in long]
-    return {**cell.setting, "window": name, **_steps(found),
-            **clusters.ratio(ess, [of.chains * of.steps for of in long.values()]).columns("ess_per_step"),
-            **clusters.ratio(1000.0 * ess, spent).columns("ess_per_1000_token_forwards"),
-            "problems": clusters.size, "too_short": len(found) - len(long)}
+
+    def __init__(self, cell: Cell, name: str):
+        super().__init__(cell, name, LEAST_STEPS_OF_ESS)
+        self._ess = np.array([of.ess for of in self.long.values()], float)
+
+    @property
+    def per_step(self) -> IntervalEstimate:
+        """ESS per step."""
+        return self.clusters.ratio(self._ess, [of.chains * of.steps for of in self.long.values()])
+
+    @property
+    def per_1000_token_forwards(self) -> IntervalEstimate:
+        """ESS for 1,000 token-forwards of the whole chains."""
+        spent = [sum(chain.cost["token_forwards"] for chain in self.cell.problems[problem]) for problem in self.long]
+        return self.clusters.ratio(1000.0 * self._ess, spent)
 
 
-def autocorrelation_rows(cell: Cell, name: str) -> list[dict]:
-    """Mean autocorrelation over problems and chains at each lag up to `MOST_LAGS`. Stuck chains have none and are counted.
+class Lag(NamedTuple):
+    """The autocorrelations of a cell's moving chains at one lag."""
 
-    `independent` is the value of independent draws in chains of the same n steps, -(n - lag) / (n (n - 1)).
-    """
+    cell: Cell
+    window: str
+    lag: int
+    clusters: Clusters
+    values: list[float]
+    independent: float
+    """The mean value of independent draws in chains of the same n steps, -(n - lag) / (n (n - 1))."""
+    stuck: int
+
+
+def lags(cell: Cell, name: str) -> list[Lag]:
+    """The autocorrelations at each lag up to `MOST_LAGS` that a chain has. Stuck chains have none and are counted."""
     owners, curves, stuck = [], [], 0
     for problem, chains in cell.problems.items():
         steps = window(chains, name)
@@ -200,34 +227,10 @@ def autocorrelation_rows(cell: Cell, name: str) -> list[dict]:
             owners += [problem] * len(moving)
             curves += moving
             stuck += int(steps.stuck.sum())
-    rows = []
-    for lag in range(1, 1 + MOST_LAGS):
-        reaching = [place for place, curve in enumerate(curves) if lag < len(curve)]
-        clusters = Clusters([owners[place] for place in reaching])
-        if reaching:
-            independent = np.mean([independent_autocorrelation(len(curves[place]), lag) for place in reaching])
-            rows.append({**cell.setting, "window": name, "lag": lag,
-                         **clusters.mean([curves[place][lag] for place in reaching]).columns("autocorrelation"),
-                         "independent": float(independent),
-                         "chains": clusters.size, "stuck": stuck})
-    return rows
-
-
-def _long_enough(cell: Cell, name: str, least: int) -> tuple[dict[str, Convergence], dict[str, Convergence]]:
-    """All problems, and those whose chains have at least `least` steps."""
-    found = of_problems(cell, name)
-    return found, {problem: of for problem, of in found.items() if of.steps >= least}
-
-
-def _above(limit: float, defined: Clusters, values: np.ndarray, draws: np.ndarray) -> dict[str, float | None]:
-    return {**defined.mean(values > limit).columns(f"rhat_above_{limit}"),
-            f"independent_above_{limit}": float(np.mean(draws > limit)) if len(draws) else None}
-
-
-def _steps(found: dict[str, Convergence]) -> dict[str, int | None]:
-    """The smallest and the largest number of steps per chain of any problem."""
-    steps = [of.steps for of in found.values()]
-    return {"fewest_steps": min(steps, default=None), "most_steps": max(steps, default=None)}
+    reaching = {lag: [place for place, curve in enumerate(curves) if lag < len(curve)] for lag in range(1, 1 + MOST_LAGS)}
+    return [Lag(cell, name, lag, Clusters([owners[place] for place in places]), [curves[place][lag] for place in places],
+                float(np.mean([independent_autocorrelation(len(curves[place]), lag) for place in places])), stuck)
+            for lag, places in reaching.items() if places]
 
 
 def _inverted(value: float | None) -> float | None:

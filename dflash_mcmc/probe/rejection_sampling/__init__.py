@@ -7,36 +7,38 @@ proposal from q, not argmax").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, TypedDict, final
 
 import numpy as np
 
 from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.rejection_sampling.meanings import MEANINGS
-from dflash_mcmc.probe.rejection_sampling.records import DrawsRecord
+from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
+from dflash_mcmc.store.bounds import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.speculative.speculation import Chance, Speculation, Uniforms, Verdict
 
-_LEAST_EXPECTED = 5.0
-"""Smallest expected count of a chi-square cell; rarer tokens share one cell."""
-_ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
-"""Faults that this probe does not measure."""
-_SHOWN = 24
-"""Cells in the table of tokens: those with the largest p."""
+
+@final
+class DrawsRecord(TypedDict):
+    """The draws of a chunk, by sampler: a decoder, with the name of its fault."""
+
+    draws: Annotated[int, Range(1)]
+    """Draws of each sampler."""
+    accepted: dict[str, Annotated[float, Range(0)]]
+    """Accepted drafts; of a block of several tokens, the sum of the accepted shares."""
+    counts: Annotated[dict[str, list[Count]], Long("cells")]
+    """How often each token, or pair of tokens, was drawn."""
 
 
 @register("probe", "rejection_sampling")
@@ -69,7 +71,6 @@ class RejectionSampling(Probe):
     uses = ()
     unit = "chunk"
     record_type = DrawsRecord
-    meanings = MEANINGS
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
@@ -77,6 +78,13 @@ class RejectionSampling(Probe):
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
         if self.laws == "draft" and not isinstance(config.draft, CheckpointDraft):
             raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.rejection_sampling import tables
+
+        return tables.VALUES, tables.SAMPLERS, tables.TOKENS, tables.COURSE
 
     def with_draft(self, draft: Draft) -> RejectionSampling:
         """The probe with the laws that `laws=auto` stands for."""
@@ -113,23 +121,10 @@ class RejectionSampling(Probe):
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
-        import torch
+        from dflash_mcmc.probe.rejection_sampling import samplers
 
-        if self.laws == "draft":
-            from dflash_mcmc.probe.rejection_sampling import drafted
-
-            yield from drafted.measure(self, config, work)
-            return
-        target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in self.logits())
-        key, samplers, size = Key(config.seed).fold_in("rejection_sampling"), samplers_by_name(), self.chunk_size
-        for unit in work:
-            counts, accepted = {}, {}
-            for name, sampler in samplers.items():
-                chance = _uniforms(key.fold_in(name), unit.chain * size, (unit.chain + 1) * size, work.device)
-                found = verdict(sampler, (target, draft), SamplingParams(self.temperature), chance, size)
-                counts[name] = torch.bincount(found.tokens[:, 0], minlength=self.vocab_size).tolist()
-                accepted[name] = int(found.accepted.sum())
-            yield unit, {"draws": size, "accepted": accepted, "counts": counts}
+        measure = samplers.measure if self.laws == "draft" else samplers.measure_synthetic
+        return measure(self, config, work)
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The table of samplers, a row per token, and the largest deviation after each chunk.
@@ -137,18 +132,17 @@ class RejectionSampling(Probe):
         `overlap` is the sum of min(p, q), the share of drafts that rejection accepts. `standard_error` is the standard error
         of the token whose frequency varies most.
         """
-        if self.laws == "draft":
-            from dflash_mcmc.probe.rejection_sampling import drafted
+        from dflash_mcmc.probe.rejection_sampling import samplers, tables
 
-            return summary_of(*drafted.laws(self, config), records)
-        p, q = self.both_laws()
-        return summary_of(p, q, int, records)
+        if self.laws == "draft":
+            return tables.summary(*samplers.laws(self, config), records)
+        return tables.summary(*self.both_laws(), int, records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Distributions and deviations by token, and the largest deviation over the number of draws."""
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.probe.rejection_sampling.figures import draw_course, draw_deviations, draw_frequencies
+        from dflash_mcmc.probe.rejection_sampling.tables import draw_course, draw_deviations, draw_frequencies
 
         figure = Figure(figsize=(10.0, 5.0), layout="constrained")
         axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
@@ -171,100 +165,3 @@ class RejectionSampling(Probe):
         from dflash_mcmc.engine.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
-
-
-def summary_of(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]) -> Summary:
-    """The summary of records whose counts are over cells with probabilities p and q, float64 (cells,).
-
-    Args:
-        name: name of a cell.
-    """
-    draws = np.cumsum([record["draws"] for record in records])
-    error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws)
-    counts = {name: np.cumsum([record["counts"][name] for record in records], axis=0) for name in records[0]["accepted"]}
-    deviation = {name: counts[name] / draws[:, None] - p for name in counts}
-    samplers = [{
-        "decoder": name.partition(" ")[0], "fault": name.partition(" ")[2] or None,
-        "max_deviation": float(np.abs(last).max()), "standard_error": float(error[-1]),
-        "in_standard_errors": float(np.abs(last).max() / error[-1]), "total_variation": 0.5 * float(np.abs(last).sum()),
-        "chi_square_p": _chi_square_p(counts[name][-1], p),
-        "acceptance": sum(record["accepted"][name] for record in records) / int(draws[-1]), "draws": int(draws[-1]),
-    } for name, (*_, last) in deviation.items()]
-    shown = np.sort(np.argsort(-p, kind="stable")[:_SHOWN])
-    tokens = [{"token": name(token), "p": float(p[token]), "q": float(q[token]),
-               **{sampler: float(deviation[sampler][-1, token]) for sampler in counts}}
-              for token in shown]
-    course = [{"draws": int(draws[n]), "standard_error": float(error[n]),
-               **{name: float(np.abs(deviation[name][n]).max()) for name in counts}} for n in range(len(draws))]
-    largest = {f"{name.replace(' ', '/')}/max_deviation": row["max_deviation"]
-               for name, row in zip(counts, samplers, strict=True)}
-    return Summary({"num_draws": int(draws[-1]), "overlap": float(np.minimum(p, q).sum()), **largest},
-                   {"samplers": samplers}, {"tokens": tokens, "course": course})
-
-
-class OneToken(NamedTuple):
-    """The attributes of a drafter that predicts one token, without a network."""
-
-    num_drafted: int = 1
-    has_density: bool = True
-
-
-def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
-    """The decoders by name, correct (`decoder`) and with each fault that this probe measures (`decoder fault`).
-
-    All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
-    uses separate uniforms.
-    """
-    from dflash_mcmc.engine.speculative import rules
-    from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
-
-    found = {}
-    for decoder, rule, known in (("speculative_rejection", rules.reject, rules.REJECTION),
-                                 ("speculative_match", rules.match, rules.MATCH)):
-        for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
-            if name not in _ELSEWHERE:
-                found[f"{decoder} {name}".strip()] = Speculation(
-                    wrong or rule, OneToken(num_drafted), shared_noise=rule is rules.match, temperature=None, noisy=True,
-                    fault=fault)
-    return found
-
-
-def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
-            rows: int) -> Verdict:
-    """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
-    import torch
-
-    from dflash_mcmc.engine.batching import logits_processor as laws
-    from dflash_mcmc.engine.speculative.speculation import Block
-
-    def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws.Weights:
-        return laws.weigh(laws.process(logits.expand(count, -1), law, laws.NO_HISTORY))
-
-    target, draft = logits
-    weights = weigh(draft, sampler.draft_params(law), rows)
-    drafted = sampler.draft(weights, chance, 0)
-    judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
-    first = torch.ones(rows, dtype=torch.bool, device=target.device)
-    return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
-
-
-def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
-    """The uniforms of draws `start` to `stop` - 1. They depend on the number of the draw alone, not on its chunk."""
-    import torch
-
-    from dflash_mcmc.engine.speculative.speculation import Noise, Uniforms
-
-    tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
-    return Uniforms(*(torch.from_numpy(values).to(device) for values in (tokens, *Noise.of(key, start, stop, 1))))
-
-
-def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
-    """p-value of Pearson's test that counts (tokens,) come from p; None if there are too few draws for two cells."""
-    from scipy import stats
-
-    expected, order = counts.sum() * p, np.argsort(p)
-    pooled = int(np.searchsorted(np.cumsum(expected[order]), _LEAST_EXPECTED)) + 1
-    if pooled >= len(p):
-        return None
-    cells = [np.concatenate([[values[order[:pooled]].sum()], values[order[pooled:]]]) for values in (counts, expected)]
-    return float(stats.chisquare(*cells).pvalue)

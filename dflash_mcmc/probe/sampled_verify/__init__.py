@@ -11,17 +11,20 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
+
+from typing_extensions import TypedDict
 
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.sampled_verify.meanings import MEANINGS
-from dflash_mcmc.probe.sampled_verify.records import GenerationsRecord
+from dflash_mcmc.probe.columns import Table
+from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.runner import build
 from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.store.bounds import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -30,11 +33,38 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.probe.sampled_verify.agent import AgentPrompt
-    from dflash_mcmc.probe.sampled_verify.arms import Arm, GenerationTask
+    from dflash_mcmc.probe.sampled_verify.arms import AgentPrompt, Arm, GenerationTask
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
 _CANNOT_MASK = "flash_attention_2"
+
+
+@final
+class GenerationRecord(TypedDict):
+    """The generation by one decoder at one temperature."""
+
+    decoder: str
+    temperature: Annotated[float, Range(0)]
+    tokens: list[Count]
+    """Token ids."""
+    target_forwards: Count
+    """Forward passes of the target."""
+    tool_call: NotRequired[bool]
+    """Whether the text has a call of a tool; only where the prompt shows tools."""
+    failure: NotRequired[Annotated[str, Instead(("tokens",))]]
+    """Why it could not be drawn."""
+
+
+@final
+class GenerationsRecord(TypedDict):
+    """The generations of one unit by all decoders."""
+
+    workload: Annotated[str, OneOf((SHORT, LONG, AGENT))]
+    prompt_tokens: Count
+    """Tokens of the prompt."""
+    seconds: Annotated[list[Annotated[float, Range(0)]], Long("cells")]
+    """The unit's share of the batch's time, for each cell."""
+    cells: Annotated[list[GenerationRecord], Long("cells")]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +100,6 @@ class SampledVerify(Probe):
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
     record_type = GenerationsRecord
-    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -89,6 +118,13 @@ class SampledVerify(Probe):
         if "finite_window" in self.faults and config.hardware.options().attention == _CANNOT_MASK:
             raise ConfigError("probe.faults", self.faults, f"a list without finite_window, or another hardware.attention "
                               f"than {_CANNOT_MASK}")
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.sampled_verify import tables
+
+        return tables.ALL
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""
@@ -120,7 +156,7 @@ class SampledVerify(Probe):
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import agent, arms
+        from dflash_mcmc.probe.sampled_verify import arms
 
         model = config.model.load(work.device)
         drafter = config.draft.load(model)
@@ -130,25 +166,25 @@ class SampledVerify(Probe):
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
-                mine, cells = list(group), list[list[dict]]()
+                own, cells = list(group), list[list[dict]]()
                 for temperature in self._temperatures(workload):
                     sampler = self._sampler(config, temperature)
                     for arm in self.arms():
                         drawn = arms.draw(
-                            config, model.without_stops() if workload == arms.LONG else model,
-                            arm.speculation(drafter, self.draft_temperature, window), sampler, mine,
-                            [arm.key(config.seed, task.unit, temperature) for task in mine])
+                            config, model.without_stops() if workload == LONG else model,
+                            arm.speculation(drafter, self.draft_temperature, window), sampler, own,
+                            [arm.key(config.seed, task.unit, temperature) for task in own])
                         cells.append([{"decoder": arm.name, "temperature": temperature, **cell} for cell in drawn])
-                for number, task in enumerate(mine):
-                    found = [column[number] for column in cells]
-                    if workload == arms.AGENT and prompt.has_tools:
-                        found = [{**cell, "tool_call": agent.has_call(_text(model, cell))} for cell in found]
+                for number, task in enumerate(own):
+                    of_task = [column[number] for column in cells]
+                    if workload == AGENT and prompt.has_tools:
+                        of_task = [{**cell, "tool_call": arms.has_call(_text(model, cell))} for cell in of_task]
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),
-                                      "seconds": [cell.pop("seconds") for cell in found], "cells": found}
+                                      "seconds": [cell.pop("seconds") for cell in of_task], "cells": of_task}
 
     def agent_prompt(self, config: Config, model: LanguageModel) -> AgentPrompt:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
-        from dflash_mcmc.probe.sampled_verify import agent
+        from dflash_mcmc.probe.sampled_verify import arms
         from dflash_mcmc.rng import Key
 
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
@@ -159,12 +195,12 @@ class SampledVerify(Probe):
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
 
         room = self.agent_tokens if model.max_positions is None else model.max_positions - self.agent_answer
-        found = agent.prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), min(self.agent_tokens, room))
-        if len(found.tokens) > room and self.agent_runs:
+        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), min(self.agent_tokens, room))
+        if len(prompt.tokens) > room and self.agent_runs:
             raise UserError(f"probe.agent_answer: given {self.agent_answer}; allowed: at most "
-                            f"{room + self.agent_answer - len(found.tokens)} (the agent's shortest prompt takes "
-                            f"{len(found.tokens)} of the model's {model.max_positions} positions)")
-        return found
+                            f"{room + self.agent_answer - len(prompt.tokens)} (the agent's shortest prompt takes "
+                            f"{len(prompt.tokens)} of the model's {model.max_positions} positions)")
+        return prompt
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
@@ -174,12 +210,12 @@ class SampledVerify(Probe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        from dflash_mcmc.probe.sampled_verify import figures
+        from dflash_mcmc.probe.sampled_verify import tables
 
-        return {"fig_sampled_verify": figures.overview(summary.tables)}
+        return {"fig_sampled_verify": tables.figure(summary.tables)}
 
     def _temperatures(self, workload: str) -> list[float]:
-        return {"short": self.temperatures, "long": [self.long_temperature], "agent": [self.agent_temperature]}[workload]
+        return {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}[workload]
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)
@@ -187,7 +223,7 @@ class SampledVerify(Probe):
     def _tasks(self, config: Config, model: LanguageModel, prompt: AgentPrompt,
                units: Sequence[Unit]) -> dict[Unit, GenerationTask]:
         """The task of each unit. Raises UserError for a prompt that leaves too little room."""
-        from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, GenerationTask
+        from dflash_mcmc.probe.sampled_verify.arms import GenerationTask
 
         problems = {problem.id: problem for problem in config.dataset.problems()}
         named = {unit: unit.problem.removeprefix("(long) ") for unit in units if unit.problem != "(agent)"}

@@ -10,20 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NotRequired, final
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.speculative_mcmc.meanings import MEANINGS
-from dflash_mcmc.probe.speculative_mcmc.records import SpeculativeRecord
+from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
+from dflash_mcmc.store.bounds import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -34,9 +35,64 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
-
 PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`timing.py`)."""
+
+
+@final
+class TokenDistances(TypedDict):
+    """Distances between target and draft for each predicted token; see `proposals.Distances`."""
+
+    kl: Annotated[list[float], Long("drafted")]
+    """In nats."""
+    tvd: Annotated[list[float], Long("drafted")]
+
+
+@final
+class ChainColumns(TypedDict):
+    """The simulated chain of each block; see `weighing.chains`."""
+
+    acceptance: Annotated[list[float], Long("blocks")]
+    moved: Annotated[list[float], Long("blocks")]
+    equilibrium: Annotated[list[float], Long("blocks")]
+    log_w: Annotated[list[float], Long("blocks")]
+    log_w_std: Annotated[list[float], Long("blocks")]
+    effective: Annotated[list[float], Long("blocks")]
+
+
+@final
+class ProposalRecord(TypedDict):
+    """A proposal: the draft at a temperature, or the target. The target has joint weights alone."""
+
+    kl: NotRequired[Annotated[list[float], Long("drafted")]]
+    tvd: NotRequired[Annotated[list[float], Long("drafted")]]
+    reference: NotRequired[ChainColumns]
+    joint: NotRequired[ChainColumns]
+
+
+@final
+class SpeculativeRecord(TypedDict):
+    """See `SpeculativeMCMC.record` and `timing.Timing.of`."""
+
+    num_tokens: Count
+    """Tokens of the answer."""
+    blocks: Annotated[Count, Long("blocks")]
+    """Whole blocks of the answer."""
+    block_size: Annotated[int, Range(1)]
+    """Tokens of a block, with its anchor."""
+    p: TokenDistances
+    """Of the unsharpened target."""
+    proposals: dict[str, ProposalRecord]
+    """By temperature of the draft; `target` for blocks drawn from the target."""
+    seconds: Annotated[float, Range(0)]
+    """Seconds since the previous record."""
+    seconds_target: NotRequired[Annotated[float, Range(0)]]
+    """Seconds of a proposal of the target. This field and the next two are there only if proposals were timed."""
+    seconds_draft: NotRequired[Annotated[float, Range(0)]]
+    timed_rows: NotRequired[Count]
+    """Chains that proposed at once."""
+    skipped: NotRequired[Annotated[str, Instead(("num_tokens", "blocks", "block_size", "p", "proposals", "seconds"))]]
+    """Why the answer was not measured."""
 
 
 @register("probe", "speculative_mcmc")
@@ -69,21 +125,27 @@ class SpeculativeMCMC(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = SpeculativeRecord
-    meanings = MEANINGS
     needs_draft = True
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
-        given = self.draft_temperatures
-        if given is not None and (not given or len(set(given)) < len(given)):
-            raise ConfigError("probe.draft_temperatures", given, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
-        found = self.temperatures()
-        if len(set(map(_name, found))) < len(found):  # temperatures with equal names would share an entry in a record
-            raise ConfigError("probe.draft_temperatures", found, "numbers that differ in their first six digits")
+        listed = self.draft_temperatures
+        if listed is not None and (not listed or len(set(listed)) < len(listed)):
+            raise ConfigError("probe.draft_temperatures", listed, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
+        temperatures = self.temperatures()
+        if len(set(map(_name, temperatures))) < len(temperatures):  # equal names would share an entry in a record
+            raise ConfigError("probe.draft_temperatures", temperatures, "numbers that differ in their first six digits")
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
+
+    @classmethod
+    def columns(cls) -> tuple[Table, ...]:
+        """See `Probe.columns`."""
+        from dflash_mcmc.probe.speculative_mcmc import tables
+
+        return tables.ALL
 
     def check_target(self, target: TargetShape) -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
@@ -94,8 +156,8 @@ class SpeculativeMCMC(ProblemProbe):
 
     def temperatures(self) -> list[float]:
         """The temperatures of the draft, from the highest to the lowest."""
-        given = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
-        return sorted(set(given), reverse=True)
+        temperatures = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
+        return sorted(set(temperatures), reverse=True)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The temperatures, with null replaced by its meaning."""
@@ -146,15 +208,12 @@ class SpeculativeMCMC(ProblemProbe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
-        from dflash_mcmc.probe.speculative_mcmc import configuration, tables
+        from dflash_mcmc.probe.speculative_mcmc import tables
 
-        found = tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
-        measured = next((record for record in records if "skipped" not in record), None)
-        if measured is None:
-            return found
-        sizes = configuration.models(config.model.checkpoint_size(), config.draft.checkpoint_size(), measured["block_size"])
-        setting = configuration.configuration(config, self.alpha, self.temperatures(), self.num_samples, records)
-        return found._replace(tables={**found.tables, "models": sizes, "configuration": setting})
+        summary = tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
+        if all("skipped" in record for record in records):
+            return summary
+        return summary._replace(tables={**summary.tables, **tables.of_run(config, self.temperatures(), records)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
@@ -189,11 +248,11 @@ class SpeculativeMCMC(ProblemProbe):
                 weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
         if target is not None:
             weighed["target", "joint"] = weighing.ended(target, model.stop_ids)
-        found = {name: dict(laws.get(name, {})) for name in dict.fromkeys(name for name, _ in weighed)}
+        entries = {name: dict(laws.get(name, {})) for name in dict.fromkeys(name for name, _ in weighed)}
         for (name, weights), columns in self._chains(weighed, len(anchors), key).items():
-            found[name][weights] = columns
+            entries[name][weights] = columns
         return {"num_tokens": len(answer.tokens), "blocks": len(anchors), "block_size": block_size,
-                "p": laws["p"], "proposals": found}
+                "p": laws["p"], "proposals": entries}
 
     def _chains(self, weighed: dict, count: int, key: Key) -> dict[tuple[str, str], dict[str, list[float]]]:
         """Simulates the chains of all proposals and weights together. Both kinds of weights use the same uniforms."""
@@ -214,7 +273,7 @@ class SpeculativeMCMC(ProblemProbe):
         import torch
 
         from dflash_mcmc.forcing import sequences
-        from dflash_mcmc.probe.speculative_mcmc import proposals, weighing
+        from dflash_mcmc.probe.speculative_mcmc import weighing
 
         n, count, samples = drafter.num_drafted, len(anchors), self.num_samples
         drafted = sequences.drafted_along(drafter, reading, tokens, anchors)
@@ -228,12 +287,12 @@ class SpeculativeMCMC(ProblemProbe):
         for start in range(0, count, step):
             target = sequences.checked(model.logits(before[start : start + step].flatten(0, 1)))
             draft = sequences.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
-            _add(laws["p"], proposals.distances(target, draft, 1.0, 1.0))
+            _add(laws["p"], weighing.distances(target, draft, 1.0, 1.0))
             for name, temperature in names.items():
-                _add(laws[name], proposals.distances(target, draft, self.alpha, temperature))
+                _add(laws[name], weighing.distances(target, draft, self.alpha, temperature))
                 mine = uniforms[name][start * n : (start + step) * n].to(tokens.device)
-                blocks = proposals.draw(draft, temperature, mine)
-                drawn[name].append((blocks.tokens, proposals.log_probability(target, blocks.tokens), blocks.log_q))
+                blocks = weighing.draw(draft, temperature, mine)
+                drawn[name].append((blocks.tokens, weighing.log_probability(target, blocks.tokens), blocks.log_q))
 
         def whole(pieces: list[torch.Tensor]) -> np.ndarray:
             return torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy()
@@ -254,9 +313,9 @@ class SpeculativeMCMC(ProblemProbe):
         return weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
 
 
-def _add(columns: dict[str, list[float]], found) -> None:
-    columns["kl"] += map(_digits, found.kl.tolist())
-    columns["tvd"] += map(_digits, found.total_variation.tolist())
+def _add(columns: dict[str, list[float]], distances) -> None:
+    columns["kl"] += map(_digits, distances.kl.tolist())
+    columns["tvd"] += map(_digits, distances.total_variation.tolist())
 
 
 def _name(temperature: float) -> str:

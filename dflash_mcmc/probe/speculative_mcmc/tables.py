@@ -1,217 +1,432 @@
-"""The tables of the speculative MCMC probe, computed from its records. Section numbers are those of the document."""
+"""The tables of the speculative MCMC probe, computed from its records. Section numbers are those of the document.
+
+A proposal is a block of the draft, or of the target token by token. A simulated chain proposes `probe.num_samples` of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.probe import Summary
-from dflash_mcmc.probe.speculative_mcmc.columns import Columns, Proposal, Speed
-from dflash_mcmc.probe.speculative_mcmc.independence import acceptance_floor, chance_of_moves
+from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Table
+from dflash_mcmc.probe.speculative_mcmc.columns import Blocks, Columns, Proposal, Speed
+from dflash_mcmc.probe.speculative_mcmc.weighing import acceptance_floor
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.model.files.sizes import CheckpointSize
+
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
+_TOKEN_PERCENTILES = (5, 25, 50, 75, 95)
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)
 EASY, HARD = 0.7, 0.1
 """A block is easy if its acceptance is larger than EASY, and hard if it is smaller than HARD (section 3.2)."""
 
+_PROPOSAL = (
+    ("proposal", "`draft` or `target`", lambda row: "target" if row.proposal.is_target else "draft"),
+    ("temperature", "temperature of the draft; empty for the target, which draws from p^alpha token by token",
+     lambda row: None if row.proposal.is_target else float(row.proposal.name)),
+    ("weights", "target's probabilities in log w: `joint` given the drawn tokens, `reference` given the measured answer's",
+     lambda row: row.proposal.weights),
+)
+_BLOCKS = ("blocks", "blocks of the row", lambda row: row.n)
+_TOKENS = ("tokens", "predicted tokens of the row; empty for the target, which has no distance to itself",
+           lambda row: row.num_tokens)
+_TVD = "total variation distance of the draft from the sharpened target p^alpha"
+_OF_BLOCKS = (
+    ("acceptance", "mean share of a simulated chain's proposals that are accepted", lambda row: row.mean("acceptance")),
+    ("acceptance_median", "median of this share over blocks", lambda row: row.median),
+)
+
+AGGREGATE = Table("aggregate", (  # section 3.1
+    *_PROPOSAL,
+    ("kl", "mean KL divergence of p^alpha from the draft's law of a token, KL(p^alpha || q), nats",
+     lambda row: row.token_mean("kl")),
+    ("tvd", f"mean {_TVD}, for a token", lambda row: row.token_mean("tvd")),
+    ("token_acceptance", "mean of 1 - `tvd`", lambda row: row.token_mean("tvd", lambda tvd: 1.0 - tvd)),
+    ("block_product", "mean over blocks of the product of their tokens' acceptances",
+     lambda row: ABSENT if row.proposal.is_target else row.clusters.mean(row.columns.products(row.proposal.name))),
+    *_OF_BLOCKS,
+    ("equilibrium", "acceptance of a chain in equilibrium, from all pairs of samples", lambda row: row.mean("equilibrium")),
+    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row: row.mean("moved")),
+    ("log_w", "mean log importance weight of a proposal, nats", lambda row: row.mean("log_w")),
+    ("log_w_std", "standard deviation of the log weights of a block, nats", lambda row: row.mean("log_w_std")),
+    ("effective", "Kong's effective number of samples of a block", lambda row: row.mean("effective")),
+    ("log_w_per_token", "`log_w` divided by the tokens of a proposal, nats",
+     lambda row: row.clusters.mean(row.values("log_w") / row.columns.drafted)),
+    _BLOCKS, _TOKENS,
+))
+BASELINE = Table("baseline", (  # section 2.4: the draft at temperature 1 against p itself, its training objective
+    ("kl", "mean KL(p || q) of a token for the target p and the draft q, both at temperature 1, nats",
+     lambda columns: columns.tokens.mean(columns.of_tokens("p", "kl"))),
+    ("tvd", "mean total variation distance of the two", lambda columns: columns.tokens.mean(columns.of_tokens("p", "tvd"))),
+    ("token_acceptance", "mean of 1 - `tvd`", lambda columns: columns.tokens.mean(1.0 - columns.of_tokens("p", "tvd"))),
+    ("tokens", "predicted tokens", lambda columns: columns.tokens.size),
+))
+PERCENTILES_OF_BLOCKS = Table("percentiles", (  # section 3.2
+    *_PROPOSAL,
+    Each(lambda row: row.quantiles(PERCENTILES), (
+        ("p{level}", "percentile of the blocks' simulated acceptance", lambda _, estimate: estimate),)),
+    _BLOCKS,
+))
+SHARES = Table("thresholds", (  # section 3.2
+    *_PROPOSAL,
+    Each(lambda row: {f"{round(100 * threshold)}": threshold for threshold in THRESHOLDS}, (
+        ("above_{percent}_percent", "share of blocks with a larger simulated acceptance",
+         lambda row, threshold: row.clusters.mean(row.values("acceptance") > threshold)),)),
+    _BLOCKS,
+))
+POSITIONS = Table("positions", (  # section 3.3
+    *_PROPOSAL,
+    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label),
+    *_OF_BLOCKS,
+    ("kl", "mean KL(p^alpha || q) of a token, nats", lambda row: row.kl),
+    _BLOCKS, _TOKENS,
+))
+# The document uses the median acceptance in a binomial distribution.
+CONVERGENCE = Table("convergence", (  # section 4.3
+    *_PROPOSAL,
+    ("steps", "steps of a chain, `probe.chain_steps`", lambda row: row.label),
+    Each(lambda row: {"once": 1, "three_times": 3}, (
+        ("median_{count}", "probability of one move, or of three, if every step moves with the median acceptance",
+         lambda row, least: row.moves_at_median(row.label, least)),
+        ("blocks_{count}", "the same with each block's own rate of moves, mean over blocks",
+         lambda row, least: row.moves_of_blocks(row.label, least)),
+    )),
+    _BLOCKS,
+))
+
+
+class Law:
+    """A law that the draft is compared with: the unsharpened target `p` at temperature 1, or p^alpha for a temperature."""
+
+    def __init__(self, columns: Columns, name: str):
+        self.columns, self.name = columns, name
+        self.acceptance = 1.0 - columns.of_tokens(name, "tvd")
+
+    def quantiles(self) -> dict[str, IntervalEstimate]:
+        """Percentiles of the tokens' acceptance 1 - TVD."""
+        estimates = self.columns.tokens.quantiles(self.acceptance, [level / 100 for level in _TOKEN_PERCENTILES])
+        return {f"{level}": estimate for level, estimate in zip(_TOKEN_PERCENTILES, estimates, strict=True)}
+
+    @cached_property
+    def ordered(self) -> np.ndarray:
+        """The acceptances in order."""
+        return np.sort(self.acceptance)
+
+
+def _temperature(law: Law) -> float:
+    return 1.0 if law.name == "p" else float(law.name)
+
+
+TOKENS = Table("tokens", (  # section 3.4
+    ("against", "law that the draft is compared with: the sharpened `p^alpha`, or `p`",
+     lambda law: "p" if law.name == "p" else "p^alpha"),
+    ("temperature", "temperature of the draft", _temperature),
+    Each(lambda law: law.quantiles(), (
+        ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda _, estimate: estimate),)),
+    ("tokens", "predicted tokens", lambda law: law.columns.tokens.size),
+))
+
+
+class Weights(NamedTuple):
+    """Both kinds of weights of the draft's blocks at a temperature: joint (given the drawn tokens), and reference."""
+
+    columns: Columns
+    name: str
+
+    def difference(self, column: str) -> np.ndarray:
+        """Joint minus reference, for each block."""
+        reference, joint = (self.columns.of_blocks(Proposal(self.name, weights), column) for weights in ("reference", "joint"))
+        return joint - reference
+
+    def mean(self, column: str) -> IntervalEstimate:
+        """The mean difference."""
+        return self.columns.blocks.mean(self.difference(column))
+
+
+WEIGHTS = Table("weights", (
+    ("temperature", "temperature of the draft", lambda row: float(row.name)),
+    ("log_w_difference", "mean of log w with joint weights minus log w with reference weights, nats",
+     lambda row: row.mean("log_w")),
+    ("log_w_std_difference", "this difference for the standard deviation of log w, nats", lambda row: row.mean("log_w_std")),
+    ("acceptance_difference", "this difference for the simulated acceptance", lambda row: row.mean("acceptance")),
+    ("acceptance_apart_difference", "mean absolute value of the difference in acceptance",
+     lambda row: row.columns.blocks.mean(np.abs(row.difference("acceptance")))),
+    ("moved_difference", "this difference for the share of proposals that move", lambda row: row.mean("moved")),
+    ("blocks", "blocks of the row", lambda row: row.columns.blocks.size),
+))
+
+
+class Timed(NamedTuple):
+    """A proposal with its measured speed. The document assumed a speed of 8 and an acceptance for the target."""
+
+    blocks: Blocks
+    speed: Speed
+
+    @property
+    def proposal(self) -> Proposal:
+        """The proposal."""
+        return self.blocks.proposal
+
+    def bought(self, column: str) -> IntervalEstimate:
+        """A rate for each second."""
+        return self.speed.bought(self.proposal, self.blocks.values(column))
+
+
+_COUNTS = (
+    ("timed_problems", "problems whose proposals were timed",
+     lambda row: row.speed.num_timed if row.speed.num_timed else ABSENT),
+    ("timed_rows", "chains that proposed at once", lambda row: row.speed.rows if row.speed.num_timed else ABSENT),
+)
+THROUGHPUT = Table("throughput", (  # section 5.1
+    *_PROPOSAL,
+    ("proposals_per_second", "proposals for each second", lambda row: row.speed.proposals(row.proposal)),
+    ("speed", "this rate divided by that of the target's proposals", lambda row: row.speed.against_target(row.proposal)),
+    ("acceptance", "mean simulated acceptance of blocks", lambda row: row.blocks.mean("acceptance")),
+    ("accepts_per_second", "accepted proposals for each second", lambda row: row.bought("acceptance")),
+    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row: row.blocks.mean("moved")),
+    ("moves_per_second", "such proposals for each second", lambda row: row.bought("moved")),
+    ("blocks", "blocks of the row", lambda row: row.blocks.n),
+    *_COUNTS,
+))
+
+
+class Stratum(NamedTuple):
+    """Blocks of one difficulty, by the acceptance of the draft at its lowest temperature."""
+
+    columns: Columns
+    speed: Speed
+    difficulty: str
+    here: np.ndarray
+
+    def proposals(self) -> dict[str, Proposal]:
+        """The draft at its lowest temperature, and the target if it proposes, too."""
+        target = Proposal("target", "joint")
+        return {"draft": _sharpest(self.columns), **({"target": target} if target in self.columns.proposals else {})}
+
+    def mean(self, proposal: Proposal, column: str) -> IntervalEstimate:
+        """Mean over these blocks."""
+        return self.columns.blocks.mean(self.columns.of_blocks(proposal, column), self.here)
+
+    def bought(self, proposal: Proposal, column: str) -> object:
+        """This rate for each second, if proposals were timed."""
+        if not self.speed.num_timed or not self.here.any():
+            return ABSENT
+        return self.speed.bought(proposal, self.columns.of_blocks(proposal, column), self.here)
+
+
+STRATA = Table("strata", (  # section 5.2
+    ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)",
+     lambda row: row.difficulty),
+    ("share", "share of blocks", lambda row: row.columns.blocks.mean(row.here)),
+    Each(lambda row: row.proposals(), (
+        ("{proposal}_acceptance", "mean simulated acceptance of these blocks",
+         lambda row, proposal: row.mean(proposal, "acceptance")),
+        ("{proposal}_acceptance_per_second", "accepted proposals for each second on these blocks",
+         lambda row, proposal: row.bought(proposal, "acceptance")),
+        ("{proposal}_moved", "share of proposals on these blocks that are accepted and differ from the state",
+         lambda row, proposal: row.mean(proposal, "moved")),
+        ("{proposal}_moved_per_second", "such proposals for each second on these blocks",
+         lambda row, proposal: row.bought(proposal, "moved")),
+    )),
+    ("blocks", "blocks of the row", lambda row: int(row.here.sum())),
+    *_COUNTS,
+))
+
+
+class ModelSize(NamedTuple):
+    """The checkpoint of the target or of the draft."""
+
+    role: str
+    size: CheckpointSize
+    block_size: int | None
+
+
+MODELS = Table("models", (
+    ("role", "`target` or `draft`", lambda row: row.role),
+    ("name", "folder or name of the checkpoint", lambda row: row.size.name),
+    ("parameters", "number of parameters; a draft's are without the target's embedding and head",
+     lambda row: row.size.parameters),
+    ("hidden_size", "width", lambda row: row.size.hidden_size),
+    ("layers", "number of layers", lambda row: row.size.num_layers),
+    ("reads_layers", "layers of the target that the draft reads, from 0",
+     lambda row: ", ".join(map(str, row.size.reads_layers)) or None),
+    ("block_size", "tokens of a block, with the known one", lambda row: row.block_size),
+))
+
+
+class Setting(NamedTuple):
+    """The setting and the extent of a run."""
+
+    config: Config
+    temperatures: Sequence[float]
+    records: list[dict]
+    columns: Columns
+
+    @property
+    def seconds(self) -> float | None:
+        """None if a record of an older run has no time."""
+        seconds = [record.get("seconds") for record in self.records]
+        return None if None in seconds else round(sum(filter(None, seconds)), 3)
+
+
+CONFIGURATION = Table("configuration", (
+    ("dataset", "name of the dataset", lambda run: name_of(run.config.dataset)),
+    ("problems", "measured answers", lambda run: len(run.columns.records)),
+    ("skipped", "answers that were left out", lambda run: len(run.records) - len(run.columns.records)),
+    ("blocks", "measured blocks", lambda run: run.columns.blocks.size),
+    ("tokens", "predicted tokens", lambda run: run.columns.tokens.size),
+    ("max_new_tokens", "`dataset.max_new_tokens`", lambda run: run.config.dataset.max_new_tokens),
+    ("alpha", "power of the target", lambda run: run.config.probe.alpha),
+    ("draft_temperatures", "temperatures of the draft",
+     lambda run: ", ".join(f"{temperature:g}" for temperature in run.temperatures)),
+    ("samples", "samples of a simulated chain", lambda run: run.config.probe.num_samples),
+    ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
+                        "processes and starts", lambda run: run.seconds),
+))
+
+
+class Block(NamedTuple):
+    """One block of a proposal."""
+
+    proposal: Proposal
+    number: int
+    acceptance: float
+    moved: float
+
+
+BLOCKS = Table("blocks", (
+    *_PROPOSAL,
+    ("number", "number of the block in its answer, from 0", lambda block: int(block.number)),
+    ("acceptance", "its simulated acceptance", lambda block: float(block.acceptance)),
+    ("moved", "share of its proposals that are accepted and differ from the state", lambda block: float(block.moved)),
+))
+
+
+class LawUpTo(NamedTuple):
+    """A law, and a value of the tokens' acceptance."""
+
+    law: Law
+    acceptance: float
+
+
+TOKEN_ACCEPTANCE = Table("token_acceptance", (
+    ("against", "as in `tokens`", lambda row: "p" if row.law.name == "p" else "p^alpha"),
+    ("temperature", "temperature of the draft", lambda row: _temperature(row.law)),
+    ("acceptance", "a value of 1 - total variation distance", lambda row: float(row.acceptance)),
+    ("share", "share of tokens with at most this acceptance",
+     lambda row: float(np.searchsorted(row.law.ordered, row.acceptance + 1e-9, side="right") / len(row.law.ordered))),
+))
+
+
+class Result(NamedTuple):
+    """All records, and the blocks of the draft at its lowest temperature; None without a measured answer."""
+
+    records: list[dict]
+    columns: Columns
+    num_samples: int
+    sharpest: Blocks | None
+
+    def mean(self, column: str) -> object:
+        """Mean over the blocks."""
+        return ABSENT if self.sharpest is None else float(self.sharpest.values(column).mean())
+
+    def token_mean(self, column: str) -> Any:
+        """Mean over the tokens."""
+        return ABSENT if self.sharpest is None else float(self.sharpest.of_tokens(column).mean())
+
+
+VALUES = Table("values", (
+    PROBLEMS, SKIPPED,
+    ("num_blocks", "measured blocks", lambda result: result.columns.blocks.size),
+    ("num_predicted_tokens", "predicted tokens: all of a block but the known one", lambda result: result.columns.tokens.size),
+    ("acceptance_floor", "mean simulated acceptance of useless proposals, with so many samples",
+     lambda result: acceptance_floor(result.num_samples)),
+    ("token_acceptance", "mean of 1 - total variation distance over tokens, at the draft's lowest temperature",
+     lambda result: ABSENT if result.sharpest is None else 1.0 - result.token_mean("tvd")),
+    ("block_acceptance", "mean simulated acceptance of its blocks", lambda result: result.mean("acceptance")),
+    ("block_acceptance_median", "median simulated acceptance of its blocks",
+     lambda result: result.sharpest.median.value if result.sharpest else ABSENT),
+    ("block_moved", "mean share of its proposals that are accepted and differ from the state",
+     lambda result: result.mean("moved")),
+    ("kl", "mean KL(p^alpha || q) of a token at this temperature, nats", lambda result: result.token_mean("kl")),
+))
+ALL = (VALUES, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS, THROUGHPUT, STRATA,
+       MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
+
 
 def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int],
             timed_rows: int) -> Summary:
-    """All tables, and the data of the figures.
+    """All tables but those of the run, and the data of the figures.
 
     Args:
         timed_rows: number of chains that propose at once in the reported timings; timings of other batches are left out.
     """
     columns = Columns(records)
-    counts = {"num_problems": len(columns.records), "num_skipped": len(records) - len(columns.records),
-              "num_blocks": columns.blocks.size, "num_predicted_tokens": columns.tokens.size,
-              "acceptance_floor": acceptance_floor(num_samples)}
     if not columns.records:
-        return Summary(counts, {}, {})
-    sharpest = Proposal(columns.temperatures[-1], _last_weights(columns))
-    values = {"token_acceptance": float(1.0 - columns.of_tokens(sharpest.name, "tvd").mean()),
-              "block_acceptance": float(columns.of_blocks(sharpest, "acceptance").mean()),
-              "block_acceptance_median": _median(columns, sharpest).value,
-              "block_moved": float(columns.of_blocks(sharpest, "moved").mean()),
-              "kl": float(columns.of_tokens(sharpest.name, "kl").mean())}
+        return Summary(VALUES.row(Result(records, columns, num_samples, None)), {}, {})
+    every = [Blocks(columns, proposal) for proposal in columns.proposals]
+    speed = Speed(columns, timed_rows)
+    laws = [Law(columns, name) for name in ("p", *columns.temperatures)]
     tables = {
-        "aggregate": [_aggregate(columns, proposal) for proposal in columns.proposals],
-        "baseline": [_baseline(columns)],
-        "percentiles": [_percentiles(columns, proposal) for proposal in columns.proposals],
-        "thresholds": [_thresholds(columns, proposal) for proposal in columns.proposals],
-        "positions": [row for proposal in columns.proposals for row in _positions(columns, proposal, position_edges)],
-        "tokens": [_tokens(columns, name) for name in ("p", *columns.temperatures)],
-        "convergence": [_convergence(columns, proposal, chain_steps) for proposal in columns.proposals],
-        "weights": [_weights(columns, name) for name in columns.temperatures
-                    if Proposal(name, "joint") in columns.proposals],
-        "throughput": _throughput(columns, Speed(columns, timed_rows)),
-        "strata": _strata(columns, Speed(columns, timed_rows)),
+        "aggregate": AGGREGATE.rows(every),
+        "baseline": BASELINE.rows([columns]),
+        "percentiles": PERCENTILES_OF_BLOCKS.rows(every),
+        "thresholds": SHARES.rows(every),
+        "positions": POSITIONS.rows(_by_position(columns, position_edges)),
+        "tokens": TOKENS.rows(laws),
+        "convergence": CONVERGENCE.rows(Blocks(columns, proposal, chain_steps) for proposal in columns.proposals),
+        "weights": WEIGHTS.rows(Weights(columns, name) for name in columns.temperatures
+                                if Proposal(name, "joint") in columns.proposals),
+        "throughput": THROUGHPUT.rows(Timed(blocks, speed) for blocks in every if speed.num_timed),
+        "strata": STRATA.rows(_strata(columns, speed)),
     }
-    data = {"blocks": _blocks(columns), "token_acceptance": _token_acceptance(columns)}
-    return Summary({**counts, **values}, {name: rows for name, rows in tables.items() if rows}, data)
+    data = {"blocks": BLOCKS.rows(_blocks(columns)),
+            "token_acceptance": TOKEN_ACCEPTANCE.rows(LawUpTo(law, place) for law in laws
+                                                      for place in np.linspace(0.0, 1.0, 101))}
+    sharpest = Blocks(columns, _sharpest(columns))
+    return Summary(VALUES.row(Result(records, columns, num_samples, sharpest)),
+                   {name: rows for name, rows in tables.items() if rows}, data)
 
 
-def _last_weights(columns: Columns) -> str:
-    return "joint" if Proposal(columns.temperatures[-1], "joint") in columns.proposals else "reference"
+def of_run(config: Config, temperatures: Sequence[float], records: list[dict]) -> dict[str, list[dict]]:
+    """The tables of the document's appendix, for at least one measured answer: both models, and the run's setting."""
+    columns = Columns(records)
+    return {"models": MODELS.rows([ModelSize("target", config.model.checkpoint_size(), None),
+                                   ModelSize("draft", config.draft.checkpoint_size(), columns.drafted + 1)]),
+            "configuration": CONFIGURATION.rows([Setting(config, temperatures, records, columns)])}
 
 
-def _median(columns: Columns, proposal: Proposal) -> IntervalEstimate:
-    """Median of the blocks' simulated acceptance. Like all quantiles here it is one of the observations."""
-    return columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [0.5])[0]
+def _sharpest(columns: Columns) -> Proposal:
+    """The draft at its lowest temperature, with joint weights if there are any."""
+    joint = Proposal(columns.temperatures[-1], "joint")
+    return joint if joint in columns.proposals else joint._replace(weights="reference")
 
 
-def _aggregate(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.1. Token distances do not depend on the weights of blocks, and the target has no distance to itself."""
-    found: dict[str, IntervalEstimate] = {}
-    if proposal.name != "target":
-        found = {"kl": columns.tokens.mean(columns.of_tokens(proposal.name, "kl")),
-                 "tvd": columns.tokens.mean(columns.of_tokens(proposal.name, "tvd")),
-                 "token_acceptance": columns.tokens.mean(1.0 - columns.of_tokens(proposal.name, "tvd")),
-                 "block_product": columns.blocks.mean(columns.products(proposal.name))}
-    acceptance = columns.of_blocks(proposal, "acceptance")
-    found |= {"acceptance": columns.blocks.mean(acceptance),
-              "acceptance_median": _median(columns, proposal),
-              **{name: columns.blocks.mean(columns.of_blocks(proposal, name))
-                 for name in ("equilibrium", "moved", "log_w", "log_w_std", "effective")},
-              "log_w_per_token": columns.blocks.mean(columns.of_blocks(proposal, "log_w") / columns.drafted)}
-    return {**proposal.columns(), **_flat(found), "blocks": columns.blocks.size, **_tokens_of(columns, proposal)}
-
-
-def _tokens_of(columns: Columns, proposal: Proposal, here: np.ndarray | None = None) -> dict[str, int]:
-    """The number of tokens over which distances are computed; missing for the target, which has no distance to itself."""
-    blocks = columns.blocks.size if here is None else int(here.sum())
-    return {} if proposal.name == "target" else {"tokens": blocks * columns.drafted}
-
-
-def _baseline(columns: Columns) -> dict:
-    """Section 2.4: the draft at temperature 1 against p itself, its training objective."""
-    tvd = columns.of_tokens("p", "tvd")
-    return _flat({"kl": columns.tokens.mean(columns.of_tokens("p", "kl")), "tvd": columns.tokens.mean(tvd),
-                  "token_acceptance": columns.tokens.mean(1.0 - tvd)}) | {"tokens": columns.tokens.size}
-
-
-def _percentiles(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.2: percentiles of the blocks' simulated acceptance."""
-    found = columns.blocks.quantiles(columns.of_blocks(proposal, "acceptance"), [p / 100 for p in PERCENTILES])
-    return {**proposal.columns(), **_flat(dict(zip((f"p{p}" for p in PERCENTILES), found, strict=True))),
-            "blocks": columns.blocks.size}
-
-
-def _thresholds(columns: Columns, proposal: Proposal) -> dict:
-    """Section 3.2: shares of blocks above each threshold."""
-    acceptance = columns.of_blocks(proposal, "acceptance")
-    return {**proposal.columns(), **_flat({f"above_{round(100 * t)}_percent": columns.blocks.mean(acceptance > t)
-                                           for t in THRESHOLDS}), "blocks": columns.blocks.size}
-
-
-def _positions(columns: Columns, proposal: Proposal, edges: Sequence[int]) -> list[dict]:
-    """Section 3.3: acceptance and KL of early, middle and late blocks."""
-    rows = []
+def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[Blocks]:
+    """Early, middle and late blocks of each proposal."""
     early, late = columns.number < edges[0], columns.number >= edges[1]
-    acceptance = columns.of_blocks(proposal, "acceptance")
-    kl = None if proposal.name == "target" else columns.of_tokens(proposal.name, "kl").reshape(columns.blocks.size, -1)
-    for name, here in (("early", early), ("mid", ~early & ~late), ("late", late)):
-        if here.any():
-            own = columns.blocks.among(here)
-            found = {"acceptance": own.mean(acceptance[here]), "acceptance_median": own.quantiles(acceptance[here], [0.5])[0]}
-            if kl is not None:
-                found["kl"] = own.mean(kl[here].mean(axis=1))
-            rows.append({**proposal.columns(), "position": name, **_flat(found), "blocks": int(here.sum()),
-                         **_tokens_of(columns, proposal, here)})
-    return rows
+    for proposal in columns.proposals:
+        for name, here in (("early", early), ("mid", ~early & ~late), ("late", late)):
+            if here.any():
+                yield Blocks(columns, proposal, name, here)
 
 
-def _tokens(columns: Columns, name: str) -> dict:
-    """Section 3.4: percentiles of the tokens' acceptance 1 - TVD; `p` is the unsharpened target at temperature 1."""
-    levels = (5, 25, 50, 75, 95)
-    found = columns.tokens.quantiles(1.0 - columns.of_tokens(name, "tvd"), [level / 100 for level in levels])
-    return {"against": "p" if name == "p" else "p^alpha", "temperature": 1.0 if name == "p" else float(name),
-            **_flat(dict(zip((f"p{level}" for level in levels), found, strict=True))), "tokens": columns.tokens.size}
-
-
-def _convergence(columns: Columns, proposal: Proposal, steps: int) -> dict:
-    """Section 4.3: probability that a chain moves at least once, or three times.
-
-    The document uses the median acceptance in a binomial distribution (`median_*`). But blocks differ, and not every accepted
-    proposal is a move. `blocks_*` therefore use the rate of moves of each block, and average the probability over blocks.
-    """
-    moved, median = columns.of_blocks(proposal, "moved"), _median(columns, proposal)
-    row: dict[str, object] = {**proposal.columns(), "steps": steps}
-    for least, name in ((1, "once"), (3, "three_times")):
-        # The probability increases with the rate, so it maps the ends of the rate's interval to the ends of its own.
-        row |= median.mapped(partial(chance_of_moves, steps=steps, least=least)).columns(f"median_{name}")
-        own = np.array([chance_of_moves(rate, steps, least) for rate in moved])
-        row |= columns.blocks.mean(own).columns(f"blocks_{name}")
-    return {**row, "blocks": columns.blocks.size}
-
-
-def _weights(columns: Columns, name: str) -> dict:
-    """The differences between joint weights (given the drawn tokens) and reference weights."""
-    def difference(column: str) -> np.ndarray:
-        reference, joint = (columns.of_blocks(Proposal(name, weights), column) for weights in ("reference", "joint"))
-        return joint - reference
-
-    found = {"log_w": columns.blocks.mean(difference("log_w")), "log_w_std": columns.blocks.mean(difference("log_w_std")),
-             "acceptance": columns.blocks.mean(difference("acceptance")),
-             "acceptance_apart": columns.blocks.mean(np.abs(difference("acceptance"))),
-             "moved": columns.blocks.mean(difference("moved"))}
-    return {"temperature": float(name), **_flat({f"{key}_difference": value for key, value in found.items()}),
-            "blocks": columns.blocks.size}
-
-
-def _throughput(columns: Columns, speed: Speed) -> list[dict]:
-    """Section 5.1, with measured speeds. The document assumed a speed of 8 and an acceptance for the target."""
-    rows = []
-    for proposal in columns.proposals if speed.num_timed else ():
-        found = {"proposals_per_second": speed.proposals(proposal), "speed": speed.against_target(proposal)}
-        for name, bought in (("acceptance", "accepts_per_second"), ("moved", "moves_per_second")):
-            values = columns.of_blocks(proposal, name)
-            found |= {name: columns.blocks.mean(values), bought: speed.bought(proposal, values)}
-        rows.append({**proposal.columns(), **_flat(found), "blocks": columns.blocks.size, **speed.counts()})
-    return rows
-
-
-def _strata(columns: Columns, speed: Speed) -> list[dict]:
-    """Section 5.2: easy, middle and hard blocks, by the acceptance of the draft at its lowest temperature."""
-    sharpest = Proposal(columns.temperatures[-1], _last_weights(columns))
-    acceptance = columns.of_blocks(sharpest, "acceptance")
-    rows = []
+def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:
+    acceptance = columns.of_blocks(_sharpest(columns), "acceptance")
     for name, here in (("easy", acceptance > EASY), ("middle", (acceptance <= EASY) & (acceptance >= HARD)),
                        ("hard", acceptance < HARD)):
-        row: dict[str, object] = {"difficulty": name, **columns.blocks.mean(here).columns("share")}
-        for proposal in (sharpest, Proposal("target", "joint")):
-            if proposal in columns.proposals:
-                kind = "target" if proposal.name == "target" else "draft"
-                for column in ("acceptance", "moved"):
-                    values = columns.of_blocks(proposal, column)
-                    row |= columns.blocks.mean(values, here).columns(f"{kind}_{column}")
-                    if speed.num_timed and here.any():
-                        row |= speed.bought(proposal, values, here).columns(f"{kind}_{column}_per_second")
-        rows.append({**row, "blocks": int(here.sum()), **(speed.counts() if speed.num_timed else {})})
-    return rows
+        yield Stratum(columns, speed, name, here)
 
 
-def _blocks(columns: Columns) -> list[dict]:
-    return [{**proposal.columns(), "number": int(number), "acceptance": float(acceptance), "moved": float(moved)}
-            for proposal in columns.proposals
-            for number, acceptance, moved in zip(columns.number, columns.of_blocks(proposal, "acceptance"),
-                                                 columns.of_blocks(proposal, "moved"), strict=True)]
-
-
-def _token_acceptance(columns: Columns) -> list[dict]:
-    """The share of tokens whose acceptance is at most each of 101 values."""
-    places = np.linspace(0.0, 1.0, 101)
-    rows = []
-    for name in ("p", *columns.temperatures):
-        ordered = np.sort(1.0 - columns.of_tokens(name, "tvd"))
-        shares = np.searchsorted(ordered, places + 1e-9, side="right") / len(ordered)
-        rows += [{"against": "p" if name == "p" else "p^alpha", "temperature": 1.0 if name == "p" else float(name),
-                  "acceptance": float(place), "share": float(share)} for place, share in zip(places, shares, strict=True)]
-    return rows
-
-
-def _flat(estimates: dict[str, IntervalEstimate]) -> dict[str, float | None]:
-    return {key: value for name, estimate in estimates.items() for key, value in estimate.columns(name).items()}
+def _blocks(columns: Columns) -> Iterator[Block]:
+    for proposal in columns.proposals:
+        acceptance, moved = (columns.of_blocks(proposal, name) for name in ("acceptance", "moved"))
+        yield from (Block(proposal, *values) for values in zip(columns.number, acceptance, moved, strict=True))

@@ -1,13 +1,20 @@
-"""Importance weights of proposed blocks, of two kinds: `reference` and `joint`.
+"""Distances of target and draft, draws of blocks, their importance weights, and chains that propose them.
 
-A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) - sum log q(x_k). The kinds differ in the tokens that
-p(x_k) is conditioned on. `reference` is the kind in the probe's source document: p(x_k) given the tokens of the measured
-answer before position k. `joint` is p(x_k) given the block's own tokens before position k. Only then is w the ratio of two
-distributions over blocks.
+Weights are of two kinds, `reference` and `joint`. A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) -
+sum log q(x_k). The kinds differ in the tokens that p(x_k) is conditioned on. `reference` is the kind in the probe's source
+document: p(x_k) given the tokens of the measured answer before position k. `joint` is p(x_k) given the block's own tokens
+before position k. Only then is w the ratio of two distributions over blocks.
+
+Independence Metropolis-Hastings proposes draws from q. In state x it accepts y with probability min(1, w(y) / w(x)) (Hastings
+1970; for the acceptance in equilibrium Liu 1996, "Metropolized independent sampling").
+
+p is the target's distribution of a token, p_alpha = softmax(alpha · logits) the sharpened one, and q = softmax(draft
+logits / T) the draft's. Rows of logits are float32 (n, vocabulary), with -inf for ids without a token.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +23,6 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing.sequences import PREFIX, Reading, Tree, checked, positions_at_once, predictors
-from dflash_mcmc.probe.speculative_mcmc import independence
 
 
 class Proposed(NamedTuple):
@@ -103,7 +109,118 @@ def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, 
         uniforms: float64 (blocks, samples - 1).
     """
     log_w = alpha * proposed.log_p.sum(axis=-1) - proposed.log_q.sum(axis=-1)
-    simulated = independence.simulate(log_w, uniforms, proposed.tokens)
+    simulated = simulate(log_w, uniforms, proposed.tokens)
     return {"acceptance": simulated.acceptance, "moved": simulated.moved,
-            "equilibrium": independence.in_equilibrium(log_w), "log_w": log_w.mean(axis=1),
-            "log_w_std": log_w.std(axis=1, ddof=1), "effective": independence.effective_samples(log_w)}
+            "equilibrium": in_equilibrium(log_w), "log_w": log_w.mean(axis=1),
+            "log_w_std": log_w.std(axis=1, ddof=1), "effective": effective_samples(log_w)}
+
+
+class Simulated(NamedTuple):
+    """Rates of each row of samples, float64 (rows,)."""
+
+    acceptance: np.ndarray
+    """Share of the proposals that were accepted."""
+    moved: np.ndarray
+    """Share of the proposals that were accepted and differ from the state."""
+
+
+def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) -> Simulated:
+    """Simulates a chain for each row of samples. It starts at the first sample and proposes the others in order.
+
+    Args:
+        log_weights: float64 (rows, samples), nats; samples >= 2.
+        uniforms: float64 (rows, samples - 1).
+        tokens: int64 (rows, samples, n), the samples themselves.
+    """
+    rows, samples = log_weights.shape
+    log_uniforms, weight, state = np.log(uniforms), log_weights[:, 0], tokens[:, 0]
+    accepted, moved = np.zeros(rows), np.zeros(rows)
+    for number in range(1, samples):
+        proposal = tokens[:, number]
+        taken = log_uniforms[:, number - 1] < log_weights[:, number] - weight
+        accepted += taken
+        moved += taken & (state != proposal).any(axis=1)
+        weight, state = np.where(taken, log_weights[:, number], weight), np.where(taken[:, None], proposal, state)
+    return Simulated(accepted / (samples - 1), moved / (samples - 1))
+
+
+def in_equilibrium(log_weights: np.ndarray) -> np.ndarray:
+    """The acceptance of a chain in equilibrium, float64 (rows,), estimated from samples of q.
+
+    The expectation of min(1, w(y) / w(x)) over x ~ target and y ~ q equals E[min(w(x), w(y))] / E[w] over x, y ~ q. The
+    estimate uses all pairs of samples of a row. It simulates no chain, so it has no simulation noise.
+    """
+    samples = log_weights.shape[1]
+    ordered = np.sort(np.exp(log_weights - log_weights.max(axis=1, keepdims=True)), axis=1)
+    # Weights are sorted, so weight number k (from 0) is the minimum in its pairs with the samples - 1 - k later weights.
+    pairs = (ordered * np.arange(samples - 1, -1, -1)).sum(axis=1)
+    return 2.0 * pairs / ((samples - 1) * ordered.sum(axis=1))
+
+
+def acceptance_floor(samples: int) -> float:
+    """Mean result of `simulate` if the weights are so uneven that a chain only moves to a new maximum.
+
+    The k-th sample is a new maximum with probability 1/k, whatever the weights: (1/2 + ... + 1/samples) / (samples - 1). A
+    simulated acceptance of this size therefore means that the chain is stuck.
+    """
+    return sum(1.0 / k for k in range(2, samples + 1)) / (samples - 1)
+
+
+def effective_samples(log_weights: np.ndarray) -> np.ndarray:
+    """Kong's effective sample size (sum w)² / sum w² of each row, float64 (rows,), from 1 to samples."""
+    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    return weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1)
+
+
+def chance_of_moves(rate: float, steps: int, least: int) -> float:
+    """Probability of at least `least` moves in `steps` independent steps that each move with probability `rate`."""
+    fewer = (math.comb(steps, k) * rate**k * (1.0 - rate) ** (steps - k) for k in range(least))
+    return 1.0 - sum(fewer)
+
+
+class Distances(NamedTuple):
+    """Distances for each row, float32 (n,)."""
+
+    kl: torch.Tensor
+    """KL(p_alpha || q) in nats."""
+    total_variation: torch.Tensor
+    """Half the sum of |p_alpha - q|. One minus it is the probability that rejection sampling accepts a token drawn from q."""
+
+
+class DrawnBlocks(NamedTuple):
+    """Tokens drawn from q, (n, samples)."""
+
+    tokens: torch.Tensor
+    """int64."""
+    log_q: torch.Tensor
+    """float64, nats."""
+
+
+def distances(target: torch.Tensor, draft: torch.Tensor, alpha: float, temperature: float) -> Distances:
+    """The distances between p_alpha of the target's logits and q of the draft's logits."""
+    log_p, log_q = torch.log_softmax(alpha * target, dim=-1), torch.log_softmax(draft / temperature, dim=-1)
+    p = log_p.exp()
+    # Tokens of probability 0 in both would give 0 · (-inf + inf). If only q is 0, the KL divergence is rightly infinite.
+    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=-1)
+    return Distances(kl.clamp(min=0.0), 0.5 * (p - log_q.exp()).abs().sum(dim=-1))
+
+
+def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> DrawnBlocks:
+    """Draws from each row by inverse transform. A token of probability zero is never drawn.
+
+    Args:
+        uniforms: float64 (n, samples), inside (0, 1).
+    """
+    logits = logits / temperature
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).double().exp()
+    upto = weights.cumsum(dim=-1)
+    total = upto[:, -1:]
+    # Rounding could move the point to the total. It is kept below, so that the search finds a token of positive weight.
+    point = torch.minimum(uniforms * total, total * (1.0 - 2.0**-52))
+    tokens = torch.searchsorted(upto, point, right=True)
+    return DrawnBlocks(tokens, weights.gather(1, tokens).log() - total.log())
+
+
+def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log softmax of tokens int64 (n, samples), as float64 of the same shape, in nats."""
+    return logits.gather(1, tokens).double() - torch.logsumexp(logits.double(), dim=-1, keepdim=True)

@@ -96,8 +96,11 @@ class WandbRun:
     """
 
     def __init__(self, open_run: Callable[[], wandb.Run], info: RunInfo, mode: str, why: str):
-        self._open, self._info, self._steps = open_run, info, 0
-        self._recent: deque[tuple[float, dict]] = deque()
+        self._open, self._info = open_run, info
+        self._finished = 0
+        """Records so far."""
+        self._recent: deque[tuple[float, int, dict]] = deque()
+        """Time, step and values of what was logged lately."""
         self._begin()
         if mode == "offline":
             from tqdm import tqdm
@@ -111,19 +114,19 @@ class WandbRun:
 
     def log(self, metrics: dict, step: int) -> None:
         """Logs a sample. `step`, the number of samples so far, is the x axis: a resumed run continues the count."""
-        self._steps = step
-        self._log(metrics)
+        self._finished = step
+        self._log(metrics, 2 * step)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs.
 
         Question and prompt are in the first row of each problem alone: with many chains they would be most of the table.
         """
-        self._steps = len(records)
+        self._finished = len(records)
         problems = dict(read_problems(self._info.folder))
         rows = [{**problems.pop(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
         if rows:
-            self._log({"samples": _table(rows, TABLE_COLUMNS)})
+            self._log({"samples": _table(rows, TABLE_COLUMNS)}, 2 * self._finished + 1)
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
@@ -133,7 +136,7 @@ class WandbRun:
         shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
         shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
         if shown:
-            self._log(shown)
+            self._log(shown, 2 * self._finished + 1)
         identity = json.loads((folder / "run.json").read_text())["identity"]
         artifact = wandb.Artifact(artifact_name("records", self._info.experiment, self._info.identity), "records",
                                   description=f"records of {self._info.name or self._info.condition}",
@@ -166,16 +169,21 @@ class WandbRun:
         with contextlib.suppress(Exception):  # it contacts the dead process
             wandb.teardown()
         self._begin()
-        for _, values in self._recent:
-            self._run.log(values)
+        for _, step, values in self._recent:
+            self._run.log(values, step)
 
-    def _log(self, values: dict) -> None:
-        self._recent.append((time.monotonic(), {**values, "finished": self._steps}))
+    def _log(self, values: dict, step: int) -> None:
+        """Logs values at a step of W&B's history: 2 n for record number n, 2 n + 1 for what follows n records.
+
+        A new session without a connection would count from 0 again, and its upload would replace the steps of the session
+        before it. These numbers follow from the run's records instead, so that they are the same in every session.
+        """
+        self._recent.append((time.monotonic(), step, {**values, "finished": self._finished}))
         while self._recent[0][0] < time.monotonic() - _UNWRITTEN_SECONDS:
             self._recent.popleft()
         try:
             self._define(values)
-            self._run.log(self._recent[-1][1])
+            self._run.log(self._recent[-1][2], step)
         except Exception:
             if not stopping.requested():
                 raise

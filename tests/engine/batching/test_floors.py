@@ -14,7 +14,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.engine.speculative.commit import below_floor
-from dflash_mcmc.ops import Draw, Floor, SamplingParams
+from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import BLENDS, TOLERANCE, power_mh, run_batched, same
@@ -78,6 +78,25 @@ def test_a_draw_ends_with_the_first_token_at_which_its_floor_is_crossed(qwen3, d
         assert done.result.measures["same"], done.tag
     assert sum(done.result.measures["expected"] < done.result.measures["whole"] for done in found) >= 8
     assert not shared or sum(done.cost.tokens_skipped for done in found) >= 10
+
+
+def abandoned_and_scored(key: Key):
+    """A draw, another that overwrites its keys, the first again up to an early end, and a score of all of the first."""
+    start, law = Trajectory.start(np.array([11, 5, 23])), SamplingParams()
+    whole = yield Draw(start, 12, law, key.fold_in("first"))
+    other = yield Draw(start, 12, law, key.fold_in("second"))
+    early = yield Draw(start, 12, law, key.fold_in("first"), floor=Floor(1e3, 1.0, 0.0, None, 0.0))
+    scored = yield Score(whole.prefix(early.length + 1), whole.tokens[early.length + 1:], law)
+    return ChainResult(scored, measures={"differs": float(other.tokens[0] != whole.tokens[0] and early.length < whole.length),
+                                         "off": float(np.abs(scored.log_p - whole.log_p).max())})
+
+
+def test_the_last_token_of_an_abandoned_draw_has_no_keys(qwen3):
+    """It has not been fed. A later operation that begins with the draw's tokens reads it."""
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=(3,)), BLENDS["none"], 3, 24, Options())
+    found = [done.result.measures for done in engine.run((number, abandoned_and_scored(Key(number))) for number in range(8))]
+    assert sum(measures["differs"] for measures in found) >= 5
+    assert max(measures["off"] for measures in found) < TOLERANCE
 
 
 @pytest.mark.parametrize("cut", ["current", "horizon"])

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.draft.network.dflash.test_network import QWEN3_4B
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.probe.deep_readout import architecture, figures, tables
-from dflash_mcmc.probe.deep_readout.parameters import count_parameters, parameter_rows
-from dflash_mcmc.probe.deep_readout.tables import READERS, Tokens
-from tests.draft.network.test_dflash import QWEN3_4B
+from dflash_mcmc.probe.deep_readout import figures, tables
+from dflash_mcmc.probe.deep_readout.tables import READERS, Tokens, count_parameters, parameter_rows
 from tests.engine.speculative.test_speculator import network
 from tests.targets import random_model
 
@@ -69,7 +68,7 @@ def test_low_confidence_tokens_have_their_own_rows():
     table = tables.decomposition(tokens)
     low, every = (pick(table, tokens=name, component="+ features") for name in ("p_target < 0.01", "all"))
     assert (low["factor"], low["n"], every["factor"], every["n"]) == (5.0, 1, 108 / 24, 3)
-    values = tables.summary_values(tokens, table)
+    values = tables.VALUES.row(tables.Result(tokens, table))
     assert (values["features_factor_low_confidence"], values["features_factor"]) == (5.0, 4.5)
     assert (values["num_tokens"], values["num_low_confidence_tokens"]) == (3, 1)
 
@@ -135,7 +134,7 @@ def test_tables_without_a_token():
     assert {row["factor"] for row in table} == {None}
     assert tables.blocks(tokens) == tables.block_curves(tokens) == []
     assert tables.position_curves(tokens) == []
-    assert tables.summary_values(tokens, table)["mean_rank_mask"] is None
+    assert tables.VALUES.row(tables.Result(tokens, table))["mean_rank_mask"] is None
 
 
 def qwen3_4b() -> dict:
@@ -188,7 +187,7 @@ def test_figures_contain_their_numbers():
     assert all(text in fall for text in ("12,920", "2,161\n6.0x better", "1,476\n1.5x better", "305\n42.4x better", "75,835"))
     assert "0\n2" in texts(figures.by_block(tables.block_curves(tokens), "block"))
     assert "91-127\n2" in texts(figures.by_position(tables.position_curves(tokens), "full"))
-    diagram = texts(architecture.architecture(qwen3_4b()))
+    diagram = texts(figures.architecture(qwen3_4b()))
     assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "same weights as the embedding"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.probe.layer_rank.ranks import Ranked, described, median_of
+from dflash_mcmc.probe.layer_rank.ranks import LAYERS, NORMS, NormRow, Ranked, median_of
 from dflash_mcmc.statistics.intervals import Clusters
 
 
@@ -37,31 +37,34 @@ RECORDS = [
 
 
 def test_rows_by_hand():
-    row = Ranked(RECORDS, hard_only=False).row("0 none")
+    row = LAYERS[""].row(Ranked(RECORDS, hard_only=False).of("0 none"))
     assert (row["source"], row["layer"], row["norm"], row["n"]) == ("layer", 0, "none", 4)
     assert (row["mean_rank"], row["median_rank"], row["mean_log_p"]) == (7.0, 2.0, -3.0)
     assert (row["share_rank_1"], row["agreement"]) == (0.25, 0.25)
     # A resample of two problems has the first twice, both, or the second twice.
     assert (row["mean_rank_low"], row["mean_rank_high"]) == (5.0, pytest.approx(23 / 3))
-    draft = Ranked(RECORDS, hard_only=False).row("draft")
+    draft = LAYERS[""].row(Ranked(RECORDS, hard_only=False).of("draft"))
     assert (draft["n"], draft["mean_rank"], draft["mean_log_p"], draft["agreement"]) == (2, 3.5, -2.0, 0.5)
-    hard = Ranked(RECORDS, hard_only=True).row("0 none")
+    hard = LAYERS[""].row(Ranked(RECORDS, hard_only=True).of("0 none"))
     assert (hard["n"], hard["mean_rank"], hard["median_rank"]) == (1, 20.0, 20.0)
     assert (hard["mean_log_p"], hard["agreement"]) == (-7.0, 0.0)
 
 
 def test_the_effect_of_the_norm_by_hand():
-    row = Ranked(RECORDS, hard_only=False).norm_row(0)
+    ranked = Ranked(RECORDS, hard_only=False)
+    row = NORMS[""].row(NormRow(ranked.of("0 none"), ranked.of("0 final")))
     assert row["mean_rank_raw_over_normed"] == pytest.approx(28 / 36)
     assert (row["share_better_raw"], row["share_better_normed"], row["n"]) == (0.25, 0.5, 4)
 
 
 def test_no_values_without_hard_tokens():
-    row = Ranked(RECORDS[1:], hard_only=True).row("target")
+    row = LAYERS[""].row(Ranked(RECORDS[1:], hard_only=True).of("target"))
     assert row["n"] == 0
     assert {row[name] for name in ("mean_rank", "median_rank", "mean_log_p", "share_rank_1", "agreement")} == {None}
 
 
 def test_names_of_rows():
-    assert described("12 final") == {"source": "layer", "layer": 12, "norm": "final"}
-    assert described("target where drafted") == {"source": "target where drafted", "layer": None, "norm": None}
+    ranked = Ranked([{**RECORDS[0], "ranks": {"12 final": [1, 1, 1], "target where drafted": [1, 1, 1]}}], hard_only=False)
+    rows = map(ranked.of, ("12 final", "target where drafted"))
+    assert [(row.source, row.layer, row.norm) for row in rows] == [
+        ("layer", 12, "final"), ("target where drafted", None, None)]

@@ -121,23 +121,23 @@ NONE = {"hard": [[0] * 8], "easy": [[10, 1.0, 10, 0, 0, 0, 1.0, 10]]}
 def test_rows_by_hand():
     records = [{"sums": {part: {"5": cells[part], "flattened": cells[part]} for part in ("hard", "easy")}}
                for cells in (CELL, NONE)]
-    tables = Blended(records, [0.05])
-    row, control = tables.table("hard")
+    blended = Blended(records, [0.05])
+    row, control = blended.rows(gains.HARD, "hard")
     assert (row["source"], row["layer"], row["beta"], row["n"]) == ("layer", 5, 0.05, 4)
     assert (control["source"], control["layer"]) == ("flattened", None)
     assert (row["gain"], row["wins"], row["wins_minus_losses"]) == (0.5, 0.75, 0.5)
     assert (row["rank_wins"], row["rank_losses"], row["rank_wins_minus_losses"]) == (0.5, 0.25, 0.25)
     assert (row["gain_over_flattened"], row["wins_over_flattened"]) == (0.25, 0.5)
-    row, _ = tables.table("hard", "easy")
+    row, _ = blended.rows(gains.GRID, "hard", "easy")
     assert (row["n"], row["gain"], row["wins"], row["rank_losses"]) == (20, 0.0, 0.7, 0.2)
     assert row["gain_low"] == -0.1  # the first problem twice
     assert row["gain_high"] == 0.1
     assert "wins_minus_losses" not in row
-    row, _ = tables.table("easy")
+    row, _ = blended.rows(gains.EASY, "easy")
     assert (row["n"], row["gain"]) == (16, -0.125)
 
 
 def test_a_part_without_tokens_has_no_values():
-    (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).table("hard")
+    (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).rows(gains.HARD, "hard")
     assert row["n"] == 0
     assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.kernel.metropolis import MetropolisStep, result, trace_entry
+from dflash_mcmc.kernel import MetropolisStep, result, trace_entry
 from dflash_mcmc.probe.mixing.chains import DECISIONS, cell_record, cells_of
 from dflash_mcmc.types import Cost, Trajectory
 

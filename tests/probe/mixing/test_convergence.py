@@ -7,9 +7,22 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc.probe.mixing import convergence as conv
+from dflash_mcmc.probe.mixing import tables
 from dflash_mcmc.probe.mixing.chains import COSTS, Cell, StepChain
 from dflash_mcmc.probe.mixing.convergence import Convergence, Window, autocorrelation, convergence, window
 from dflash_mcmc.rng import Key
+
+
+def convergence_row(cell, name):
+    return tables.CONVERGENCE.row(conv.CellConvergence(cell, name))
+
+
+def effective_samples_row(cell, name):
+    return tables.EFFECTIVE_SAMPLES.row(conv.CellEss(cell, name))
+
+
+def autocorrelation_rows(cell, name):
+    return tables.BY_LAG.rows(conv.lags(cell, name))
 
 
 def normal(*shape: int, name: str = "x") -> np.ndarray:
@@ -91,7 +104,7 @@ def test_constant_halves_have_no_rhat():
     """The middle step is in neither half, so its move is in no half: arviz returns nan."""
     assert convergence(of_values([0, 0, 1, 0, 0], [0, 0, 2, 0, 0])).rhat is None
     assert convergence(of_values([0, 0, 1, 0, 0], [3, 3, 1, 3, 3])).rhat == np.inf
-    row = conv.convergence_row(cell_of(chain([0, 0, 1, 0, 0]), chain([0, 0, 0, 0, 0], number=1)), "all")
+    row = convergence_row(cell_of(chain([0, 0, 1, 0, 0]), chain([0, 0, 0, 0, 0], number=1)), "all")
     assert (row["rhat_problems"], row["rhat"], row["rhat_above_1.1"], row["rhat_infinite"]) == (0, None, None, None)
 
 
@@ -161,7 +174,7 @@ def test_the_table_of_convergence():
     cell = cell_of(*(chain(draws, problem=problem) for problem, rows in
                      (("stuck", level), ("agree", [level[0]] * 2), ("mixed", mixed), ("apart", apart)) for draws in rows),
                    chain([1.0, 2.0, 3.0], problem="short"))
-    row = conv.convergence_row(cell, "all")
+    row = convergence_row(cell, "all")
     rhats = [rank_rhat(mixed), rank_rhat(apart)]
     assert rhats[0] < rhats[1]
     assert (row["fewest_steps"], row["most_steps"], row["too_short"]) == (3, 8, 1)
@@ -171,25 +184,25 @@ def test_the_table_of_convergence():
     assert row["rhat_low"] <= row["rhat"]
     assert row["rhat_high"] is None  # infinite
     assert row["rhat_above_1.1"] == np.mean([np.inf > 1.1, rhats[0] > 1.1, rhats[1] > 1.1])
-    short = conv.convergence_row(cell_of(chain([1.0, 2.0])), "all")
+    short = convergence_row(cell_of(chain([1.0, 2.0])), "all")
     assert (short["rhat"], short["stuck"], short["rhat_problems"], short["too_short"]) == (None, None, 0, 1)
 
 
 def test_rhats_of_independent_draws():
     many = conv.independent_rhats(4, 8)
     assert many.shape == (conv.DRAWS,)
-    row = conv.convergence_row(cell_of(*(chain(draws, number=n) for n, draws in enumerate(normal(4, 8)))), "all")
+    row = convergence_row(cell_of(*(chain(draws, number=n) for n, draws in enumerate(normal(4, 8)))), "all")
     assert row["independent_above_1.01"] == np.mean(many > 1.01)
     assert row["independent_above_1.1"] == np.mean(many > 1.1) < row["independent_above_1.01"]
 
 
 def test_stuck_problems_add_no_effective_samples():
     draws = normal(2, 20)
-    alone = conv.effective_samples_row(cell_of(*(chain(values) for values in draws)), "all")
+    alone = effective_samples_row(cell_of(*(chain(values) for values in draws)), "all")
     assert alone["ess_per_step"] == pytest.approx(convergence(moving(draws)).ess / 40)
     assert alone["ess_per_1000_token_forwards"] == pytest.approx(1000 * convergence(moving(draws)).ess / 200)
     stuck = [chain(np.ones(20), problem="b", forwards=300)] * 2
-    both = conv.effective_samples_row(cell_of(*(chain(values) for values in draws), *stuck), "all")
+    both = effective_samples_row(cell_of(*(chain(values) for values in draws), *stuck), "all")
     assert both["ess_per_step"] == pytest.approx(alone["ess_per_step"] / 2)
     assert both["ess_per_1000_token_forwards"] == pytest.approx(alone["ess_per_1000_token_forwards"] / 4)
     assert (both["problems"], both["too_short"]) == (2, 0)
@@ -198,22 +211,22 @@ def test_stuck_problems_add_no_effective_samples():
 def test_problems_too_short_for_effective_samples_are_left_out_and_counted():
     draws, short = normal(2, 20), [chain(values, problem="s") for values in normal(2, 19)]
     long = [chain(values) for values in draws]
-    both, alone = (conv.effective_samples_row(cell_of(*chains), "all") for chains in ([*long, *short], long))
+    both, alone = (effective_samples_row(cell_of(*chains), "all") for chains in ([*long, *short], long))
     assert (both["ess_per_step"], both["problems"], both["too_short"]) == (alone["ess_per_step"], 1, 1)
     assert (both["fewest_steps"], both["most_steps"]) == (19, 20)
-    none = conv.effective_samples_row(cell_of(*short), "all")
+    none = effective_samples_row(cell_of(*short), "all")
     assert (none["ess_per_step"], none["ess_per_1000_token_forwards"], none["too_short"]) == (None, None, 1)
-    assert conv.convergence_row(cell_of(*short), "all")["too_short"] == 0
+    assert convergence_row(cell_of(*short), "all")["too_short"] == 0
 
 
 def test_the_table_of_autocorrelation():
     draws = normal(3, 6)
     cell = cell_of(*(chain(values, problem=str(number)) for number, values in enumerate(draws)),
                    chain(np.ones(6), problem="s"), chain([1.0, 2.0, 3.0], problem="short"))
-    rows = conv.autocorrelation_rows(cell, "all")
+    rows = autocorrelation_rows(cell, "all")
     assert [row["lag"] for row in rows] == [1, 2, 3, 4, 5]
     for row in rows:
         assert row["autocorrelation"] == pytest.approx(np.mean([autocorrelation(values)[row["lag"]] for values in draws]))
         assert (row["chains"], row["stuck"]) == (3, 1)
         assert row["independent"] == pytest.approx(-(6 - row["lag"]) / 30)
-    assert conv.autocorrelation_rows(cell_of(chain(np.ones(6))), "all") == []
+    assert autocorrelation_rows(cell_of(chain(np.ones(6))), "all") == []

@@ -14,6 +14,10 @@ SECOND = [(15, 20, 20, 0.0, "i"), (3, 20, 90, 200.0, "a"), (89, 90, 90, 0.0, "i"
 PAST_THE_END = [(12, 10, 10, 0.0, "i")]
 
 
+def cells_row(cell):
+    return tables.CELLS.row(tables.Proposals(cell, cell.steps()))
+
+
 def chain(steps: list[tuple], problem: str = "a", number: int = 0, last_log_p: float = -5.0, **cost: int) -> StepChain:
     cut, length, proposal, ratio, decision = zip(*steps, strict=True)
     ones = np.ones(len(steps), np.int64)
@@ -36,7 +40,7 @@ def without_intervals(row: dict) -> dict:
 
 
 def test_cells(cell):
-    row = tables.cells(cell)
+    row = cells_row(cell)
     assert without_intervals(row) == {
         "alpha": 4.0, "temperature": 0.25, "early_reject": "exact", "acceptance": 5 / 8, "moved_rate": 2 / 8,
         "identical": 3 / 8, "abandoned": 2 / 8, "log_p": -6.0, "proposals": 8, "chains": 2, "problems": 2, "failed": 1}
@@ -45,7 +49,7 @@ def test_cells(cell):
 
 
 def test_cost(cell):
-    row = tables.cost(cell)
+    row = tables.COST.row(tables.Spent(cell))
     assert (row["complete_tokens"], row["complete"]) == (pytest.approx((10 + 1 + 28 + 5 + 87 + 1) / 6), 6)
     assert (row["abandoned_tokens"], row["abandoned"]) == (2.0, 2)
     assert (row["skipped_share"], row["tokens"]) == (20 / 60, 60)
@@ -68,10 +72,10 @@ def test_by_length(cell):
 
 def test_a_cut_past_the_end_proposes_nothing():
     cell = cell_of(chain(PAST_THE_END))
-    assert tables.cells(cell)["identical"] == 1.0
+    assert cells_row(cell)["identical"] == 1.0
     assert sum(row["proposals"] for row in tables.by_cut(cell) + tables.by_length(cell)) == 0
     assert sum(row["n"] for row in tables.log_ratios(cell)) == 0
-    assert tables.cost(cell)["complete"] == 0
+    assert tables.COST.row(tables.Spent(cell))["complete"] == 0
 
 
 def test_log_ratios(cell):
@@ -134,9 +138,9 @@ def test_early_rejection_is_compared_with_the_same_chains_without():
 
 def test_a_cell_without_chains():
     empty = cell_of(num_failed=2)
-    assert tables.cells(empty)["acceptance"] is None
-    assert tables.cells(empty)["failed"] == 2
-    assert tables.cost(empty)["complete_tokens"] is None
+    assert cells_row(empty)["acceptance"] is None
+    assert cells_row(empty)["failed"] == 2
+    assert tables.COST.row(tables.Spent(empty))["complete_tokens"] is None
     assert tables.moves(empty) == []
     assert tables.early_rejection([cell_of(early_reject="off"), empty])[0]["chains"] == 0
     assert {row["n"] for row in tables.log_ratios(empty)} == {0}

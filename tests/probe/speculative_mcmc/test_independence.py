@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dflash_mcmc.probe.speculative_mcmc.independence import (
+from dflash_mcmc.probe.speculative_mcmc.weighing import (
     acceptance_floor,
     chance_of_moves,
     effective_samples,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.probe.speculative_mcmc.proposals import distances, draw, log_probability
+from dflash_mcmc.probe.speculative_mcmc.weighing import distances, draw, log_probability
 
 
 def laws(target, draft, alpha, temperature) -> tuple[np.ndarray, np.ndarray]:

@@ -1,18 +1,84 @@
-"""Stages whose number does not divide the length: their horizons, and the law of a whole chain."""
+"""Decisions and costs by hand; stages whose number does not divide the length: their horizons, and the law of a chain."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.kernel.metropolis import stage_horizon
+from dflash_mcmc.kernel import decide, doubling, doubling_cost, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import power_mh
 from dflash_mcmc.testing import PROMPT, law_of, power_target, product_target, total_variation, transition_matrix
+from dflash_mcmc.types import ExpectedCost, Trajectory
 
 EXACT, WRONG = 1e-12, 1e-3
+
+
+def path(*tokens: int) -> Trajectory:
+    zeros = np.zeros(len(tokens))
+    return Trajectory.start(np.array([0])).extended(np.array(tokens), zeros, zeros, np.zeros((len(tokens), 2)), False)
+
+
+STATE, OTHER = path(1, 2), path(1, 3, 4)
+
+
+@pytest.mark.parametrize(("log_ratio", "decision"), [
+    (-0.9, "accept"), (-1.1, "reject"), (-1.0, "reject"), (0.5, "accept"), (-math.inf, "reject"), (math.nan, "reject")])
+def test_a_proposal_is_accepted_where_the_uniform_is_below_the_ratio(log_ratio, decision):
+    step = decide(STATE, OTHER, 1, log_ratio, -1.0)
+    assert (step.decision, step.cut, step.proposal_length) == (decision, 1, 3)
+    assert step.trajectory is (OTHER if decision == "accept" else STATE)
+
+
+def test_an_equal_proposal_is_accepted_but_does_not_move():
+    step = decide(STATE, path(1, 2), 1, 0.0, -1.0)
+    assert (step.decision, step.accepted, step.moved) == ("identical", True, False)
+
+
+def test_the_result_counts_each_decision():
+    steps = [decide(STATE, other, 0, ratio, -1.0) for other, ratio in ((OTHER, 0.0), (STATE, 0.0), (OTHER, -2.0))]
+    found = result(STATE, [*steps, steps[-1]._replace(decision="abandon")], 0.25, [{"block": 1}])
+    assert (found.proposals, found.accepted, found.moved, found.abandoned, found.law_error) == (4, 2, 1, 1, 0.25)
+    assert found.trace == ({"block": 1},)
+
+
+def test_the_trace_has_the_length_before_and_log_p_after_a_step():
+    step = decide(STATE, OTHER._replace(log_p=np.array([-1.0, -2.0, -4.0])), 1, 0.0, -1.0)
+    assert trace_entry(step, 3, 2, STATE.length) == {
+        "block": 3, "step": 2, "cut": 1, "length": 2, "proposal_length": 3, "log_ratio": 0.0, "decision": "accept",
+        "log_p": -7.0}
+
+
+def half(state: float, reach: float) -> float:
+    return (state + 1) / 2
+
+
+def test_stages_that_double():
+    assert [doubling(count) for count in (1, 2, 3, 4, 5, 8)] == [
+        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 4, 8]]
+
+
+def test_a_chain_of_two_stages():
+    """Stages of 4 and 6 tokens: 3 steps draw 2.5 and 3.5 tokens after prefixes of 1.5 and 2.5, and one extension keeps 4."""
+    found = mh_cost(6.0, 8, 2, 3, half, stops=False)
+    assert found == ExpectedCost(6.0, 3 * 6.0, 0.0, 2 + 3 * 2, pytest.approx(3 * 4.0 + 4.0))
+
+
+def test_a_chain_that_stops_with_its_answer():
+    found = mh_cost(3.0, 8, 2, 3, half, stops=True)
+    assert found == ExpectedCost(3.0, 3 * 2.0, 0.0, 1 + 3, pytest.approx(3 * 1.0))
+
+
+def test_a_chain_whose_stages_double():
+    """The answer of 3 tokens passes the horizons 1 and 2 of 8, and the last stage is at 8."""
+    found = doubling_cost(3.0, 8, 8, 1, half)
+    assert found == ExpectedCost(3.0, 1.0 + 1.5 + 2.0, 0.0, 3 + 3, pytest.approx(0.0 + 0.5 + 1.0 + 0.0 + 1.0 + 2.0))
+
+
 STAGED = ["power_mh", "multiple_try", "replica_exchange", "draft_mh", "draft_refine"]
 
 

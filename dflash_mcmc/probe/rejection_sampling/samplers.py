@@ -1,7 +1,7 @@
-"""The probe on the laws of a draft: the first two tokens of a block after a prompt, by right and by wrong samplers.
+"""The samplers of the probe on two kinds of laws: one drafted token with synthetic logits, and the first two of a real block.
 
-All laws are tables over the vocabulary, because the prompt and the anchor are fixed: the target's and the draft's law of the
-first token, and their laws of the second token after each first one.
+The laws of a draft are tables over the vocabulary, because the prompt and the anchor are fixed: the target's and the draft's
+law of the first token, and their laws of the second token after each first one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws_of
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Block, Noise, Speculation, Uniforms
+from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Noise, Speculation, Uniforms, Verdict
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
@@ -29,12 +29,73 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe.rejection_sampling import RejectionSampling
 
+_ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
+"""Faults that this probe does not measure."""
 _DRAFTED = 2
 _LARGEST_VOCABULARY = 4096
 _PAIRS = 199
 """Pairs of tokens that are counted; all others are counted together."""
 BLOCK = "speculative_rejection_block"
 MARGINAL, BASE = "speculative_rejection marginal_q", "speculative_rejection base_logits_q"
+
+
+class OneToken(NamedTuple):
+    """The attributes of a drafter that predicts one token, without a network."""
+
+    num_drafted: int = 1
+    has_density: bool = True
+
+
+def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
+    """The decoders by name, correct (`decoder`) and with each fault that this probe measures (`decoder fault`).
+
+    All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
+    uses separate uniforms.
+    """
+    samplers = {}
+    for decoder, rule, known in (("speculative_rejection", rules.reject, rules.REJECTION),
+                                 ("speculative_match", rules.match, rules.MATCH)):
+        for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
+            if name not in _ELSEWHERE:
+                samplers[f"{decoder} {name}".strip()] = Speculation(
+                    wrong or rule, OneToken(num_drafted), shared_noise=rule is rules.match, temperature=None, noisy=True,
+                    fault=fault)
+    return samplers
+
+
+def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
+            rows: int) -> Verdict:
+    """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
+    def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws_of.Weights:
+        return laws_of.weigh(laws_of.process(logits.expand(count, -1), law, laws_of.NO_HISTORY))
+
+    target, draft = logits
+    weights = weigh(draft, sampler.draft_params(law), rows)
+    drafted = sampler.draft(weights, chance, 0)
+    judged = weigh(draft, SamplingParams(), rows) if sampler.fault.raw_draft else weights
+    first = torch.ones(rows, dtype=torch.bool, device=target.device)
+    return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
+
+
+def measure_synthetic(probe: RejectionSampling, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
+    target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in probe.logits())
+    key, size = Key(config.seed).fold_in("rejection_sampling"), probe.chunk_size
+    samplers = samplers_by_name()
+    for unit in work:
+        counts, accepted = {}, {}
+        for name, sampler in samplers.items():
+            chance = _uniforms(key.fold_in(name), unit.chain * size, (unit.chain + 1) * size, work.device)
+            judged = verdict(sampler, (target, draft), SamplingParams(probe.temperature), chance, size)
+            counts[name] = torch.bincount(judged.tokens[:, 0], minlength=probe.vocab_size).tolist()
+            accepted[name] = int(judged.accepted.sum())
+        yield unit, {"draws": size, "accepted": accepted, "counts": counts}
+
+
+def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
+    """The uniforms of draws `start` to `stop` - 1. They depend on the number of the draw alone, not on its chunk."""
+    tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
+    return Uniforms(*(torch.from_numpy(values).to(device) for values in (tokens, *Noise.of(key, start, stop, 1))))
 
 
 class Tables(NamedTuple):
@@ -67,11 +128,9 @@ class Tables(NamedTuple):
 
 def samplers() -> dict[str, Speculation]:
     """The samplers by name: those of the synthetic probe, block verification, and rejection with a wrong q."""
-    from dflash_mcmc.probe.rejection_sampling import samplers_by_name
-
-    found = samplers_by_name(_DRAFTED)
-    right = found["speculative_rejection"]
-    return {**found, BLOCK: right._replace(rule=rules.reject_block), MARGINAL: right, BASE: right}
+    single = samplers_by_name(_DRAFTED)
+    right = single["speculative_rejection"]
+    return {**single, BLOCK: right._replace(rule=rules.reject_block), MARGINAL: right, BASE: right}
 
 
 @torch.inference_mode()
@@ -95,8 +154,8 @@ def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
     rows = [value[0, :_DRAFTED].expand(vocabulary, -1, -1) for value in (drafter.logits(hidden), hidden)]
     corrected = drafter.network.along(rows[0], rows[1], previous)
     after = sequences.read(model, torch.cat([prefix.expand(vocabulary, -1), every[:, None]], dim=1)).hidden[:, -1]
-    found = (model.logits(reading.hidden[0, -1]), model.logits(after), corrected[0, 0], corrected[:, 1], base)
-    return Tables(*(_processed(logits, probe) for logits in found))
+    logits = (model.logits(reading.hidden[0, -1]), model.logits(after), corrected[0, 0], corrected[:, 1], base)
+    return Tables(*(_processed(each, probe) for each in logits))
 
 
 def _hidden(model: LanguageModel, drafter: DFlashDrafter, reading: sequences.Reading, prefix: torch.Tensor) -> torch.Tensor:

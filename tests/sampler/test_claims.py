@@ -1,0 +1,115 @@
+"""What samplers say about themselves: the power that a report compares, the expected cost, the width of their operations."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.registry import components
+from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
+from dflash_mcmc.types import ExpectedCost
+
+POWERS = [
+    *(("temperature", options, power) for options, power in (
+        ({"alpha": 1.0}, 1.0), ({"alpha": 2.0}, None), ({"alpha": 2.0, "temperature": 1.0}, 1.0),
+        ({"alpha": 1.0, "top_p": 0.9}, None), ({"alpha": 1.0, "top_k": 3}, None), ({"alpha": 1.0, "min_p": 0.1}, None),
+        ({"alpha": 1.0, "repetition_penalty": 1.1}, None), ({"alpha": 1.0, "frequency_penalty": 0.1}, None),
+        ({"alpha": 1.0, "presence_penalty": 0.1}, None))),
+    *(("power_mh", {"alpha": 3.0, **options}, power) for options, power in (
+        ({}, 3.0), ({"proposal_temperature": 0.7, "repetition_penalty": 1.2}, 3.0), ({"schedule": "adaptive"}, 3.0),
+        ({"early_reject": "eps"}, 3.0), ({"rule": "published"}, None), ({"after_eos": "return"}, None),
+        ({"rescore": True}, None), ({"top_k": 3}, None), ({"top_p": 0.9}, None), ({"min_p": 0.1}, None))),
+    *(("power_smc", {"alpha": 3.0, **options}, power) for options, power in (
+        ({"wrapper": "none"}, None), ({"wrapper": "pimh"}, 3.0), ({"wrapper": "csmc"}, 3.0),
+        ({"wrapper": "csmc", "top_p": 0.9}, None))),
+    *(("multiple_try", {"alpha": 3.0, **options}, power) for options, power in (
+        ({}, 3.0), ({"top_k": 3}, None), ({"top_p": 0.9}, None))),
+    ("replica_exchange", {"alphas": [1.0, 2.0, 5.0], "output": 2}, 2.0),
+    ("replica_exchange", {"alphas": [1.0, 5.0], "output": -1}, 5.0),
+    ("draft_mh", {"alpha": 3.0}, 3.0), ("draft_refine", {"alpha": 3.0}, 3.0),
+    ("greedy", {}, None), ("best_of_n", {}, None), ("lookahead", {}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "power"), POWERS, ids=str)
+def test_a_sampler_claims_a_power_only_where_its_chains_tend_to_it(name, options, power):
+    """A report compares the samples of runs with one power, as runs of one law."""
+    assert components("sampler")[name].cls(**options).power() == power
+
+
+MH, SMC = {"num_blocks": 1, "num_steps": 3}, {"num_particles": 3, "block_size": 2, "wrapper": "none"}
+"""Answers have 6 of at most 8 tokens. A step that is cut anywhere draws 3.5 of them again, after 2.5."""
+COSTS = [
+    ("greedy", {}, ExpectedCost(6)), ("temperature", {}, ExpectedCost(6)),
+    ("best_of_n", {"num_candidates": 5}, ExpectedCost(30, num_draws=5)),
+    ("power_mh", MH, ExpectedCost(6, 10.5, 0, 4, 7.5)),
+    ("power_mh", {**MH, "rescore": True}, ExpectedCost(6, 10.5, 10.5, 4, 7.5)),
+    ("power_mh", {**MH, "cut": "horizon"}, ExpectedCost(6, 10.5 * 6 / 8, 0, 4, 18 - 10.5 * 6 / 8)),
+    ("power_mh", {**MH, "cut_grid": 2}, ExpectedCost(6, 3 * 4, 0, 4, 3 * 2)),
+    ("power_mh", {**MH, "cut_grid": 2, "cut": "horizon"}, ExpectedCost(6, 3 * 4 * 3 / 4, 0, 4, 18 - 9)),
+    ("multiple_try", {**MH, "num_tries": 4}, ExpectedCost(6, 42, 0, 13, 30)),
+    ("multiple_try", {**MH, "num_tries": 4, "cut": "horizon"}, ExpectedCost(6, 42 * 6 / 8, 0, 13, 72 - 42 * 6 / 8)),
+    ("replica_exchange", {**MH, "alphas": [1.0, 2.0, 4.0], "local_steps": 2}, ExpectedCost(18, 63, 0, 21, 45)),
+    ("draft_mh", {"num_blocks": 2, "num_steps": 1}, ExpectedCost(6, 6, 0, 4, 8, 4)),
+    ("draft_mh", {"num_blocks": 2, "num_steps": 1, "cut": "start"}, ExpectedCost(6, 10, 0, 4, 4, 4)),
+    ("draft_mh", {"num_blocks": 2, "num_steps": 1, "proposal": "mixture"}, ExpectedCost(6, 6, 12, 8, 16, 4)),
+    ("draft_refine", {"num_blocks": 2, "num_steps": 1, "cut": "current"}, ExpectedCost(6, 6, 6, 4, 8, 2, 6)),
+    ("draft_refine", {"cut": "confidence"}, None), ("power_mh", {**MH, "cut": "entropy"}, ExpectedCost(6, 10.5, 0, 4, 7.5)),
+    ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 3, "block_size": 2},
+     ExpectedCost(4 * (6 + 2 * (3 + 2)), num_draws=3 * (4 + 8))),
+    ("power_smc", SMC, ExpectedCost(18, num_draws=9)),
+    ("power_smc", {**SMC, "proposal": "draft"}, ExpectedCost(18, num_draws=9, drafts=9)),
+    ("power_smc", {**SMC, "wrapper": "pimh", "num_steps": 2}, ExpectedCost(54, num_draws=27)),
+    ("power_smc", {**SMC, "wrapper": "csmc", "num_steps": 2, "cut": "start"}, ExpectedCost(18, 24, num_draws=27)),
+    ("power_smc", {**SMC, "wrapper": "csmc", "num_steps": 2, "cut": "current"}, ExpectedCost(18, 14, num_draws=19.5)),
+    ("power_smc", {**SMC, "wrapper": "csmc", "num_steps": 2, "cut": "horizon", "proposal": "draft"},
+     ExpectedCost(18, 10.5, num_draws=9 * (1 + 7 / 8), drafts=9 * (1 + 7 / 8))),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "cost"), COSTS, ids=str)
+def test_the_expected_cost_by_hand(name, options, cost):
+    assert components("sampler")[name].cls(**options).expected_cost(6, 8) == (cost and pytest.approx(cost))
+
+
+WIDTHS = [("power_mh", {}, 1), ("multiple_try", {"num_tries": 3}, 3), ("best_of_n", {"num_candidates": 5}, 5),
+          ("replica_exchange", {"alphas": [1.0, 2.0, 4.0]}, 3), ("power_smc", {"num_particles": 7}, 7),
+          ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 3}, 8),
+          ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 0}, 4)]
+
+
+@pytest.mark.parametrize(("name", "options", "width"), WIDTHS, ids=str)
+def test_the_width_is_the_most_operations_at_once(name, options, width):
+    assert components("sampler")[name].cls(**options).width() == width
+
+
+def test_the_field_that_scales_the_cost():
+    kinds = components("sampler")
+    assert {name: kind.cls().cost_field() for name, kind in kinds.items()} == {
+        "greedy": None, "temperature": "num_chains", "best_of_n": "num_candidates", "lookahead": "num_candidates",
+        "power_mh": "num_steps", "multiple_try": "num_steps", "draft_mh": "num_steps", "draft_refine": "num_steps",
+        "replica_exchange": "num_steps", "power_smc": "num_particles"}
+    assert {kinds["power_smc"].cls(wrapper=wrapper).cost_field() for wrapper in ("pimh", "csmc")} == {"num_steps"}
+
+
+TWICE = {"num_blocks": 2, "num_steps": 2}
+CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE, "cut": "entropy"}),
+          ("power_mh", {**TWICE, "rule": "published"}), ("power_mh", {**TWICE, "schedule": "adaptive"}),
+          ("multiple_try", {**TWICE, "form": "multiple_try"}),
+          ("multiple_try", {**TWICE, "form": "isir", "early_reject": "off"}),
+          ("replica_exchange", {**TWICE, "local_steps": 2}), ("draft_mh", {**TWICE, "proposal": "draft"}),
+          ("draft_mh", {**TWICE, "proposal": "mixture"}), ("draft_refine", TWICE),
+          ("best_of_n", {"select": "power"}), ("lookahead", {"block_size": 1, "rollout_length": 2}), ("temperature", {}),
+          ("power_smc", {"wrapper": "pimh", "num_steps": 2, "block_size": 1}),
+          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "resampling": "multinomial", "cut": "current"})]
+
+
+@pytest.mark.parametrize(("name", "options"), CHAINS, ids=str)
+def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
+    """The first 200 branches of the enumeration of a chain, which refuses a second use of a key."""
+    engine = TabularEngine(TabularModel(3, (0,), seed=3), draft=TabularDraft(3, 1, seed=9))
+    sampler, enumerator = components("sampler")[name].cls(**options), Enumerator()
+    for _ in range(200):
+        engine.run(sampler.chain(PROMPT, 4, EnumeratedKey(enumerator)))
+        if not enumerator.next_branch():
+            break
