@@ -172,6 +172,6 @@ def _on(target: TargetShape, device: str) -> TargetShape:
 
 def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int) -> MemoryPlan:
     """Raises ConfigError."""
-    from dflash_mcmc.runner.build import memory_plan
+    from dflash_mcmc.engine.slots import memory_plan
 
     return memory_plan(config, target, longest, num_draws, config.draft.size(), weights)[1]
