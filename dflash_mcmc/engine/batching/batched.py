@@ -162,7 +162,7 @@ class BatchedEngine:
         self._loop.prepare()
         started = time.perf_counter()
         stop = self._loop.run(scheduler.live)
-        self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
+        self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         return stop
 
 

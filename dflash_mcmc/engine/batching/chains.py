@@ -17,7 +17,7 @@ from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.adaptation import Adapter
-    from dflash_mcmc.engine.batching.slot_memory import Stash
+    from dflash_mcmc.engine.batching.slot_memory import Offloaded
 
 
 _NOTHING = np.empty(0, np.int64)
@@ -37,7 +37,7 @@ class Placement(NamedTuple):
     saved: tuple[int, int]
 
 
-class Contents:
+class CachedPrefix:
     """The tokens that a row and its spare row hold.
 
     Attributes:
@@ -49,7 +49,8 @@ class Contents:
     __slots__ = ("filled", "held", "saved", "saved_from")
 
     def __init__(self) -> None:
-        self.clear()
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -88,7 +89,7 @@ class Contents:
             self.saved, self.saved_from = current[:in_row], start
         return span
 
-    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[Contents], options: Options,
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix], options: Options,
               like: int | None = None) -> Placement:
         """Notes that the row will hold `sequence` without its last token, and returns how.
 
@@ -123,7 +124,7 @@ class Contents:
         self.filled = len(self.held)
 
 
-def assign(contents: Sequence[Contents], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
     """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
     if len(contents) == 1 and len(sequences) == 1:
         return [(0, 0)]
@@ -141,12 +142,12 @@ def assign(contents: Sequence[Contents], sequences: Sequence[np.ndarray]) -> lis
 class Slot:
     """Keys and values of a chain, and the operation that uses them.
 
-    A slot that works has a row of the batch. A slot that rests or waits may have a row, a stash or neither.
+    A slot that works has a row of the batch. A slot that rests or waits may have a row, memory of its own or neither.
 
     Attributes:
         chain: the chain that the slot belongs to.
         row: the number of its row; None without one.
-        stash: its keys and values while it has no row; None if it has a row or holds nothing.
+        offloaded: its keys and values while it has no row; None if it has a row or holds nothing.
         contents: the tokens whose keys and values it holds.
         number: the number of its operation in the chain's request.
         operation: the operation that it works or waits for; None if there is none.
@@ -159,13 +160,26 @@ class Slot:
         adapter: what the draft has learned in the slot's operations; None for nothing.
     """
 
-    __slots__ = ("adapter", "base", "chain", "clock", "contents", "counts", "leader", "number", "operation", "reading_clock",
-                 "row", "stash", "walk")
+    __slots__ = (
+        "adapter",
+        "base",
+        "chain",
+        "clock",
+        "contents",
+        "counts",
+        "leader",
+        "number",
+        "offloaded",
+        "operation",
+        "reading_clock",
+        "row",
+        "walk",
+    )
 
     def __init__(self, chain: LiveChain):
-        self.chain, self.contents, self.counts = chain, Contents(), RowCounts()
+        self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
         self.row: int | None = None
-        self.stash: Stash | None = None
+        self.offloaded: Offloaded | None = None
         self.operation: Operation | None = None
         self.base: Trajectory | None = None
         self.adapter: Adapter | None = None
@@ -229,16 +243,20 @@ class LiveChain:
         self.ended = self._together = self.adapted = False
         self.adapt_seconds = 0.0
         self.prefill_seconds: float | None = None
+        self._answers: list[Trajectory | None] = []
+        self._costs: list[Cost] = []
+        self._walks: list[list[dict[str, object]]] = []
+        self._shared_from: dict[int, Trajectory] = {}
+        self._forwards_of_reading = 0
 
     def ask(self, request: Request) -> None:
         """Takes the next request."""
         self._together = isinstance(request, Together)
         self.operations = request.operations if isinstance(request, Together) else (request,)
         count = len(self.operations)
-        self._answers: list[Trajectory | None] = [None] * count
+        self._answers = [None] * count
         self._costs, self._walks = [Cost()] * count, [list[dict[str, object]]() for _ in range(count)]
-        self._shared_from: dict[int, Trajectory] = {}
-        self._forwards_of_reading = 0
+        self._shared_from, self._forwards_of_reading = {}, 0
 
     @property
     def complete(self) -> bool:
@@ -353,7 +371,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.reset_clock()
+        self.clock = self.reading_clock = self._reading = 0.0
 
     def reset_clock(self) -> None:
         """Resets the clocks at the start of a run. The counters are kept."""

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.masks import Reach
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.stop_strings import Endings
-from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, Said
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, DraftStates
 
 
 class Span(NamedTuple):
@@ -161,7 +161,7 @@ class ModelRunner:
         return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
-               said: Said | None = None) -> dict[str, torch.Tensor]:
+               said: DraftStates | None = None) -> dict[str, torch.Tensor]:
         """Float32 logits (rows, vocabulary): `blended`, and the other sources that draws use.
 
         Args:

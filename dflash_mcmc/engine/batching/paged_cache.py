@@ -46,6 +46,8 @@ class PagePool:
         self.num_pages, self._erase = num_pages, erase
         self.freed: Callable[[int], None] = _nothing
         self._spoiled = set[int]()
+        self._users = np.zeros(num_pages + NUM_RESERVED, np.int64)
+        self._free: list[int] = []
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +55,7 @@ class PagePool:
         if self._spoiled:
             self._erase(sorted(self._spoiled))
             self._spoiled.clear()
-        self._users = np.zeros(self.num_pages + NUM_RESERVED, np.int64)
+        self._users[:] = 0
         self._free = list(range(self.num_pages + NUM_RESERVED - 1, NUM_RESERVED - 1, -1))
 
     @property

@@ -351,12 +351,14 @@ class StatePages:
         size = len(shape.layers), num_pages + NUM_RESERVED, page_size, shape.width
         self.inputs = torch.zeros(size, dtype=shape.dtype, device=device)
         self.snapshots = RecurrentStates(shape, 1, 1 + num_snapshots(num_pages, page_size, every), device)
+        self._free: list[int] = []
+        self._places: dict[int, dict[int, StatePlace]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forgets all snapshots."""
         self._free = list(range(self.snapshots.matrices.shape[2] - 1, 0, -1))
-        self._places: dict[int, dict[int, StatePlace]] = {}
+        self._places = {}
 
     def find(self, page: int, count: int) -> StatePlace | None:
         """The place of the state after the first `count` tokens of a page; None if it was not kept."""

@@ -28,7 +28,7 @@ class Status(enum.IntEnum):
     """The draw crossed its floor."""
     FAILED = 3
     """The model gave logits that are not numbers."""
-    PARTED = 4
+    DIVERGED = 4
     """The draw can no longer share the forwards of another row. It continues when it has keys and values of its own."""
 
 
@@ -257,7 +257,7 @@ class Group(NamedTuple):
         return self.rows
 
 
-class Riders(NamedTuple):
+class SharedForwards(NamedTuple):
     """Rows that share the forwards of other rows, since they have had the same tokens."""
 
     batch: int
@@ -281,7 +281,7 @@ class Stepper(Protocol):
         """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """One step for every live row among the first `batch`. The results are in `state`.
 
         Args:

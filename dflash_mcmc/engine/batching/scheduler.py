@@ -1,7 +1,7 @@
 """Continuous batching: a row of the batch that becomes free takes the next waiting operation or chain before the next step.
 
 Rows are in this order: rows that are fed, rows that share the forwards of one of them, other rows. The other rows are free, or
-belong to slots that rest. A slot that rests gives up its row when another operation needs it, and is stashed.
+belong to slots that rest. A slot that rests gives up its row when another operation needs it, and moves out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.batching.rows import Status
@@ -146,18 +146,18 @@ class BatchRows:
         row = min(idle, key=lambda row: self._slots[row] is not None)
         other = self._slots[row]
         if other is not None:
-            self._memory.stash(other)
+            self._memory.move_out(other)
             other.row = None
         self._slots[row], slot.row = slot, row
-        self._memory.unstash(slot)
+        self._memory.move_in(slot)
         return True
 
     def take(self, slot: Slot) -> None:
-        """Takes a slot's row, if it has one, and stashes what the row holds."""
+        """Takes a slot's row, if it has one, and moves out what the row holds."""
         if slot.row is not None:
             row = slot.row
             self._loop.drop(row, 0)
-            self._memory.stash(slot)
+            self._memory.move_out(slot)
             self._slots[row] = slot.row = None
 
     def release(self, slot: Slot) -> None:
@@ -245,7 +245,7 @@ class PagePreemption:
                                 f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
                                 "dataset.max_new_tokens, or fewer draws together")
             self._rows.take(idle[-1])
-            self._memory.offload(idle[-1])
+            self._memory.move_to_host(idle[-1])
         return stopped
 
     def _stop(self, slot: Slot) -> list[Slot]:
@@ -356,7 +356,7 @@ class Scheduler:
         self._finished += self._queue.drop(tags)
         return self.fill()
 
-    def _part(self, parted: Sequence[Parted]) -> None:
+    def _part(self, parted: Sequence[Diverged]) -> None:
         """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
         groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
         for row, position, token in parted:

@@ -19,9 +19,9 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.plain_steps import plain_cost
-from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, Stepper, TwoPartStepper
-from dflash_mcmc.engine.speculative.commit import Offer, commit
-from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, Said
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, TwoPartStepper
+from dflash_mcmc.engine.speculative.commit import Proposal, commit
+from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DraftStates
 
 
 class GridBlocks(NamedTuple):
@@ -62,7 +62,7 @@ class BlockSteps:
         return plain_cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. A live row gains up to a block."""
         drawn = self.propose(cache, state, batch, key_length, groups)
         states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
@@ -106,12 +106,12 @@ class BlockSteps:
         bad = ~torch.isfinite(target.maximum).view(batch, -1)
         bad[:, :-1] |= ~torch.isfinite(draft.maximum).view(batch, -1) & started[:, None]
         bad |= (self._offsets == slot[:, None]) & ~torch.isfinite(own.maximum)
-        commit(state, Offer(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
+        commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
     def _target(self, states: torch.Tensor, hidden: torch.Tensor, started: torch.Tensor) -> laws.Weights:
         """Weights of the blended target after each token, (rows * slots)."""
-        said = Said(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+        said = DraftStates(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
                     (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
         return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
@@ -157,7 +157,7 @@ class MixedSteps:
         return self._of(group).cost(group, tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. No row rides here."""
         parts: dict[Stepper, tuple[Group, ...]] = {
             stepper: mine for stepper in self._all if (mine := tuple(g for g in groups if self._of(g) is stepper))}

@@ -330,7 +330,7 @@ class SlotwiseDrafter(DFlashDrafter):
 _NO_ANCHOR = -1
 
 
-class Said(NamedTuple):
+class DraftStates(NamedTuple):
     """The draft's hidden states (rows, width) for the next token; valid where `inside`, bool (rows,)."""
 
     hidden: torch.Tensor
@@ -360,7 +360,7 @@ class BlockGrid:
         """Exchanges the blocks of two rows."""
         self._hidden[[a, b]], self._anchor[[a, b]] = self._hidden[[b, a]], self._anchor[[b, a]]
 
-    def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> Said:
+    def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> DraftStates:
         """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""
         position = state.position[:batch]
         slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
@@ -373,14 +373,14 @@ class BlockGrid:
             self._hidden[rows], self._anchor[rows] = hidden[: len(rows)], anchor[rows]
             state.blocks[:batch] += due
         chosen = self._hidden[state.ids[:batch], (slot - 1).clamp(min=0)]
-        return Said(chosen, inside)
+        return DraftStates(chosen, inside)
 
     def num_blocks(self, origin: int, first: int, stop: int) -> int:
         """Number of blocks that `along` drafts for the tokens at positions `first` to `stop - 1`."""
         return len({position - slot for position in range(first, stop)
                     if (slot := grid_slot(position - origin, self.block_size))})
 
-    def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> Said:
+    def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> DraftStates:
         """States for the `count` tokens after position `first` of a sequence that the row holds.
 
         `origin` is the position at which the first block starts.
@@ -398,4 +398,4 @@ class BlockGrid:
                 blocks[anchor] = self.drafter.hidden_aside(at)[0]
             if slot:
                 hidden[index] = blocks[anchor][slot - 1]
-        return Said(hidden, torch.tensor(slots, device=device) > 0)
+        return DraftStates(hidden, torch.tensor(slots, device=device) > 0)

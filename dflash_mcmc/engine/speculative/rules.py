@@ -15,23 +15,23 @@ from typing import NamedTuple
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Rule, Verdict, all_slots, at_slot
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Rule, Verdict, all_slots, at_slot
 
 
-def match(block: Block, chance: Chance) -> Verdict:
+def match(block: Block, chance: BlockRandom) -> Verdict:
     """Draw a token for each slot from the target. Keep all up to and including the first that differs from the draft."""
     tokens, interval = chance.walk(block)
     return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, interval)
 
 
-def reject(block: Block, chance: Chance) -> Verdict:
+def reject(block: Block, chance: BlockRandom) -> Verdict:
     """Keep x with probability min(1, p(x) / q(x)). Replace the first rejected token by a token drawn from (p - q)+."""
     ratio = ratios(block)
     accepted = leading(chance.accepts(ratio, each=False))
     return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(ratio[:, 0])))
 
 
-def reject_block(block: Block, chance: Chance) -> Verdict:
+def reject_block(block: Block, chance: BlockRandom) -> Verdict:
     """Block verification: keep the longest prefix that passes. Whole prefixes are judged instead of single tokens.
 
     Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), and Z_i the mass of (w_i p - q_(i+1))+. Prefix i < n passes with
@@ -62,7 +62,7 @@ def leading(yes: torch.Tensor) -> torch.Tensor:
     return yes.long().cumprod(dim=1).sum(dim=1)
 
 
-def replaced(block: Block, chance: Chance, accepted: torch.Tensor, values: torch.Tensor) -> Verdict:
+def replaced(block: Block, chance: BlockRandom, accepted: torch.Tensor, values: torch.Tensor) -> Verdict:
     """The verdict of a rule that draws the token after the kept ones from unnormalised probabilities (rows, vocabulary)."""
     return with_token(block, accepted, chance.token(laws.of_values(values), accepted))
 
@@ -119,7 +119,7 @@ class Faulty(NamedTuple):
     fault: Fault
 
 
-def greedy_first(block: Block, chance: Chance) -> Verdict:
+def greedy_first(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but the first token of a generation is the most likely one (lucebox PR 374, spot 1)."""
     right = match(block, chance)
     best = laws.argmax(at_slot(block.target, torch.zeros_like(right.accepted)))
@@ -128,21 +128,21 @@ def greedy_first(block: Block, chance: Chance) -> Verdict:
     return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, right.interval)
 
 
-def greedy_bonus(block: Block, chance: Chance) -> Verdict:
+def greedy_bonus(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but the token after the kept ones is the most likely one (lucebox PR 374, spot 2)."""
     right = match(block, chance)
     best = laws.argmax(at_slot(block.target, right.accepted))
     return with_token(block, right.accepted, best)
 
 
-def greedy_walk(block: Block, chance: Chance) -> Verdict:
+def greedy_walk(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but a drafted token is kept where it is the most likely one (lucebox PR 374, spot 3)."""
     best = laws.argmax(all_slots(block.target, len(block.drafted)).flatten(0, 1)).view(len(block.drafted), -1)
     accepted = leading((best[:, :-1] == block.drafted) & block.is_offered())
     return with_token(block, accepted, chance.token(laws.of_values(at_slot(block.target, accepted)), accepted))
 
 
-def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
+def redraw_after_mismatch(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but the target's token that differs from the drafted one is discarded and drawn again."""
     right = match(block, chance)
     weights = laws.of_values(at_slot(block.target, right.accepted))
@@ -152,14 +152,14 @@ def redraw_after_mismatch(block: Block, chance: Chance) -> Verdict:
     return with_token(block, right.accepted, torch.where(whole, drawn, again))
 
 
-def reject_then_p(block: Block, chance: Chance) -> Verdict:
+def reject_then_p(block: Block, chance: BlockRandom) -> Verdict:
     """Like `reject`, but the first rejected token is replaced by a token of p instead of (p - q)+."""
     ratio = ratios(block)
     accepted = leading(chance.accepts(ratio, each=False))
     return replaced(block, chance, accepted, at_slot(block.target, accepted))
 
 
-def residual_by_draft_noise(block: Block, chance: Chance) -> Verdict:
+def residual_by_draft_noise(block: Block, chance: BlockRandom) -> Verdict:
     """Like `reject`, but the token of (p - q)+ is drawn with the random number of the draft (vLLM issue 47386)."""
     ratio = ratios(block)
     accepted = leading(chance.accepts(ratio, each=False))

@@ -18,15 +18,15 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import Group, Riders, RowCounts, Rows, Status, columns_of_groups
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.speculative.commit import Proposal, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
 from dflash_mcmc.ops import SamplingParams
 
 
-class Walk(NamedTuple):
+class BlockTrace(NamedTuple):
     """A record of one step of the first rows, for a trace: blocks, laws, random numbers and verdicts."""
 
     anchor: torch.Tensor
@@ -65,7 +65,7 @@ class Speculator:
         self.runner, self.speculation = runner, speculation
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
-        self.walk: Walk | None = None
+        self.walk: BlockTrace | None = None
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
@@ -79,7 +79,7 @@ class Speculator:
                 "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
         hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window)
@@ -124,7 +124,7 @@ class Speculator:
         further = columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
         if further is not None:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
-        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
+        offer = Proposal(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.endings, floors)
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
@@ -133,7 +133,7 @@ class Speculator:
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
-            self.walk = Walk(position, block, uniforms, verdict, gained)
+            self.walk = BlockTrace(position, block, uniforms, verdict, gained)
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The blended target's logits for the states of `Verified`."""

@@ -14,7 +14,7 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws_of
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Noise, Speculation, Uniforms, Verdict
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
@@ -63,7 +63,7 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     return samplers
 
 
-def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
+def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: BlockRandom,
             rows: int) -> Verdict:
     """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
     def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws_of.Weights:
