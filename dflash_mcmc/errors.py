@@ -21,7 +21,7 @@ class ConfigError(UserError, ValueError):
     """A wrong value of a configuration field: `field: given X; allowed: Y`. A ValueError, as Python programs expect."""
 
     def __init__(self, field: str, given: object, allowed: str):
-        super().__init__(f"{field}: given {_shorten(given)}; allowed: {allowed}")
+        super().__init__(f"{shortened(field)}: given {_shorten(given)}; allowed: {allowed}")
 
 
 class UnknownName(ConfigError):
@@ -116,4 +116,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _shorten(given: object) -> str:
     text = given if isinstance(given, str) and given.startswith("nothing") else repr(given)
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """The first 120 characters of a text."""
     return text if len(text) <= 120 else text[:117] + "..."

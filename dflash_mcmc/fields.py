@@ -1,4 +1,4 @@
-"""Declaration of configuration fields: role, meaning and allowed values. Values are in `conf/`.
+"""Declaration of configuration fields: role, default value, meaning and allowed values.
 
 Every field of every component is either `identity` (it can change an output and is part of the run's identity) or `runtime`
 (it changes how, where or how much is computed, but no output). A test fails on a field that is neither.
@@ -7,15 +7,17 @@ Every field of every component is either `identity` (it can change an output and
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from omegaconf import MISSING
+from omegaconf import MISSING as MISSING
 
 from dflash_mcmc.errors import ConfigError, did_you_mean
 
@@ -83,14 +85,51 @@ class Spec(NamedTuple):
         )
 
 
-def identity(help: str, **bounds: Any) -> Any:
-    """A field that can change an output. A field that is added to a released component has `off=`: see Spec."""
-    return dataclasses.field(default=MISSING, metadata={"spec": Spec("identity", help, **bounds)})
+def identity(default: T, help: str, **bounds: Any) -> T:
+    """A field that can change an output. A field that is added to a released component has `off=`: see Spec.
+
+    Args:
+        default: the value where none is given; MISSING if one must be given.
+        help: its meaning, for users.
+        bounds: further values of Spec.
+    """
+    return _field(default, Spec("identity", help, **bounds))
 
 
-def runtime(help: str, **bounds: Any) -> Any:
+def runtime(default: T, help: str, **bounds: Any) -> T:
     """A field that changes where, how fast or how much is computed, and no output except by rounding."""
-    return dataclasses.field(default=MISSING, metadata={"spec": Spec("runtime", help, **bounds)})
+    return _field(default, Spec("runtime", help, **bounds))
+
+
+def _field(default: Any, spec: Spec) -> Any:
+    """A dataclass field. Each object gets a list of its own."""
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=functools.partial(list, default), metadata={"spec": spec})
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """The value of a field where none is given; MISSING if one must be given."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def shown_default(field: dataclasses.Field) -> str:
+    """The default of a field in one line, as a command line takes it: `4.0`, `null`, `[1, 2]`; `needed` if there is none."""
+    default = default_of(field)
+    if default == MISSING:
+        return "needed"
+    text = json.dumps(default) if not isinstance(default, str) else default
+    return text if text and "\n" not in text else json.dumps(text[:40] + "..." if text else "")
+
+
+def inherit_specs(cls: Any) -> None:
+    """Gives a field that only replaces the default of a base class's field, `max_new_tokens: int = 512`, that field's Spec."""
+    for field in dataclasses.fields(cls):
+        if not has_spec(field):
+            inherited = next((base.__dataclass_fields__[field.name] for base in cls.__mro__[1:]
+                              if field.name in getattr(base, "__dataclass_fields__", ())), None)
+            if inherited is not None:
+                field.metadata = inherited.metadata  # type: ignore[misc]
 
 
 def spec_of(field: dataclasses.Field) -> Spec:
@@ -133,13 +172,11 @@ def identity_values(node: Any) -> dict[str, object]:
             if spec_of(field).role == "identity" and not spec_of(field).is_off(value)}
 
 
-def values_of(cls: Any, given: Mapping[str, object], defaults: Callable[[], Mapping[str, object]],
-              prefix: str) -> dict[str, object]:
-    """The values of all fields of a dataclass, each of its type and within its bounds, for a constructor.
+def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, object]:
+    """The given values of fields of a dataclass, each of its type and within its bounds, for its constructor.
 
     Args:
         given: the values of some fields.
-        defaults: returns the values of the others. It is called only if a field is not given.
         prefix: what precedes a field's name in errors.
 
     Raises:
@@ -150,12 +187,13 @@ def values_of(cls: Any, given: Mapping[str, object], defaults: Callable[[], Mapp
         if name not in specs:
             raise ConfigError(f"{prefix}{name}", value, f"a field of {cls.__name__}{did_you_mean(name, specs)}: "
                               f"{', '.join(specs) or 'it has none'}")
-    others = defaults() if len(given) < len(specs) else {}
     values: dict[str, object] = {}
-    for name, spec in specs.items():
-        if name not in given and name not in others:
+    for field in dataclasses.fields(cls):
+        name, spec, value = field.name, spec_of(field), given.get(field.name, MISSING)
+        if name not in given:
+            if default_of(field) != MISSING:
+                continue
             raise ConfigError(f"{prefix}{name}", "nothing", spec.describe(types[name]))
-        value = given[name] if name in given else others[name]
         try:
             values[name] = value = _converted(value, types[name])
         except TypeError as error:

@@ -13,7 +13,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import values_of
+from dflash_mcmc.fields import MISSING, default_of, inherit_specs, values_of
 
 T = TypeVar("T", bound=type[Component])
 
@@ -58,8 +58,7 @@ class Registration(NamedTuple):
 def register(group: str, name: str) -> Callable[[T], T]:
     """Class decorator for a dataclass with slots that inherits the group's base class.
 
-    The constructor takes a field that it is not given from `conf/<group>/<name>.yaml`, which is the only place of default
-    values, and raises ConfigError for what the command line refuses.
+    The constructor raises ConfigError for what the command line refuses.
 
     Raises TypeError for any other class. A dataclass without slots would silently accept unknown keys.
     """
@@ -72,6 +71,7 @@ def register(group: str, name: str) -> Callable[[T], T]:
         if not issubclass(cls, Component) or cls.group != group:
             raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{ROOMS.get(group, group)}."
                             f"{group.capitalize()}")
+        inherit_specs(cls)
         known = _components.get((group, name))
         # A module that runs as `__main__` and is also imported defines the class twice.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -79,43 +79,31 @@ def register(group: str, name: str) -> Callable[[T], T]:
         doc = inspect.getdoc(cls) or ""
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
-        cls.__init__ = _completing(cls, group, name)  # type: ignore[misc]
-        cls.__signature__ = _Signature(group, name)  # type: ignore[attr-defined]
+        cls.__init__ = _checking(cls, f"{group}.")  # type: ignore[misc]
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
         return cls
 
     return add
 
 
-class _Signature:
-    """`inspect.signature` of a component, with the values of its option file as defaults.
-
-    Looked up late, because the file is composed by Hydra.
-    """
-
-    def __init__(self, group: str, name: str):
-        self._group, self._name = group, name
-
-    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
-        from dflash_mcmc.config.defaults import defaults_of  # imports this module
-
-        values, (_, *fields) = defaults_of(self._group, self._name), inspect.signature(owner.__init__).parameters.values()
-        return inspect.Signature([field.replace(default=values.get(field.name, inspect.Parameter.empty)) for field in fields])
-
-
-def _completing(cls: type[Any], group: str, name: str) -> Callable[..., None]:
-    """The constructor of a component: the dataclass's own, after the values are completed and checked."""
+def _checking(cls: type[Any], prefix: str) -> Callable[..., None]:
+    """The constructor of a component: the dataclass's own, after the given values are checked."""
     own = cls.__init__
-
-    def defaults() -> Mapping[str, object]:
-        from dflash_mcmc.config.defaults import defaults_of  # imports this module
-
-        return defaults_of(group, name)
 
     @functools.wraps(own)
     def init(self: Any, **given: Any) -> None:
-        own(self, **values_of(cls, given, defaults, f"{group}."))
+        own(self, **values_of(cls, given, prefix))
 
     return init
+
+
+def _signature(cls: type[Any]) -> inspect.Signature:
+    """The parameters of a component's constructor with their defaults, for `help` and editors."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(cls)}
+    return inspect.Signature([
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
+                          default=inspect.Parameter.empty if defaults[field.name] == MISSING else defaults[field.name])
+        for field in dataclasses.fields(cls)])
 
 
 def components(group: str) -> dict[str, Registration]:

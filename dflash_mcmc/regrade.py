@@ -19,7 +19,7 @@ from dflash_mcmc.process import program
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.report.locate import Found
+    from dflash_mcmc.report.reading import Found
     from dflash_mcmc.store.records import Record
 
 _SHOWN = 20
@@ -30,7 +30,7 @@ _WIDTH = 60
 def report(regraded: Regraded) -> str:
     """The changes: accuracy, a table of old and new verdicts, and the changed samples."""
     from dflash_mcmc.report.parts import percent
-    from dflash_mcmc.statistics.shares import accuracy
+    from dflash_mcmc.statistics.outcomes import accuracy
 
     records = regraded.records
     before: list[Record] = [{**record, "verdict": record["before"]["verdict"]} for record in records]
@@ -105,7 +105,7 @@ def _main(arguments: list[str]) -> None:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
                         "are looked up; default: outputs")
     given = parser.parse_args(arguments)
-    from dflash_mcmc.report.locate import run_folders
+    from dflash_mcmc.report.reading import run_folders
 
     overrides = [text for text in given.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in given.runs if text not in overrides], given.outputs)

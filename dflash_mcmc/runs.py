@@ -41,7 +41,7 @@ class Listed(NamedTuple):
 
 def listed(folders: Sequence[str | Path]) -> list[Listed]:
     """The runs below the folders. Raises UserError for a folder without runs."""
-    from dflash_mcmc.report.locate import run_folders
+    from dflash_mcmc.report.reading import run_folders
 
     return [_listed(found.folder) for found in run_folders(folders)]
 
@@ -74,7 +74,7 @@ def _is_open(folder: Path) -> bool:
 
 def _label(folder: Path, identity: dict[str, Any]) -> str:
     from dflash_mcmc.config.labels import changes, with_fields
-    from dflash_mcmc.report.runs import name_of_run
+    from dflash_mcmc.report.reading import name_of_run
     from dflash_mcmc.report.table import configuration_of
 
     config = configuration_of(folder)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import has_spec, spec_of  # noqa: E402
+from dflash_mcmc.fields import has_spec, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
@@ -79,7 +79,7 @@ def run_page() -> str:
     for name, cls in _nested(Config):
         lines += [f"## {name}", "", *_docstring(cls), "", *([] if _nested(cls) else _fields(cls))]
     values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
-    lines += ["## Values", "", "```yaml", values, "```"]
+    lines += ["## Options of a run", "", "```yaml", values, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -143,11 +143,12 @@ def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
 
 def _fields(cls: type) -> list[str]:
     types = typing.get_type_hints(cls)
-    rows = [(field.name, spec_of(field)) for field in dataclasses.fields(cls) if has_spec(field)]
+    rows = [(field.name, spec_of(field), shown_default(field)) for field in dataclasses.fields(cls) if has_spec(field)]
     if not rows:
         return ["No fields.", ""]
-    lines = ["| field | kind | allowed | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {spec.role} | {_cell(spec.describe(types[name]))} | {_cell(spec.help)} |" for name, spec in rows]
+    lines = ["| field | kind | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines += [f"| `{name}` | {spec.role} | `{default}` | {_cell(spec.describe(types[name]))} | {_cell(spec.help)} |"
+              for name, spec, default in rows]
     return [*lines, ""]
 
 

@@ -37,7 +37,6 @@ def _main(arguments: list[str]) -> None:
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise UserError("the page needs the package wandb-workspaces, which is not installed: pip install wandb-workspaces")
     from dflash_mcmc.tracker.wandb import page
-    from dflash_mcmc.tracker.wandb.published import publish
 
     api, place = page.connect(given.entity, given.project, given.experiment)
     if given.runs:
@@ -48,12 +47,12 @@ def _main(arguments: list[str]) -> None:
         if given.experiment is None and len(experiments) == 1:
             place = place._replace(experiment=experiments.pop())
         with page.asking():
-            publish(built, place, given.outputs)
+            page.publish(built, place, given.outputs)
     print(page.make(api, place, given.swept, given.outputs / "wandb" / "pages.json"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    from dflash_mcmc.tracker.wandb.panels import SWEPT
+    from dflash_mcmc.tracker.wandb.page import SWEPT
 
     project = OmegaConf.load(config_folder() / "tracker/wandb.yaml").project
     parser = program.OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -106,7 +106,7 @@ def test_without_the_chat_template_the_prompt_is_the_bare_text(loaded):
     assert draw(chat=False) == expected.tokens != draw()
 
 
-def test_fields_have_the_values_of_conf_and_what_is_given():
+def test_fields_have_their_defaults_and_what_is_given():
     made = dflash_mcmc.component("sampler", "power_mh", alpha=2, proposal_temperature=0.5)
     assert type(made) is components("sampler")["power_mh"].cls
     assert (made.alpha, made.proposal_temperature, made.num_blocks, made.early_reject) == (2.0, 0.5, 16, "auto")
@@ -427,7 +427,7 @@ def test_a_table_needs_pandas(monkeypatch):
         dflash_mcmc.read("outputs")
 
 
-def test_signatures_show_the_values_of_conf():
+def test_signatures_show_the_defaults():
     shown = inspect.signature(dflash_mcmc.PowerMH).parameters
     assert {name: field.default for name, field in shown.items()}["alpha"] == dflash_mcmc.PowerMH().alpha
     assert not [name for name, field in shown.items() if field.default in ("???", inspect.Parameter.empty)]

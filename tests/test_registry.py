@@ -19,7 +19,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 @dataclass(slots=True, kw_only=True)
 class Elsewhere(Sampler):
     """From elsewhere."""
-    warmth: float = identity("temperature", gt=0)
+    warmth: float = identity(0.5, "temperature", gt=0)
 
     def chain(self, prompt, horizon, key):
         path = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(self.warmth), key)
@@ -35,7 +35,7 @@ def install(folder, code: str) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[dflash_mcmc.plugins]\nelsewhere = elsewhere\n")
     (folder / "conf/sampler").mkdir(parents=True)
-    (folder / "conf/sampler/elsewhere.yaml").write_text("defaults:\n  - /schema/sampler@_here_: elsewhere\n\nwarmth: 0.5\n")
+    (folder / "conf/sampler/elsewhere.yaml").write_text("defaults:\n  - /schema/sampler@_here_: elsewhere\n")
 
 
 def run(folder, *arguments: str) -> subprocess.CompletedProcess:

@@ -2,7 +2,7 @@
 
 - `dm.sample` draws from a model; `dm.Engine` (here `LoadedEngine`) keeps it loaded, and gives samples as they end.
 - `dm.run` makes a run as the command line does; `dm.read` and `dm.compare` read run folders.
-- `dm.PowerMH(alpha=4)` is a component with the values of `conf/`; `dm.component` takes the name of an option instead.
+- `dm.PowerMH(alpha=4)` is a component with its defaults; `dm.component` takes the name of an option instead.
 """
 
 from dflash_mcmc.api.choices import component

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
-from dflash_mcmc.report import locate, runs
+from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.store import finishes
@@ -19,7 +19,7 @@ from dflash_mcmc.store.reading import read_records
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dflash_mcmc.report.runs import Run
+    from dflash_mcmc.report.reading import Run
     from dflash_mcmc.statistics.paired import Paired
 
 Folder = str | Path | RunResult
@@ -73,11 +73,11 @@ def read(*folders: Folder) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise UserError("pandas: is not installed, and a table of records needs it; allowed: pip install pandas") from error
-    found = locate.run_folders([_folder(folder) for folder in folders])
+    found = reading.run_folders([_folder(folder) for folder in folders])
     probed = [entry for entry in found if _is_probed(entry.folder)]
     sampled = [entry for entry in found if entry not in probed]
     labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
-    for drawn in runs.read(sampled)[0] if sampled else []:
+    for drawn in reading.read(sampled)[0] if sampled else []:
         labelled[drawn.folder] = drawn.label, drawn.records
     rows = [{"run": label, **record, **_derived(record)} for label, records in labelled.values() for record in records]
     return pd.DataFrame(rows)
@@ -117,7 +117,7 @@ def _folder(folder: Folder) -> Path:
 
 def _single(folder: Folder) -> Run:
     """The only run of a folder. Raises UserError."""
-    found = runs.read(locate.run_folders([_folder(folder)]))[0]
+    found = reading.read(reading.run_folders([_folder(folder)]))[0]
     if len(found) > 1:
         raise UserError(f"compare: given {_folder(folder)}, which has {len(found)} runs; allowed: the folder of one run, such "
                         f"as {found[0].folder}")

@@ -237,7 +237,7 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
             are. In order, or by id.
-        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh` with the values of `conf/`.
+        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh`.
         blend: a component or a name; None leaves the target as it is.
         decoder: a component or a name; None decodes token by token.
         draft: a component or a name, for a decoder, blend or sampler that needs one.

@@ -27,9 +27,9 @@ class DraftBlend(Blend):
     the Metropolis-Hastings ratios belong to no single target. `grid=cut` does this, for comparison.
     """
 
-    beta: float = identity("share of the draft's logits", ge=0, le=1)
-    grid: str = identity("where blocks start: absolute = at fixed tokens; cut = where a draw starts, as published: no law is "
-                         "left invariant", choices=("absolute", "cut"))
+    beta: float = identity(0.05, "share of the draft's logits", ge=0, le=1)
+    grid: str = identity("absolute", "where blocks start: absolute = at fixed tokens; cut = where a draw starts, as "
+                         "published: no law is left invariant", choices=("absolute", "cut"))
 
     needs_draft = True
 

@@ -26,11 +26,11 @@ class LayerBlend(Blend):
     for every real beta, because all logits are finite and softmax normalises them.
     """
 
-    beta: float = identity("share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
-    layer: int = identity("0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
-    layers: list[int] | None = identity("several decoder layers, whose logits are averaged, instead of blend.layer; "  # noqa: RUF009
+    beta: float = identity(0.05, "share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
+    layer: int = identity(-3, "0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
+    layers: list[int] | None = identity(None, "several decoder layers, whose logits are averaged, instead of blend.layer; "
                                         "null = blend.layer alone", off=None)
-    norm: str = identity("norm of the layer's hidden state before the head: none, as published; final = the model's "
+    norm: str = identity("none", "norm of the layer's hidden state before the head: none, as published; final = the model's "
                          "final norm", choices=("none", "final"))
 
     def check(self, config: Config) -> None:

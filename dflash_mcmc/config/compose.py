@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.overrides import readable, text_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, shortened
 from dflash_mcmc.registry import GROUPS
 
 SEARCH_PATH = "hydra.searchpath"
@@ -62,7 +62,8 @@ class Composer:
             try:
                 self._parsed[text] = parser.parse_override(readable(text))
             except HydraException as error:
-                raise UserError(f"cannot read {text!r}; allowed: field=value, such as sampler.alpha=2") from error
+                raise UserError(f"cannot read {shortened(repr(text))}; allowed: field=value, such as "
+                                "sampler.alpha=2") from error
         return self._parsed[text]
 
     def compose(self, texts: Sequence[str]) -> Composed:

@@ -1,7 +1,8 @@
 """Labels of runs, such as `temp temperature=1.5`: the condition, and the fields that differ from the condition's defaults.
 
-The defaults are the values that the options in `conf/` and the run's experiment set. Values are compared in their canonical
-form, as in the identity. A configuration in memory and the same configuration in `config.yaml` have the same label.
+The defaults are those of the classes, with the values that the options in `conf/` and the run's experiment set. Values are
+compared in their canonical form, as in the identity. A configuration in memory and the same one in `config.yaml` have the same
+label.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.groups import config_folder, option_files
 from dflash_mcmc.errors import printable
-from dflash_mcmc.fields import identity_values, restored
+from dflash_mcmc.fields import default_of, identity_values, restored
 from dflash_mcmc.registry import components
 
 if TYPE_CHECKING:
@@ -142,11 +143,13 @@ def followed(identity: dict) -> dict:
 @functools.cache
 def _options(group: str, name: str, experiment: str, dataset: str, condition: str) -> tuple[dict[str, object], ...]:
     """The fields of every option of a component, with the values that condition, experiment and its dataset set."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
     found = []
     for option, path in option_files().get(group, {}).items():
         fields = _read(path)
         if {f"/schema/{group}@_here_": name} not in (fields.pop("defaults", None) or []):
             continue
+        fields = {**defaults, **fields}
         of_experiment = config_folder() / "experiment"
         for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",
                        of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
@@ -154,12 +157,6 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
             fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
         found.append(fields)
     return tuple(found)
-
-
-@functools.cache
-def root_values() -> dict[str, Any]:
-    """The values of `conf/config.yaml`, for fields that an older run lacks."""
-    return _read(config_folder() / "config.yaml")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dflash_mcmc.config.groups import option_files
 from dflash_mcmc.config.overrides import given_value
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
-from dflash_mcmc.fields import spec_of
+from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.grid.launcher import PREFIX
 from dflash_mcmc.registry import GROUPS, components
 
@@ -113,7 +113,14 @@ def wrong_value(override: Override, composed: DictConfig) -> UserError:
     """The line for a value whose type is not the field's."""
     name = override.key_or_group
     found = field_of(name, composed)
-    return ConfigError(name, given_value(override), spec_of(found[0]).describe(found[1]) if found else "another type")
+    if found is None:
+        return ConfigError(name, given_value(override), "another type")
+    field, field_type = found
+    if has_spec(field):
+        return ConfigError(name, given_value(override), spec_of(field).describe(field_type))
+    node = OmegaConf.select(composed, name)
+    known = [f"{name}.{key}" for key in node] if OmegaConf.is_dict(node) else []
+    return ConfigError(name, given_value(override), f"values of its fields: {', '.join(known)}")
 
 
 def other(error: Exception) -> UserError:

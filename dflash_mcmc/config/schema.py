@@ -13,7 +13,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import UnknownName, UserError, did_you_mean
+from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
@@ -44,60 +44,61 @@ OF_THE_MACHINE = ("hardware", "engine", "tracker")
 class Paths:
     """Folders of inputs and outputs."""
 
-    outputs: str = runtime("parent folder of all run folders")
-    assets: str = runtime("folder of the files that ship with the package: the embedded model")
+    outputs: str = runtime("outputs", "parent folder of all run folders")
+    assets: str = runtime(MISSING, "folder of the files that ship with the package: the embedded model")
 
 
 @dataclass(slots=True, kw_only=True)
 class Assumed:
     """Assumptions of an estimate (`run/estimate.py`), which draws nothing."""
 
-    prompt_length: int = runtime("mean length of a prompt in tokens", ge=1)
-    answer_length: float = runtime("mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
-    acceptance: float = runtime("share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
-    abandoned_at: float = runtime("share of a rejected proposal that is drawn before early rejection stops it", ge=0, le=1)
-    identical: float = runtime("share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
-    shared: float = runtime("share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common prefix, "
-                            "evaluated once for several blocks", ge=0, le=1)
-    tokens_per_second: float | None = runtime("token-forwards per second, where hardware.tokens_per_second is null; null = "
-                                              "hours are not printed", gt=0)
+    prompt_length: int = runtime(100, "mean length of a prompt in tokens", ge=1)
+    answer_length: float = runtime(0.6, "mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
+    acceptance: float = runtime(0.5, "share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
+    abandoned_at: float = runtime(0.5, "share of a rejected proposal that is drawn before early rejection stops it", ge=0,
+                                  le=1)
+    identical: float = runtime(0.3, "share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
+    shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
+                            "prefix, evaluated once for several blocks", ge=0, le=1)
+    tokens_per_second: float | None = runtime(None, "token-forwards per second, where hardware.tokens_per_second is null; "
+                                              "null = hours are not printed", gt=0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Condition:
     """A named pair of sampler and blend: a row of the published tables."""
 
-    name: str | None = runtime("label of the run in tables and folders; null names it by its sampler and blend")
-    sampler: str | None = runtime("sampler of the condition")
-    blend: str | None = runtime("blend of the condition")
+    name: str | None = runtime(None, "label of the run in tables and folders; null names it by its sampler and blend")
+    sampler: str | None = runtime(None, "sampler of the condition")
+    blend: str | None = runtime(None, "blend of the condition")
 
 
 @dataclass(slots=True, kw_only=True)
 class Config:
     """One run: a condition on a dataset with a model."""
 
-    name: str = runtime("name of the experiment, its folder and its group in the tracker; letters, digits, . _ -")
+    name: str = runtime("default", "name of the experiment, its folder and its group in the tracker; letters, digits, . _ -")
     condition: Condition = dataclasses.field(default_factory=Condition)
-    seed: int = identity("seed of all randomness")
-    num_chains: int = runtime("number of samples of each problem; may be raised later", ge=1)
-    aggregate: Any = runtime("one answer per problem from all its chains, as a row in the table: majority, power, softsat, "  # noqa: RUF009
-                             "answer_power, or log_p = the likeliest; a list gives a row for each, and a search maximises the "
-                             "first; null = no aggregate")
+    seed: int = identity(0, "seed of all randomness")
+    num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
+    aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
+                             "softsat, answer_power, or log_p = the likeliest; a list gives a row for each, and a search "
+                             "maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
-    objective: str = runtime("value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples "
-                             "per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
-    budget: float | None = runtime("token-forwards (or seconds) for each answer: chooses the sampler's setting, such as "
+    objective: str = runtime("accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = "
+                             "correct samples per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
+    budget: float | None = runtime(None, "token-forwards (or seconds) for each answer: chooses the sampler's setting, such as "
                                    "sampler.num_steps, or num_chains with sampler=temperature; null takes the settings as "
                                    "they are", gt=0)
-    budget_unit: str = runtime("unit of budget: token_forwards, or seconds = device seconds",
+    budget_unit: str = runtime("token_forwards", "unit of budget: token_forwards, or seconds = device seconds",
                                choices=("token_forwards", "seconds"))
-    pilot_problems: int = runtime("problems of the short runs that correct the settings of budget; 0 takes the estimates",
+    pilot_problems: int = runtime(24, "problems of the short runs that correct the settings of budget; 0 takes the estimates",
                                   ge=0)
-    repair: bool = runtime("move damaged lines of the run's records to records.damaged.jsonl and draw their samples again; "
-                           "false stops with an error that names the line")
-    dry_run: bool = runtime("print samples, token-forwards and hours; load and write nothing")
-    show: str | None = runtime("prompt = print the whole text that the model receives for the first problem; load no weights "
-                               "and write nothing", choices=("prompt",))
+    repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
+                           "again; false stops with an error that names the line")
+    dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")
+    show: str | None = runtime(None, "prompt = print the whole text that the model receives for the first problem; load no "
+                               "weights and write nothing", choices=("prompt",))
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
     model: Model = MISSING
     draft: Draft = MISSING
@@ -195,6 +196,7 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
 
 def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UnknownName:
     """The error for a key that no schema has; `elsewhere` are fields and options that the user may have meant."""
+    name = shortened(name)
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import traceback
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.runner.result import RunResult
 
 
+_MOST_POINTS = 100_000
+"""The most points of a sweep. More are a mistake in a range, which would take minutes and gigabytes to compose."""
 _IN_A_LABEL = ("condition", "blend", "draft", "sampler", "decoder")
 """Groups whose options the label of a run names."""
 
@@ -45,6 +48,11 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
     The later of two overrides of one field counts, as in Hydra. Raises UserError.
     """
     lists = list({override.get_key_element(): _values(override, sweep.searches) for override in overrides}.values())
+    if math.prod(map(len, lists)) > _MOST_POINTS:
+        largest = max(lists, key=len)
+        many = f"{'more than ' * (len(largest) > _MOST_POINTS)}{min(len(largest), _MOST_POINTS):,}"
+        raise UserError(f"{largest[0].partition('=')[0]}: given {many} values in a sweep; allowed: at most {_MOST_POINTS:,} "
+                        "points of a sweep, over all its fields")
     if not sweep.searches:
         yield from map(list, itertools.product(*lists))
         return
@@ -69,7 +77,8 @@ def _values(override: Override, searches: bool) -> list[str]:
                 raise UserError(f"cannot sweep {text!r} as a grid; allowed: values, a range(...), or a search such as "
                                 "sweep=optuna")
             return [f"{key}={swept.start}", f"{key}={swept.end}"]
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+        # One value too many is enough for the error: a range of the command line may have any length.
+        return [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), _MOST_POINTS + 1)]
     except (HydraException, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"cannot read {text!r}: {' '.join(str(error).split())}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-from dflash_mcmc.fields import has_spec, spec_of
+from dflash_mcmc.fields import has_spec, shown_default, spec_of
 
 
 def text(description: str, plans: dict[str, type]) -> str:
@@ -16,7 +16,7 @@ def text(description: str, plans: dict[str, type]) -> str:
 
 
 def field_lines(plan: type) -> list[str]:
-    """Role, allowed values and meaning of every field, one field a line. Names of nested fields are dotted."""
+    """Role, allowed values, default and meaning of every field, one field a line. Names of nested fields are dotted."""
     found = _fields(plan, "")
     width = max([20, *(len(name) for name, *_ in found)])
     return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in found]
@@ -31,5 +31,6 @@ def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
             found += _fields(declared, f"{prefix}{field.name}.")
         elif has_spec(field):
             spec = spec_of(field)
-            found.append((prefix + field.name, spec.role, f"{spec.describe(declared)}: {spec.help}"))
+            allowed = f"{spec.describe(declared)}; default {shown_default(field)}"
+            found.append((prefix + field.name, spec.role, f"{allowed}: {spec.help}"))
     return found

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 class Dataset(ProblemSelection, Component):
     """Base class of datasets: the selection of problems and the prompt. A leaf needs `all_problems`."""
 
-    max_new_tokens: int = identity("longest answer in tokens", ge=1)
-    prompt: str = identity(f"prompt: {', '.join(prompts.TEMPLATES)} (texts: dflash_mcmc/dataset/inputs/prompts.py), or a text "
-                           "in which {question} is replaced by the problem")
-    prompt_file: str | None = runtime("text file with the prompt; it replaces dataset.prompt, and its content is part of the "
-                                      "identity; null takes dataset.prompt")
-    system: str | None = identity("text of a system turn before everything else; null adds none", off=None)
-    fewshot: int = identity("number of worked examples before each problem, which are never the problem itself", ge=0, off=0)
-    fewshot_seed: int = identity("seed of the order in which examples are chosen, the same for all problems", off=0)
-    fewshot_path: str | None = runtime("file of the examples, in the format of the dataset's own; its content is part of the "
-                                       "identity; null takes the dataset's other problems")
+    max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1)
+    prompt: str = identity("boxed", f"prompt: {', '.join(prompts.TEMPLATES)} (texts: dflash_mcmc/dataset/inputs/prompts.py), "
+                           "or a text in which {question} is replaced by the problem")
+    prompt_file: str | None = runtime(None, "text file with the prompt; it replaces dataset.prompt, and its content is part "
+                                      "of the identity; null takes dataset.prompt")
+    system: str | None = identity(None, "text of a system turn before everything else; null adds none", off=None)
+    fewshot: int = identity(0, "number of worked examples before each problem, which are never the problem itself", ge=0,
+                            off=0)
+    fewshot_seed: int = identity(0, "seed of the order in which examples are chosen, the same for all problems", off=0)
+    fewshot_path: str | None = runtime(None, "file of the examples, in the format of the dataset's own; its content is part "
+                                       "of the identity; null takes the dataset's other problems")
 
-    stop: list[str] = identity(  # noqa: RUF009
-        "strings that end an answer: it ends at the first token at which its text contains one, and its text is what comes "
-        "before; [] has none", off=[])
+    stop: list[str] = identity([], "strings that end an answer: it ends at the first token at which its text contains one, "
+                               "and its text is what comes before; [] has none", off=[])
 
     group = "dataset"
     answers_in_text: ClassVar[bool] = True

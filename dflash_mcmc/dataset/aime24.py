@@ -19,7 +19,10 @@ class Aime24(Benchmark):
     Gold answers keep the leading zeros that the examination requires.
     """
 
-    path: str | None = runtime("JSON Lines file with id, problem, answer, and solution if there is one; null takes the hub")
+    path: str | None = runtime(None, "JSON Lines file with id, problem, answer, and solution if there is one; null takes the "
+                               "hub")
+    max_new_tokens: int = 4096
+    revision: str | None = "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"
 
     hub = Hub("HuggingFaceH4/aime_2024", split="train")  # its only split
     num_published = 30

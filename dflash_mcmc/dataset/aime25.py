@@ -16,7 +16,9 @@ from dflash_mcmc.types import Problem
 class Aime25(Benchmark):
     """AIME I and II of 2025, from the hub (math-ai/aime25) or a JSON Lines file; without solutions."""
 
-    path: str | None = runtime("JSON Lines file with problem and answer, AIME I before AIME II; null takes the hub")
+    path: str | None = runtime(None, "JSON Lines file with problem and answer, AIME I before AIME II; null takes the hub")
+    max_new_tokens: int = 4096
+    revision: str | None = "563bb8404243c5f09de6ec262f2db674fe5bce9b"
 
     hub = Hub("math-ai/aime25")
     num_published = 30

@@ -31,10 +31,12 @@ class ClBench(FromFile):
     without grader=judge, and there is no solution. The subject is the category of the context.
     """
 
-    path: str | None = runtime("JSON Lines file with messages and metadata.task_id; needed, since its place on the hub is "
-                               "not known")
+    path: str | None = runtime(None, "JSON Lines file with messages and metadata.task_id; needed, since its place on the hub "
+                               "is not known")
 
-    rubrics: bool = identity("whether the gold answer is the list of rubrics; set where the run is graded", off=False)
+    rubrics: bool = identity(False, "whether the gold answer is the list of rubrics; set where the run is graded", off=False)
+    max_new_tokens: int = 512
+    prompt: str = "plain"
 
     required = ("messages", "metadata")
 

@@ -25,8 +25,11 @@ class GpqaDiamond(Benchmark):
     option, for grader=choice with letters=ABCD.
     """
 
-    path: str | None = runtime("gpqa_diamond.csv, or a JSON Lines file with its columns; null takes the hub")
-    options_seed: int = runtime("seed of the order of the options; the order is part of the identity, with the questions")
+    path: str | None = runtime(None, "gpqa_diamond.csv, or a JSON Lines file with its columns; null takes the hub")
+    options_seed: int = runtime(0, "seed of the order of the options; the order is part of the identity, with the questions")
+    max_new_tokens: int = 4096
+    prompt: str = "choice"
+    revision: str | None = "633f5ee89ab8ad4522a9f850766b73f62147ffdd"
 
     hub = Hub("Idavidrein/gpqa", "gpqa_diamond", split="train")  # its only split
     num_published = 198

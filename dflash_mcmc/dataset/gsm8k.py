@@ -19,7 +19,10 @@ _MARK = "#### "
 class Gsm8k(Benchmark):
     """GSM8K's test split, from the hub (openai/gsm8k) or a JSON Lines file."""
 
-    path: str | None = runtime("JSON Lines file with question and answer; null takes the hub")
+    path: str | None = runtime(None, "JSON Lines file with question and answer; null takes the hub")
+    max_new_tokens: int = 512
+    prompt: str = "document"
+    revision: str | None = "740312add88f781978c0658806c59bc2815b9866"
 
     hub = Hub("openai/gsm8k", "main")
     num_published = 1319

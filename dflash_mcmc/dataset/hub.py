@@ -28,11 +28,11 @@ class HubDataset(NamedFields):
     grader=code needs one of the JSON objects of `dflash_mcmc.grading.code.programs`, which answer_template can make.
     """
 
-    path: str | None = runtime("name on the hub, such as openai/gsm8k, or a local folder; needed")
-    name: str | None = runtime("configuration (subset) of the dataset; null takes its only one")
-    split: str = runtime("split to read, such as test")
-    revision: str | None = runtime("commit, tag or branch of a name on the hub; null takes the newest")
-    fewshot_split: str | None = runtime("split of the few-shot examples; null takes the split itself")
+    path: str | None = runtime(None, "name on the hub, such as openai/gsm8k, or a local folder; needed")
+    name: str | None = runtime(None, "configuration (subset) of the dataset; null takes its only one")
+    split: str = runtime("test", "split to read, such as test")
+    revision: str | None = runtime(None, "commit, tag or branch of a name on the hub; null takes the newest")
+    fewshot_split: str | None = runtime(None, "split of the few-shot examples; null takes the split itself")
 
     def check(self, config: Config) -> None:
         """Checks that a dataset is named, in addition to the checks of every dataset. Raises ConfigError."""

@@ -28,8 +28,11 @@ class HumanEval(Benchmark):
     parts for running a completion: `prompt`, `test` and `entry_point`. The solution is the published body.
     """
 
-    path: str | None = runtime("JSON Lines file with task_id, prompt, entry_point, canonical_solution and test; null "
+    path: str | None = runtime(None, "JSON Lines file with task_id, prompt, entry_point, canonical_solution and test; null "
                                "takes the hub")
+    max_new_tokens: int = 768
+    prompt: str = "code"
+    revision: str | None = "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"
 
     hub = Hub("openai/openai_humaneval")
     num_published = 164

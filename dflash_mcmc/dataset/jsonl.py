@@ -14,4 +14,4 @@ from dflash_mcmc.registry import register
 class JsonLines(NamedFields):
     """Any JSON Lines or CSV file. Its content is part of the identity; the names of the fields are not."""
 
-    path: str | None = runtime("JSON Lines file, plain or .gz, or a .csv file; needed")
+    path: str | None = runtime(None, "JSON Lines file, plain or .gz, or a .csv file; needed")

@@ -36,10 +36,12 @@ class LiveCodeBench(FromFile):
     is executed.
     """
 
-    path: str | None = runtime("test.jsonl, test2.jsonl, ... of livecodebench/code_generation_lite; needed, because the "
+    path: str | None = runtime(None, "test.jsonl, test2.jsonl, ... of livecodebench/code_generation_lite; needed, because the "
                                "hub's loader is a program, which is not run here")
-    private_tests: bool = runtime("whether the private tests are used as well, as for published scores; their content is part "
-                                  "of the identity, and each record holds its tests, which can be megabytes")
+    private_tests: bool = runtime(False, "whether the private tests are used as well, as for published scores; their content "
+                                  "is part of the identity, and each record holds its tests, which can be megabytes")
+    max_new_tokens: int = 4096
+    prompt: str = "program"
 
     required = ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
     answers_in_text = False

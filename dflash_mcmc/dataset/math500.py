@@ -16,8 +16,10 @@ from dflash_mcmc.types import Problem
 class Math500(Benchmark):
     """MATH-500 with its levels and subjects, from the hub (HuggingFaceH4/MATH-500) or a JSON Lines file."""
 
-    path: str | None = runtime("JSON Lines file with problem, answer, level, subject, unique_id, and solution if there is "
-                               "one; null takes the hub")
+    path: str | None = runtime(None, "JSON Lines file with problem, answer, level, subject, unique_id, and solution if there "
+                               "is one; null takes the hub")
+    prompt: str = "document"
+    revision: str | None = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
 
     hub = Hub("HuggingFaceH4/MATH-500")
     num_published = 500

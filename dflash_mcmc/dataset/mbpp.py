@@ -31,7 +31,10 @@ class Mbpp(Benchmark):
     (257 problems in its test split) has its task in `prompt`, and is read with check_rows=false.
     """
 
-    path: str | None = runtime("JSON Lines file with task_id, text (or prompt), code and test_list; null takes the hub")
+    path: str | None = runtime(None, "JSON Lines file with task_id, text (or prompt), code and test_list; null takes the hub")
+    max_new_tokens: int = 512
+    prompt: str = "mbpp"
+    revision: str | None = "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
 
     hub = Hub("google-research-datasets/mbpp", "full")
     num_published = 500

@@ -27,13 +27,14 @@ class SpeculativeMatch(SpeculativeDecoder):
     (arXiv 2408.07978) call this drafter-invariant.
     """
 
-    draft_temperature: float = identity("temperature of the draft, drawn by the same uniforms as the target; 0 "
-                                        "proposes its most likely tokens", ge=0, le=LARGEST)
-    trace: bool = runtime("record the outcome of every block, position by position")
-    fault: str | None = identity("a known mistake instead of the rule, for experiment=faults alone",
-                                 choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
+    draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
+                                        "its most likely tokens", ge=0, le=LARGEST)
+    trace: bool = runtime(False, "record the outcome of every block, position by position")
+    fault: str | None = identity(
+        None, "a known mistake instead of the rule, for experiment=faults alone",
+        choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
                                           "greedy_walk", "finite_window"))
-    fault_window: int | None = identity("latest tokens that the target attends to when it reads a block, for "
+    fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1, off=None)
 
     def check(self, config: Config) -> None:

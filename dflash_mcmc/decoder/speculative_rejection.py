@@ -26,14 +26,15 @@ class SpeculativeRejection(SpeculativeDecoder):
     law as in plain decoding. With the same seed, plain decoding draws other tokens.
     """
 
-    draft_temperature: float | None = identity("temperature of the draft; null takes the sampler's own, 0 proposes "
-                                               "its most likely tokens", ge=0, le=LARGEST)
-    verification: str = identity("unit of verification: token = each token by itself; block = the longest prefix that passes, "
-                                 "on average at least as long as with token (Sun et al. 2024, arXiv 2403.10444)",
+    draft_temperature: float | None = identity(None, "temperature of the draft; null takes the sampler's own, 0 proposes its "
+                                               "most likely tokens", ge=0, le=LARGEST)
+    verification: str = identity("token", "unit of verification: token = each token by itself; block = the longest prefix "
+                                 "that passes, on average at least as long as with token (Sun et al. 2024, arXiv 2403.10444)",
                                  choices=("token", "block"))
-    trace: bool = runtime("record the outcome of every block, position by position")
-    fault: str | None = identity("a known mistake instead of the rule, for experiment=faults alone",
-                                 choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
+    trace: bool = runtime(False, "record the outcome of every block, position by position")
+    fault: str | None = identity(
+        None, "a known mistake instead of the rule, for experiment=faults alone",
+        choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
                                           "unprocessed_draft", "late_penalty"))
 
     def check(self, config: Config) -> None:

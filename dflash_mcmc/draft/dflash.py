@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
@@ -27,24 +27,25 @@ class DFlashDraft(CheckpointDraft):
     The tokens of a block are drawn independently of each other, given the target's features up to the anchor.
     """
 
-    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
-    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
+                        "location is not")
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
                           choices=("auto", *PRECISIONS))
-    block_size: int | None = identity("positions of a block, including its anchor; null takes the number that the draft was "
-                                      "trained for, which is also the largest", ge=2)
-    adapt: str = identity("whether the draft learns while it is used, by low-rank changes that begin anew with each chain: "
-                          "context = from the prompt, before the answer; online = from blocks that the target has verified",
-                          choices=("none", "context", "online"), off="none")
-    adapt_modules: str = identity("projections that are changed: fc = that of the target's features; fc+attention = those of "
-                                  "attention too", choices=("fc", "fc+attention"), off=None)
-    adapt_rank: int = identity("rank of the changes", ge=1, le=256, off=None)
-    adapt_rate: float = identity("learning rate of Adam", gt=0, le=1, off=None)
-    adapt_steps: int = identity("steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
-    adapt_blocks: int = identity("blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
+    block_size: int | None = identity(None, "positions of a block, including its anchor; null takes the number that the draft "
+                                      "was trained for, which is also the largest", ge=2)
+    adapt: str = identity("none", "whether the draft learns while it is used, by low-rank changes that begin anew with each "
+                          "chain: context = from the prompt, before the answer; online = from blocks that the target has "
+                          "verified", choices=("none", "context", "online"), off="none")
+    adapt_modules: str = identity("fc", "projections that are changed: fc = that of the target's features; fc+attention = "
+                                  "those of attention too", choices=("fc", "fc+attention"), off=None)
+    adapt_rank: int = identity(8, "rank of the changes", ge=1, le=256, off=None)
+    adapt_rate: float = identity(0.003, "learning rate of Adam", gt=0, le=1, off=None)
+    adapt_steps: int = identity(10, "steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
+    adapt_blocks: int = identity(16, "blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
                                  off=None)
-    adapt_every_blocks: int = identity("verified blocks between two steps with adapt=online; a step learns all of them", ge=1,
-                                       le=1024, off=None)
+    adapt_every_blocks: int = identity(4, "verified blocks between two steps with adapt=online; a step learns all of them",
+                                       ge=1, le=1024, off=None)
 
     presets = ("tiny", "smollm2")
     example = "z-lab/Qwen3-4B-DFlash-b16"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
@@ -25,9 +25,10 @@ class DFlash2Draft(CheckpointDraft):
     each slot by the token before it. A token that is no candidate has probability 0 under the draft.
     """
 
-    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
-    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
+                        "location is not")
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
                           choices=("auto", *PRECISIONS))
 
     presets = ("tiny_dflash2",)

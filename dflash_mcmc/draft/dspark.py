@@ -27,12 +27,13 @@ class DSparkDraft(CheckpointDraft):
     law of each one by the token before it. The rules take these corrected laws as q.
     """
 
-    path: str = runtime("folder of a checkpoint, or a hub name; its content is part of the identity, but its location is not")
-    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of the draft's weights and activations; auto = the checkpoint's own",
+    path: str = runtime("deepseek-ai/dspark_qwen3_4b_block7", "folder of a checkpoint, or a hub name; its content is part of "
+                        "the identity, but its location is not")
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
                           choices=("auto", *PRECISIONS))
-    confidence_threshold: float = identity("a block ends before the first slot whose confidence is below it; 0 proposes whole "
-                                           "blocks. It changes no law", ge=0, le=1)
+    confidence_threshold: float = identity(0.0, "a block ends before the first slot whose confidence is below it; 0 proposes "
+                                           "whole blocks. It changes no law", ge=0, le=1)
 
     presets = ("tiny_dspark",)
     is_slotwise = True

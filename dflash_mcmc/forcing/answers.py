@@ -13,7 +13,7 @@ from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build
-from dflash_mcmc.types import ChainResult, Problem, Trajectory
+from dflash_mcmc.types import ChainResult, Problem, Trajectory, Unit, Work
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config

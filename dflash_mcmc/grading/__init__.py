@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.fields import identity
+from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import Grade, Problem
 
 
-VERSION = 4
+VERSION = 5
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
 each record states the version of its grade."""
 
@@ -79,10 +79,9 @@ class AnswerGrader(Grader):
     auto: ClassVar[tuple[str, ...]] = ()
     """The extraction rules that `auto` applies, in order."""
 
-    extract: Any = identity("how the answer is found in the text")  # noqa: RUF009
-    until: list[str] = identity(  # noqa: RUF009
-        r"texts that end the answer, such as '\nQuestion:' where a base model invents a next question (\n is a line feed)",
-        off=[])
+    extract: Any = identity(MISSING, "how the answer is found in the text")
+    until: list[str] = identity([], "texts that end the answer, such as '\\nQuestion:' where a base model invents a next "
+                                "question (\\n is a line feed)", off=[])
 
 
     def check(self, config: Config) -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.dataset.inputs.rows import lines_of
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading import sources
 from dflash_mcmc.grading.extraction import last_box
 from dflash_mcmc.grading.math.pool import MathPool
@@ -48,10 +50,10 @@ def read_pairs(path: Path) -> list[Pair]:
     """Reads the pairs of a file. Raises UserError if the file cannot be read, has an invalid line, or is empty."""
     pairs = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
+        lines = list(lines_of(path))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {reason_of(error, 120)}") from error
+    for number, line in lines:
         try:
             found = _pairs_of(json.loads(line))
         except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import label
+from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.types import Grade
 
@@ -49,6 +50,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
+    from dflash_mcmc.store import problems
     from dflash_mcmc.store.described import RUN, described
     from dflash_mcmc.store.reading import read_records
     from dflash_mcmc.store.records import sample_schema
@@ -63,7 +65,8 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     identity = {name: value for name, value in made.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
-    found = Regraded(folder, target, _graded(records, pool, label(config.grader)))
+    prompts = {name: problem["prompt"] for name, problem in problems.read_problems(folder).items()}
+    found = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
     if target != folder:
         _write(found, identity, sessions, configured, config)
     return found
@@ -135,11 +138,11 @@ def _kept_records(found: Regraded) -> list[Record]:
     return [record for key, record in present.items() if key not in new]
 
 
-def _graded(records: Sequence[Record], pool: GradingPool, name: str) -> list[Record]:
+def _graded(records: Sequence[Record], prompts: Mapping[str, str], pool: GradingPool, name: str) -> list[Record]:
     """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
     for number, record in enumerate(records):
         if record["verdict"] not in UNDRAWN:
-            pool.submit(number, record["text"], record["gold"])
+            pool.submit(number, continued(prompts.get(record["problem"], ""), record["text"]), record["gold"])
     grades = dict(pool.finished(wait=True))
     return [_regraded(record, grades.get(number), name) for number, record in enumerate(records)]
 

@@ -20,22 +20,54 @@ _OPEN, _CLOSE = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
-NUMBER = (r"(?:(?<![\w)\]}.])[-+−])?(?<![\w.])(?:\\?[$€£]\s?[-+−]?)?"
-          r"(?:\\[dt]?frac\{\d+\}\{\d+\}|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
-          r"(?:\s?/\s?\d+|\s\d+/\d+|\\[dt]?frac\{\d+\}\{\d+\})?|\.\d+)(?:\s?\\?%)?")
+_THOUSANDS = r"(?:,|\{,\}|,?\\[,!]|['’\u00a0\u2007\u2009\u202f])"
+r"""A separator of groups of three digits: a comma, LaTeX's `{,}`, `\,` and `,\!`, an apostrophe, or a narrow space."""
+_GROUPED = rf"\d{{1,3}}(?P<separator>{_THOUSANDS})\d{{3}}(?:(?P=separator)\d{{3}})*(?!\d)"
+_ARGUMENT = r"\{(?:[^{}\n]|\{[^{}\n]*\}){1,80}\}"
+_FRACTION = rf"\\[dt]?frac\s?(?:{_ARGUMENT}\s?{_ARGUMENT}|\d\s?\d)"
+_ROOT = rf"(?:\\sqrt\s?(?:\[\d+\])?\s?(?:{_ARGUMENT}|\d)|[√∛]\s?(?:\d+|\(\d+\)))"
+_POWER = r"(?:\^(?:\{\s?[-+−]?\d+\s?\}|\(?[-+−]?\d+\)?)|[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)"
+_PLAIN = (rf"(?:{_GROUPED.replace('?P<separator>', '?P<NAME>').replace('(?P=separator)', '(?P=NAME)')}|\d+\{{,\}}\d+|\d+)"
+          r"(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+")
+
+
+def _number(name: str) -> str:
+    """The pattern of a number in text, whose group of the separator has this name.
+
+    A number is an integer, decimal, fraction, mixed number, root, power, power of ten, multiple of pi, or percentage, with a
+    sign and a currency. Digits within a word, an exponent or an index are none.
+    """
+    plain = _PLAIN.replace("NAME", name)
+    return (r"(?:(?<![\w)\]}.])[-+−])?(?<![\w.^_])(?<!\^\{)(?<!_\{)(?<!\^[-+−])(?:\\?[$€£]\s?[-+−]?)?"
+            rf"(?:{_FRACTION}|{_ROOT}(?:\s?/\s?\d+)?"
+            rf"|(?:{plain})(?:{_POWER}|\s?(?:\\times|\\cdot|[×·*])\s?10{_POWER}"
+            rf"|\s?/\s?(?:\d+|{_ROOT})|\s\d+/\d+|\s?{_FRACTION}|\s?[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|\s?{_ROOT}(?:\s?/\s?\d+)?"
+            r"|_(?:\{\d+\}|\d+))?"
+            r"|[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])(?:\s?(?:\\pi(?![a-zA-Z])|π))?(?:\s?\\?%)?")
+
+
+NUMBER = _number("one")
 _NUMBER = re.compile(NUMBER)
-_HASHES = re.compile(rf"#### ?[*_]*(?:\\\(|\$)?({NUMBER})(?![.)]\s*\w)")
+_SEPARATED = re.compile(r"\d(?:\{,\}|,?\\[,!]|['’\u00a0\u2007\u2009\u202f])\d")
+"""A separator of thousands that no rule of grading reads. A comma is left to them."""
+_HASHES = re.compile(rf"#### ?[*_]*(?:\\\(|\$)?({NUMBER})(?![.)]\s*\w|[.,]?\d|\{{,\}}\d|\\,\d)")
 _STATED = re.compile(
     r"^[#*_ \t]{1,9}(?:final\s+)?answer[*_ \t]*\n"
     r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must)\s+be)\b)[*_:]*"
     r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|equal\s+to|approximately|about)\b)?", re.IGNORECASE | re.MULTILINE)
 _END = re.compile(r"\n|(?<![A-Z])[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
-_WRAPPED = re.compile(r"\$\$(.+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_WRAPPED = re.compile(r"\$\$([^$]+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.+?)\\\)|\\\[((?s:.+?))\\\]")
 """Mathematical delimiters. As in Pandoc, no space follows the first dollar sign or precedes the second, and no digit follows
 it, so that `$5 and $6` are two amounts."""
 _OF_THE_VALUE = (r"(?:pi|sqrt|times|plus|minus|and|or|to|over|hundred|thousand|million|billion|trillion|dozen|percent|"
                  r"degrees?)\b")
 _WITH_UNIT = re.compile(rf"({NUMBER})\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?![(=^_])")
+_CLAUSE = (r"(?:\s*[,;]\s+(?!(?:and|or|but|where|if|when|unless|with|except|mod|base|for|plus|minus|times)\b)(?=[a-zA-Z]{2})"
+           r"|\s*[—–]\s?(?=[a-zA-Z]{2})|\s+-\s+(?=[a-zA-Z]{2})|\s+\((?!(?:mod|base|in|to|or|and|if|when|not)\b)(?=[a-zA-Z]{2,}\s)"
+           r"|\s*,?\s+and\s+(?=(?:we|so|she|he|they|thus|hence|therefore)\b)"
+           r"|\s+(?=(?:because|since|so|which|as)\b))")
+"""What may follow a number that is the whole answer: a clause that does not change its value."""
+_WITH_CLAUSE = re.compile(rf"({NUMBER})(?:\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?=[,;]))?{_CLAUSE}")
 _ARITHMETIC = re.compile(r"(?=[-−(\\$€£\d.])(?:[\d\s.,\\$€£%()*/+−×÷-]|(?<![\da-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z]))+")
 """The left side of `100 - 99 = 1 pen`: numbers, operators and units, but no unknown."""
 _MARKS = "*_`\"' \t\n"
@@ -77,6 +109,14 @@ def after_thinking(text: str) -> str | None:
     return None if _OPEN in tail else tail
 
 
+def continued(prompt: str, text: str) -> str:
+    """A text for a grader: with `<think>` before it if the prompt ends with that, as some chat templates make it end.
+
+    The thinking of such a text is unfinished as long as it has no `</think>`.
+    """
+    return _OPEN + text if prompt.rstrip().endswith(_OPEN) else text
+
+
 def cut(text: str, until: Sequence[str]) -> str:
     """The text up to the first occurrence of one of the texts `until`."""
     ends = [place for end in until if (place := text.find(end)) >= 0]
@@ -95,7 +135,9 @@ def last_box(text: str) -> str | None:
     closed = [match for match in _BOX.finditer(answer) if match.end() - 1 in ends]
     if not closed:
         return None
-    return trimmed(answer[closed[-1].end():ends[closed[-1].end() - 1]])
+    box = trimmed(answer[closed[-1].end():ends[closed[-1].end() - 1]])
+    separated = len(box) <= MAX_LENGTH and _SEPARATED.search(box) and _NUMBER.fullmatch(box)
+    return plain_number(box) if separated else box
 
 
 def after_hashes(text: str) -> str | None:
@@ -151,8 +193,9 @@ def check_until(until: Sequence[str]) -> None:
 
 def plain_number(text: str) -> str:
     """A matched number without currency, spaces and thousands separators: `-$1,234.50` is `-1234.50`."""
-    number = text.replace("−", "-").replace("\\$", "")
-    number = re.sub(r"[$€£,]", "", number).strip()
+    number = re.sub(r"\\?[$€£]\s?", "", text.replace("−", "-"))
+    number = re.sub(_GROUPED, lambda group: re.sub(r"\D", "", group.group()), number)
+    number = re.sub(r"(\d)\{,\}(\d)", r"\1.\2", number).strip()
     number = re.sub(r"\s*/\s*", "/", number).replace("\\%", "%").replace(" %", "%")
     return number.replace("%", r"\%").lstrip("+")
 
@@ -164,9 +207,13 @@ def _cleaned(said: str) -> str:
         return last_box(said.partition("\n")[0]) or ""
     wrapped = _WRAPPED.match(said)
     if wrapped:
-        return trimmed(next(group for group in wrapped.groups() if group is not None))
+        inside = trimmed(next(group for group in wrapped.groups() if group is not None)).rstrip(".,;")
+        return plain_number(inside) if _NUMBER.fullmatch(inside) else inside
     ended = _END.search(said)
     line = (said[:ended.start()] if ended else said).strip(_MARKS).rstrip(".,;:!?" + _MARKS)
+    clause = _WITH_CLAUSE.match(line)
+    if clause:
+        return plain_number(clause.group(1))
     left, equals, right = line.rpartition("=")
     if equals and all(_ARITHMETIC.fullmatch(side.strip()) for side in left.split("=")) and _NUMBER.match(right.strip()):
         line = right.strip()

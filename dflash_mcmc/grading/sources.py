@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.dataset.inputs.rows import lines_of
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import RULES, Extraction
 from dflash_mcmc.grading.math.pool import MathPool
 from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, WRONG
@@ -28,10 +30,10 @@ class RecordedText(NamedTuple):
 def read_texts(path: Path) -> list[RecordedText] | None:
     """The texts of a run's `records.jsonl`; None for a file of another kind. Raises UserError if it cannot be read."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError:
+        rows = [json.loads(line) for _, line in lines_of(path)]
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {reason_of(error, 120)}") from error
+    except (ValueError, RecursionError):
         return None
     found = [RecordedText(row["text"], row["gold"]) for row in rows
              if isinstance(row, dict) and isinstance(row.get("text"), str) and isinstance(row.get("gold"), str)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from typing import NamedTuple
 
 CORRECT, WRONG, NO_ANSWER = "correct", "wrong", "no_answer"
-UNSUPPORTED, TIMEOUT, ERROR = "unsupported", "timeout", "error"
+UNSUPPORTED, TIMEOUT, ERROR, UNGRADABLE = "unsupported", "timeout", "error", "ungradable"
 NOT_DRAWN, TOO_LONG = "not_drawn", "too_long"
-GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR)
-"""The verdicts of a grader. The last three mean that the comparison was not completed: the answer exceeded a limit, the time
-ran out, or the grading failed."""
+GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR, UNGRADABLE)
+"""The verdicts of a grader. The last four mean that the comparison was not completed: the answer exceeded a limit, the time
+ran out, the grading failed, or something else killed the grading process three times."""
 UNDRAWN = (NOT_DRAWN, TOO_LONG)
 """The verdicts of records without a text. TOO_LONG: prompt and answer do not fit into the model's positions."""
 VERDICTS = (*GIVEN, *UNDRAWN)
@@ -25,3 +26,11 @@ class Decision(NamedTuple):
     """The rule that decided; for `unsupported`, the limit that was exceeded."""
     reason: str = ""
     """Further detail that the rule's name does not give: the name of an exception or of a signal."""
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL; its number if it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

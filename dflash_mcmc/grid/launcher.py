@@ -23,25 +23,25 @@ _GROUP = "engine.tensor_parallel_size * engine.pipeline_parallel_size"
 class Slurm:
     """The jobs of a grid on SLURM: one for each shard of each point. Each job has one node."""
 
-    partition: str | None = runtime("partition, or several separated by commas; null = the cluster's default")
-    account: str | None = runtime("account that is charged; null = your default account")
-    qos: str | None = runtime("quality of service; null = your default")
-    gpus: int = runtime("GPUs of a job", ge=0, le=64)
-    cpus: int = runtime("CPU cores of a job", ge=1, le=1024)
-    memory_gb: float | None = runtime("memory of a job, in GB; null = the cluster's default", gt=0)
-    minutes: int = runtime("time limit of a job; shortly before it, the job is requeued and continues later", ge=1)
-    array_parallelism: int = runtime("largest number of the grid's jobs that run at once", ge=1)
-    shards: int = runtime("jobs that share each point, at most one for each pending sample", ge=1)
-    processes: int | None = runtime("processes of a job, started by accelerate if there are several; null = one for each "
-                                    "GPU, or each group of GPUs that engine=vllm shares a model among", ge=1, le=64)
-    grace_seconds: int = runtime("time before the time limit in which started samples are finished or given up and the job "
-                                 "is requeued; at most half of the limit", ge=5, le=3600)
-    max_requeues: int = runtime("how often a job is requeued, at time limits and preemptions", ge=0)
-    max_restarts: int = runtime("how often a worker process that dies without a new record is restarted in its job", ge=0)
-    setup: list[str] = runtime("shell lines before Python starts: modules, a virtual environment")  # noqa: RUF009
-    python: str | None = runtime("command that starts Python in a job, such as `apptainer exec image.sif python`; null = the "
-                                 "interpreter of the submission")
-    confirm: bool = runtime(f"allow the submission of more than {MOST_JOBS:,} jobs")
+    partition: str | None = runtime(None, "partition, or several separated by commas; null = the cluster's default")
+    account: str | None = runtime(None, "account that is charged; null = your default account")
+    qos: str | None = runtime(None, "quality of service; null = your default")
+    gpus: int = runtime(0, "GPUs of a job", ge=0, le=64)
+    cpus: int = runtime(4, "CPU cores of a job", ge=1, le=1024)
+    memory_gb: float | None = runtime(None, "memory of a job, in GB; null = the cluster's default", gt=0)
+    minutes: int = runtime(60, "time limit of a job; shortly before it, the job is requeued and continues later", ge=1)
+    array_parallelism: int = runtime(64, "largest number of the grid's jobs that run at once", ge=1)
+    shards: int = runtime(1, "jobs that share each point, at most one for each pending sample", ge=1)
+    processes: int | None = runtime(None, "processes of a job, started by accelerate if there are several; null = one for "
+                                    "each GPU, or each group of GPUs that engine=vllm shares a model among", ge=1, le=64)
+    grace_seconds: int = runtime(120, "time before the time limit in which started samples are finished or given up and the "
+                                 "job is requeued; at most half of the limit", ge=5, le=3600)
+    max_requeues: int = runtime(20, "how often a job is requeued, at time limits and preemptions", ge=0)
+    max_restarts: int = runtime(5, "how often a worker process that dies without a new record is restarted in its job", ge=0)
+    setup: list[str] = runtime([], "shell lines before Python starts: modules, a virtual environment")
+    python: str | None = runtime(None, "command that starts Python in a job, such as `apptainer exec image.sif python`; null "
+                                 "= the interpreter of the submission")
+    confirm: bool = runtime(False, f"allow the submission of more than {MOST_JOBS:,} jobs")
 
     @property
     def num_processes(self) -> int:

@@ -21,43 +21,47 @@ if TYPE_CHECKING:
 class Local(Hardware):
     """One device of this machine for each process of the run."""
 
-    device: str = runtime("auto takes the first GPU, or the CPU without a GPU; cpu, cuda, cuda:1")
-    num_slots: int | None = runtime("draws in the batch at once; null takes as many as the memory holds, at most 256", ge=1)
-    memory_gb: float | None = runtime("memory besides the model's weights (KV cache, activations), in GB; null takes 90 % "
-                                      "of the free memory", gt=0)
-    kv_cache: str = runtime("contiguous: a row of the longest length for each slot; paged: memory that follows the text, and "
-                            "draws that wait if it is full; auto = contiguous where it fits",
+    device: str = runtime("auto", "auto takes the first GPU, or the CPU without a GPU; cpu, cuda, cuda:1")
+    num_slots: int | None = runtime(32, "draws in the batch at once; null takes as many as the memory holds, at most 256",
+                                    ge=1)
+    memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
+                                      "% of the free memory", gt=0)
+    kv_cache: str = runtime("auto", "contiguous: a row of the longest length for each slot; paged: memory that follows the "
+                            "text, and draws that wait if it is full; auto = contiguous where it fits",
                             choices=("auto", "contiguous", "paged"))
-    prefill_chunk: int = runtime("longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
-    read_ahead: int = runtime("number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
-    reuse_prefix: bool = runtime("keep keys and values of a proposal's and the state's common prefix; false reads it again")
-    keep_current: bool = runtime("keep the state's keys and values in a second cache while a proposal overwrites them; false "
-                                 "reads the state again after a rejection")
-    batch_scores: bool = runtime("score given tokens of several chains in a forward, in a contiguous cache; false: row by row")
-    share_forwards: bool = runtime("let draws that a chain asks for together share forwards until their tokens differ")
-    whole_blocks: bool = runtime("draw the tokens of a draft's block together and read them in one forward of the target")
-    join_steps: bool = runtime("read blocks that a sampler draws from the draft, and those of a decoder for other chains, in "
-                               "one forward of the target")
-    skip_identical: bool = runtime("take the tokens that a proposal shares with the state without a forward of the model")
-    few_rows: bool = runtime("compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second copy "
-                             "of the weights; in float32 on a CPU with num_slots below 8")
-    attention: str = runtime("implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
+    prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
+    read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
+    reuse_prefix: bool = runtime(True, "keep keys and values of a proposal's and the state's common prefix; false reads it "
+                                 "again")
+    keep_current: bool = runtime(True, "keep the state's keys and values in a second cache while a proposal overwrites them; "
+                                 "false reads the state again after a rejection")
+    batch_scores: bool = runtime(True, "score given tokens of several chains in a forward, in a contiguous cache; false: row "
+                                 "by row")
+    share_forwards: bool = runtime(True, "let draws that a chain asks for together share forwards until their tokens differ")
+    whole_blocks: bool = runtime(True, "draw the tokens of a draft's block together and read them in one forward of the "
+                                 "target")
+    join_steps: bool = runtime(True, "read blocks that a sampler draws from the draft, and those of a decoder for other "
+                               "chains, in one forward of the target")
+    skip_identical: bool = runtime(True, "take the tokens that a proposal shares with the state without a forward of the "
+                                   "model")
+    few_rows: bool = runtime(True, "compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second "
+                             "copy of the weights; in float32 on a CPU with num_slots below 8")
+    attention: str = runtime("auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
                              choices=("auto", "grouped", "sdpa", "eager", "flash_attention_2"))
-    cuda_graphs: bool = runtime("replay decode steps as CUDA graphs on a GPU")
-    steps_between_checks: int | None = runtime("decode steps between checks for ended chains; null takes 1 on a CPU, 4 on a "
-                                               "GPU", ge=1, le=64)
-    snapshot_every: int = runtime("positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer take "
-                                  "less memory, and a rollback recomputes at most so many", ge=1)
-    tokens_per_second: float | None = runtime("token-forwards per second, used only for the hours of dry_run: from an earlier "
-                                              "summary.json, token_forwards / (mean_share_seconds * num_samples); null is "
-                                              "unknown", gt=0)
-    num_threads: int | None = runtime("threads of the CPU's arithmetic; null shares the cores among the processes of a launch",
-                                      ge=1)
+    cuda_graphs: bool = runtime(True, "replay decode steps as CUDA graphs on a GPU")
+    steps_between_checks: int | None = runtime(None, "decode steps between checks for ended chains; null takes 1 on a CPU, 4 "
+                                               "on a GPU", ge=1, le=64)
+    snapshot_every: int = runtime(256, "positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer "
+                                  "take less memory, and a rollback recomputes at most so many", ge=1)
+    tokens_per_second: float | None = runtime(None, "token-forwards per second, used only for the hours of dry_run: from an "
+                                              "earlier summary.json, token_forwards / (mean_share_seconds * num_samples); "
+                                              "null is unknown", gt=0)
+    num_threads: int | None = runtime(None, "threads of the CPU's arithmetic; null shares the cores among the processes of a "
+                                      "launch", ge=1)
 
-    grace_seconds: float = runtime("time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
+    grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
-    max_attempts: int = runtime("crashes while a sample runs alone, after which it is recorded as not_drawn",
-                                ge=1)
+    max_attempts: int = runtime(3, "crashes while a sample runs alone, after which it is recorded as not_drawn", ge=1)
 
     def check(self, config: Config) -> None:
         """Checks the chunk length and the device's name. Raises ConfigError."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.model.files.checkpoint import Checkpoint
 from dflash_mcmc.model.files.precision import PRECISIONS
@@ -34,18 +34,17 @@ _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 class HFModel(Model):
     """Any transformers causal language model: a folder, or a name on the hub."""
 
-    path: str = runtime("folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
                         "identity, but its location is not")
-    revision: str | None = identity("commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("precision of weights and activations; auto = the checkpoint's own",
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: str = identity("auto", "precision of weights and activations; auto = the checkpoint's own",
                           choices=("auto", *PRECISIONS))
-    head_copy: bool | None = runtime("keep a float32 copy of the head's weights; false multiplies the checkpoint's own, with "
-                                     "float32 sums too; null = true on a CPU, where it is faster")
-    chat: bool = identity("format the prompt with the tokenizer's chat template; false sends the bare text")
-    enable_thinking: bool = identity("passed to the chat template; false closes the think block of Qwen3")
-    rope_scaling: Any = identity(  # noqa: RUF009
-        "parameters of the rotary embedding in place of the checkpoint's, such as {rope_type:yarn,factor:4.0}; null = the "
-        "checkpoint's own", off=None)
+    head_copy: bool | None = runtime(None, "keep a float32 copy of the head's weights; false multiplies the checkpoint's own, "
+                                     "with float32 sums too; null = true on a CPU, where it is faster")
+    chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
+    enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
+    rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
+                                 "{rope_type:yarn,factor:4.0}; null = the checkpoint's own", off=None)
 
     def check(self, config: Config) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""

@@ -7,10 +7,11 @@ resuming, the processes of a launch, progress and tracker are handled by `dflash
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.types import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,50 +21,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.types import UnitCost
-
-
-class Unit(NamedTuple):
-    """The key of one measurement, which is one line of the records. Like the key of a sample it has a problem and a number."""
-
-    problem: str
-    chain: int = 0
-
-
-class Work:
-    """The units that a probe measures. Each iteration claims a unit, so a probe iterates only when it can start a unit.
-
-    Attributes:
-        units: all units that the iteration can yield. Other processes may claim some of them.
-        device: device name for PyTorch.
-
-    Args:
-        claimed: an iterator that claims units as it is consumed; None to yield all of `units`.
-    """
-
-    def __init__(self, units: Sequence[Unit], device: str, claimed: Iterable[Unit] | None = None):
-        self.units, self.device = units, device
-        self._claimed = units if claimed is None else claimed
-
-    def __iter__(self) -> Iterator[Unit]:
-        return iter(self._claimed)
-
-
-class Summary(NamedTuple):
-    """The results that a probe derives from its records. Values are JSON values; None means that no number exists."""
-
-    values: Mapping[str, float | int | str | None]
-    """Numbers for `summary.json` and the tracker."""
-    tables: dict[str, list[dict]]
-    """Tables by name, as rows with the same keys. They are printed and written to `summary.json` and to CSV files."""
-    data: dict[str, list[dict]]
-    """Tables that are written to CSV files only. Figures are drawn from them."""
-
-    def number(self, name: str) -> float:
-        """The value of that name. Raises TypeError if it is not a number."""
-        value = self.values[name]
-        if value is None or isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}, not a number")
-        return value
 
 
 class Probe(Component):

@@ -9,35 +9,19 @@ from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import datasets, figure, page, probes
-from dflash_mcmc.report.locate import Found, run_folders
 from dflash_mcmc.report.parts import ReportPart, Section
 from dflash_mcmc.report.probed import csv_of
-from dflash_mcmc.report.runs import read
-from dflash_mcmc.report.sections import (
-    agreement,
-    budget,
-    chains,
-    compared,
-    configuration,
-    cost,
-    interaction,
-    matched,
-    measures,
-    overall,
-    overlap,
-    paired,
-    provenance,
-    rules,
-    samples,
-    setting,
-    strata,
-    swept,
-)
+from dflash_mcmc.report.reading import Found, read, run_folders
+from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.store.files import write_atomically
 
-_SECTIONS = (overall, samples, budget, paired, matched, rules, strata, overlap, interaction, cost, measures, agreement, swept,
-             chains, compared, configuration, setting, provenance)
+_SECTIONS = (
+    overall.section, samples.section, budget.section, paired.section, chains.matched_section, chains.rules_section,
+    paired.strata_section, paired.overlap_section, compared.interaction_section, overall.cost_section,
+    overall.measures_section, chains.agreement_section, swept.section, chains.section, compared.section,
+    configuration.section, configuration.setting_section, configuration.provenance_section)
+"""The sections in their order on the page."""
 
 
 class Built(NamedTuple):
@@ -100,7 +84,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
 
 def _parts(studies: Sequence[Study]) -> list[ReportPart]:
     """The sections of each dataset. With several, the names of their tables and figures begin with that of the dataset."""
-    sections = [[section for module in _SECTIONS if (section := module.section(study)) is not None] for study in studies]
+    sections = [[section for section_of in _SECTIONS if (section := section_of(study)) is not None] for study in studies]
     if len(studies) == 1:
         return [ReportPart("", "", (), sections[0])]
     parts = [ReportPart("", "", (), [datasets.side_by_side(studies)])]

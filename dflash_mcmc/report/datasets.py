@@ -9,9 +9,9 @@ from typing import NamedTuple
 from dflash_mcmc.config.labels import name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import Column, Section, Table, paragraphs, percent
-from dflash_mcmc.report.runs import Run, labelled
+from dflash_mcmc.report.reading import Run, labelled
 from dflash_mcmc.report.study import Study, named, study_of
-from dflash_mcmc.statistics.shares import accuracy
+from dflash_mcmc.statistics.outcomes import accuracy
 
 _TEXT = """
 Each dataset has a part of this page, and runs are compared only within it. An empty cell means that no such run is here.

@@ -1,6 +1,7 @@
 """The report as HTML and as Markdown, from the same sections.
 
-The page is one self-contained file; the Markdown refers to the figure files.
+The page is one self-contained file; its figures are SVG elements whose colours are those of the page's scheme. The Markdown
+refers to the figure files.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import hashlib
 import importlib.metadata
 import re
 from collections.abc import Callable, Sequence
+from html import escape as escaped_html
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tabulate import tabulate
 
 from dflash_mcmc.errors import one_line, printable
-from dflash_mcmc.report import inline
+from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import ReportPart, Section, Table
 from dflash_mcmc.report.study import Study
 
@@ -66,7 +68,7 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
     scripts = [_file("tables.js"), *([_file("samples.js")] if samples else [])]
 
     def picture(drawing: Drawing) -> Markup:
-        return Markup(inline.svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
+        return Markup(svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
 
     return environment.from_string(_file("page.html.j2")).render(
         title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, version=_version(),
@@ -76,17 +78,17 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
 
 def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
-    lines = [f"# {_escaped(heading.title)}", heading.counts, *map(_note, heading.warnings)]
+    lines = [f"# {_escaped(heading.title)}", _escaped(heading.counts), *map(_note, heading.warnings)]
     for part in parts:
         if part.name:
-            lines += [f"# {_escaped(part.name)}", part.counts, *map(_note, part.warnings)]
+            lines += [f"# {_escaped(part.name)}", _escaped(part.counts), *map(_note, part.warnings)]
         for section in part.sections:
             lines += _lines(section)
     return "\n\n".join(lines) + "\n"
 
 
 def _lines(section: Section) -> list[str]:
-    lines = [f"## {section.title}", *map(_escaped, section.text)]
+    lines = [f"## {_escaped(section.title)}", *map(_escaped, section.text)]
     lines += [f"![{_escaped(drawing.title)}](figures/{drawing.name}.png)" for drawing in section.drawings]
     for table in section.tables:
         lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
@@ -140,3 +142,37 @@ def _hash(script: str) -> str:
 
 def _version() -> str:
     return importlib.metadata.version("dflash_mcmc")
+
+
+_VARIABLES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",
+              figure.OTHER: "other", figure.GREEN: "green", figure.PURPLE: "purple", figure.ORANGE: "orange",
+              figure.SKY: "sky", figure.GRID: "grid", figure.PALE: "pale"}
+"""The variables `--fig-...` of `template/page.css` for the colours of figures. Other colours, as of heat maps, stay."""
+_NAMES = {colour.lower(): name for colour, name in _VARIABLES.items()}
+_COLOUR = re.compile(r"(?<=[:\s\"])#[0-9a-fA-F]{6}(?=[;\"])")
+_LEFT_OUT = re.compile(r'<!--.*?-->|<metadata>.*?</metadata>|<style type="text/css">.*?</style>', re.DOTALL)
+_PIXELS = 4.0 / 3.0
+"""Pixels of CSS in a point."""
+
+
+def svg(text: str, name: str, title: str) -> str:
+    """An SVG file of matplotlib as an element of an HTML page.
+
+    Args:
+        name: name of the figure, which is unique in the page: ids of different figures may be the same otherwise.
+        title: alternative text.
+    """
+    start = text.index("<svg")
+    body = _LEFT_OUT.sub("", text[start:])
+    head, _, rest = body.partition(">")
+    width, height = (_PIXELS * float(found) for found in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
+    box = re.findall(r"viewBox=\"([-\d. ]+)\"", head)[0]
+    rest = re.sub(r"(\bid=\"|href=\"#|url\(#)", lambda found: f"{found[0]}{name}-", rest)
+    rest = _COLOUR.sub(lambda found: _variable(found[0]), rest)
+    return (f'<svg role="img" aria-label="{escaped_html(title)}" '
+            f'viewBox="{box}" width="{width:.0f}" height="{height:.0f}">{rest}')
+
+
+def _variable(colour: str) -> str:
+    name = _NAMES.get(colour.lower())
+    return colour if name is None else f"var(--fig-{name})"

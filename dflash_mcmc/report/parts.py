@@ -10,7 +10,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.samples import EmbeddedSamples
+    from dflash_mcmc.report.sections.samples import EmbeddedSamples
 
 
 class Column(NamedTuple):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.report.locate import RUN as RUN_FILE
-from dflash_mcmc.report.locate import Found
 from dflash_mcmc.report.page import Heading
 from dflash_mcmc.report.parts import Section, paragraphs
 from dflash_mcmc.report.probed import table_of
-from dflash_mcmc.report.published_rows import RUN, beside, source_of
+from dflash_mcmc.report.published import RUN, beside, source_of
+from dflash_mcmc.report.reading import RUN as RUN_FILE
+from dflash_mcmc.report.reading import Found
 from dflash_mcmc.report.table import configuration_of, labels_of
 from dflash_mcmc.store.described import json_object
 

@@ -1,14 +1,16 @@
-"""Published accuracies and their sources, read from a data file of the package."""
+"""Published numbers and their sources, read from data files of the package: accuracies, and rows beside those of probes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.shares import wilson
+from dflash_mcmc.statistics.outcomes import wilson
 
 DATASET = "math500"
 """The dataset of all published rows."""
@@ -49,3 +51,45 @@ def published() -> list[Published]:
 
 def _content() -> dict[str, Any]:
     return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_FILE)))
+
+
+RUN = "run"
+"""The column that says where a row comes from."""
+_FILE_OF_PROBES = PACKAGE / "assets" / "published" / "probes.yaml"
+
+
+def source_of(probe: str) -> str | None:
+    """The reference of a probe's published numbers; None if there are none."""
+    return _of_probes().get(probe, {}).get("source")
+
+
+def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: str, rows: Sequence[dict]) -> list[dict]:
+    """The rows of a table, each followed by the published row of its kind.
+
+    A published row is of the same kind as a row if both agree in the columns that the data file names. It is shown after the
+    last such row of a run with the setting of the document, once. No number of a published row enters a statistic.
+
+    Args:
+        identities: the identities of the runs as in run.json, by the value of `RUN` in their rows.
+        rows: rows with the column `RUN`.
+    """
+    shown, of = list(rows), _of_probes().get(probe, {"tables": {}})
+    found = of["tables"].get(table)
+    if found is None:
+        return shown
+    runs = {label for label, identity in identities.items() if _holds(of["where"], identity)}
+    for published in found["rows"]:
+        alike = [place for place, row in enumerate(shown)
+                 if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in found["by"])]
+        if alike:
+            shown.insert(alike[-1] + 1, {RUN: f"published, section {found['section']}", **published})
+    return shown
+
+
+def _holds(where: Mapping[str, object], identity: Mapping[str, object]) -> bool:
+    return all(identity.get(key) == value for key, value in where.items())
+
+
+@cache
+def _of_probes() -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_FILE_OF_PROBES)))

@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.config.labels import root_values
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, outcomes
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcomes
 from dflash_mcmc.statistics.rules import PowerVote, Vote
-from dflash_mcmc.statistics.shares import accuracy_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
@@ -122,12 +120,12 @@ def votes(run: Run) -> bool:
 def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     """The rules of weighted votes that the chains of a run have weights for, with the run's parameters.
 
-    A run that is older than the rules has the parameters of `conf/config.yaml`.
+    A run that is older than the rules has the default parameters.
 
     Args:
         alphas: exponents of the power vote instead of the run's.
     """
-    vote = Vote.of(run.config.get("vote") or root_values()["vote"])
+    vote = Vote.of(run.config["vote"]) if run.config.get("vote") else Vote()
     powers = [PowerVote(alpha=alpha) for alpha in alphas] or [vote.power]
     rules = [*powers, *(rule for rule in vote.rules.values() if rule is not vote.power)]
     return [rule for rule in rules if votes(run) and (_has_weights(run) or not rule.needs_log_q)]

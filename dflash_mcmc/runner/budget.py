@@ -23,7 +23,7 @@ from dflash_mcmc.fields import spec_of
 from dflash_mcmc.registry import components, name_of
 from dflash_mcmc.runner import cost
 from dflash_mcmc.runner.settings import CostCurve
-from dflash_mcmc.statistics.budget import TOLERANCE, UNITS
+from dflash_mcmc.statistics.outcomes import TOLERANCE, UNITS
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command

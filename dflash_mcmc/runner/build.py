@@ -48,6 +48,11 @@ def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     return found
 
 
+def ending(model: ChainTarget, prompt: np.ndarray) -> str:
+    """The last characters of a prompt as text, with special tokens: graders know whether it ends with `<think>`."""
+    return model.tokenizer.decode(prompt[-8:].tolist(), skip_special_tokens=False)
+
+
 def first_prompt(config: Config) -> str:
     """The whole prompt of the first requested problem as text, with special tokens.
 

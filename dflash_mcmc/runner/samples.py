@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.grading import check_golds, label
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN
+from dflash_mcmc.grading import check_golds, extraction, label
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN, UNGRADABLE
 from dflash_mcmc.process import stopping
 from dflash_mcmc.runner import build, cost, fitting
 from dflash_mcmc.runner.metrics import metrics_of
@@ -131,7 +131,9 @@ class SampleWorker(Worker[Record]):
                 else:
                     self._grading[done.tag] = done
                     text = self._engine.model.decode(done.result.trajectory.tokens)
-                    self._pool.submit(done.tag, text, self._problems[done.tag[0]].problem.answer)
+                    problem, prompt, _ = self._problems[done.tag[0]]
+                    text = extraction.continued(build.ending(self._engine.model, prompt), text)
+                    self._pool.submit(done.tag, text, problem.answer)
             yield from self.ready()
         yield from self.ready(wait=True)
 
@@ -150,7 +152,7 @@ class SampleWorker(Worker[Record]):
             yield fitting.too_long(self.failed(key, ""), self._problems[key[0]])
         for key, grade in self._pool.finished(wait):
             # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
-            if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT)):
+            if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT, UNGRADABLE)):
                 yield self._record(grade, self._grading.pop(key))
 
     def failed(self, key: SampleKey, reason: str) -> Record:

@@ -24,7 +24,7 @@ from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.statistics.shares import wilson
+from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import TOO_LONG
-from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import cost, fitting
 from dflash_mcmc.runner.cost import CostEstimate
@@ -16,9 +15,11 @@ from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema
 from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.types import Summary, Unit, Work
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.probe import Probe
 
 
 class Units(Tasks[dict]):

@@ -31,14 +31,14 @@ class BestOfN(Sampler):
     to p^alpha on the support of q as N grows.
     """
 
-    num_candidates: int = identity("number of draws of a chain; one of them is kept", ge=1)
-    select: str = identity("the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn "
-                           "with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
-    alpha: float = identity("power of the target p^alpha of select=power; temperature is 1/alpha unless given", ge=SMALLEST,
-                            le=LARGEST)
-    temperature: float | None = identity("temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity("keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1)
+    select: str = identity("power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; "
+                           "power = drawn with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
+    alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
+                            ge=SMALLEST, le=LARGEST)
+    temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
+    top_k: int = identity(0, "keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""

@@ -53,19 +53,19 @@ class DraftRefine(Sampler):
     `floor` + 1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
     """
 
-    alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    start_temperature: float = identity("temperature of the draft's blocks, at which each stage starts", ge=SMALLEST,
-                                         le=LARGEST)
-    proposal_temperature: float | None = identity("temperature of the target's proposals; null takes 1/alpha",
-                                                   ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
-    cut: str = identity("where a suffix may start: current = any place of the current sequence; confidence = any place, and "
-                        "more often one whose token the target finds unlikely", choices=("current", "confidence"))
-    floor: float = identity("with cut=confidence: the weight of a place whose token has probability 1; a place whose token "
-                            "has probability 0 has this weight + 1", gt=0)
-    early_reject: str = identity("abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; "
-                                 "auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    start_temperature: float = identity(1.0, "temperature of the draft's blocks, at which each stage starts", ge=SMALLEST,
+                                        le=LARGEST)
+    proposal_temperature: float | None = identity(None, "temperature of the target's proposals; null takes 1/alpha",
+                                                  ge=SMALLEST, le=LARGEST)
+    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
+    cut: str = identity("current", "where a suffix may start: current = any place of the current sequence; confidence = any "
+                        "place, and more often one whose token the target finds unlikely", choices=("current", "confidence"))
+    floor: float = identity(0.1, "with cut=confidence: the weight of a place whose token has probability 1; a place whose "
+                            "token has probability 0 has this weight + 1", gt=0)
+    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
+                                 "as off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
 
     needs_draft = True
 

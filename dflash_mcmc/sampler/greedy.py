@@ -19,8 +19,8 @@ from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 class Greedy(Sampler):
     """The most likely token, every time: a point mass, the same for every power alpha."""
 
-    alpha: float = runtime("has no effect: the argmax is the same at every power; it exists so that a sweep over alpha can "
-                           "include this baseline, which then runs once", ge=SMALLEST, le=LARGEST, no_effect=True)
+    alpha: float = runtime(4.0, "has no effect: the argmax is the same at every power; it exists so that a sweep over alpha "
+                           "can include this baseline, which then runs once", ge=SMALLEST, le=LARGEST, no_effect=True)
 
     is_deterministic = True
 

@@ -39,14 +39,16 @@ class Lookahead(Sampler):
     rollouts that are too short is the same.
     """
 
-    alpha: float = identity("power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
-    num_candidates: int = identity("candidates for each block", ge=2)
-    num_rollouts: int = identity("rollouts after each candidate", ge=1)
-    rollout_length: int = identity("tokens of a rollout; 0 weighs candidates by themselves", ge=0)
-    block_size: int = identity("tokens of a block", ge=1)
-    temperature: float | None = identity("temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity("candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity("candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    alpha: float = identity(4.0, "power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
+    num_candidates: int = identity(4, "candidates for each block", ge=2)
+    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1)
+    rollout_length: int = identity(16, "tokens of a rollout; 0 weighs candidates by themselves", ge=0)
+    block_size: int = identity(8, "tokens of a block", ge=1)
+    temperature: float | None = identity(None, "temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST,
+                                         le=LARGEST)
+    top_k: int = identity(0, "candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0,
+                            le=1)
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

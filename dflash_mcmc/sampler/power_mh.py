@@ -62,45 +62,45 @@ class PowerMH(Sampler):
     as the last stage of `schedule=published` does, and the chain's law tends to pi_K as `num_steps` grows.
     """
 
-    alpha: float = identity("power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    proposal_temperature: float | None = identity("temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
-                                                   le=LARGEST)
-    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity("Metropolis-Hastings steps in each stage", ge=0)
-    schedule: str = identity("stages of a chain: published = all num_blocks stages, also those after the answer has ended; "
-                             "adaptive = horizons that double from length / num_blocks, and the last stage as soon as the "
-                             "answer has ended", choices=("published", "adaptive"), off="published")
-    cut: str = identity("where a suffix may start: current = any place of the current sequence, with the length term "
-                        "(law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
+    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
+                                                  le=LARGEST)
+    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
+    schedule: str = identity("published", "stages of a chain: published = all num_blocks stages, also those after the answer "
+                             "has ended; adaptive = horizons that double from length / num_blocks, and the last stage as soon "
+                             "as the answer has ended", choices=("published", "adaptive"), off="published")
+    cut: str = identity("current", "where a suffix may start: current = any place of the current sequence, with the length "
+                        "term (law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
                         "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
-    cut_grid: int = identity("a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is any",
-                             ge=1, off=1)
-    entropy_power: float = identity("with cut=entropy: the weight of a place is the rise of the entropy there, to this power; "
-                                    "0 gives all rises the same weight", ge=0, off=4.0)
-    proposal: str = identity("logits that proposals are drawn from under a blend: base = without it, as published; "
+    cut_grid: int = identity(1, "a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is "
+                             "any", ge=1, off=1)
+    entropy_power: float = identity(4.0, "with cut=entropy: the weight of a place is the rise of the entropy there, to this "
+                                    "power; 0 gives all rises the same weight", ge=0, off=4.0)
+    proposal: str = identity("base", "logits that proposals are drawn from under a blend: base = without it, as published; "
                              "matched = with it", choices=("base", "matched"))
-    rule: str = identity("exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped "
-                         "at the current length, overlap only, no length term, ends at the first stop id",
+    rule: str = identity("exact", "exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for "
+                         "comparison: capped at the current length, overlap only, no length term, ends at the first stop id",
                          choices=("exact", "published"))
-    after_eos: str = identity("when a stage ends in a finished sequence: continue = make the steps of all later stages "
-                              "too; return = end the chain there, as published (rule=published always returns)",
+    after_eos: str = identity("continue", "when a stage ends in a finished sequence: continue = make the steps of all later "
+                              "stages too; return = end the chain there, as published (rule=published always returns)",
                               choices=("continue", "return"))
-    early_reject: str = identity(
-        "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; eps = for any proposal, "
-        "each decision wrong with probability at most epsilon; auto = exact where it holds, else off",
-        choices=("auto", "off", "exact", "eps"))
-    epsilon: float = identity("chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
-    rescore: bool = identity("score the current suffix again before each proposal, for blend.grid=cut, under which its "
+    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
+                                 "as off; eps = for any proposal, each decision wrong with probability at most epsilon; auto "
+                                 "= exact where it holds, else off", choices=("auto", "off", "exact", "eps"))
+    epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
+    rescore: bool = identity(False, "score the current suffix again before each proposal, for blend.grid=cut, under which its "
                              "probability depends on the cut")
-    top_k: int = identity("proposal keeps the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity("proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity("proposal keeps tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
-    repetition_penalty: float = identity("penalty in the proposal only, never in the target; 1 is off", ge=SMALLEST,
+    top_k: int = identity(0, "proposal keeps the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    min_p: float = identity(0.0, "proposal keeps tokens with at least this share of the top probability; 0 keeps all", ge=0,
+                            le=1)
+    repetition_penalty: float = identity(1.0, "penalty in the proposal only, never in the target; 1 is off", ge=SMALLEST,
                                          le=LARGEST)
-    frequency_penalty: float = identity("in the proposal only: subtract this from a token's logit for each time that it is in "
-                                        "the answer so far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
-    presence_penalty: float = identity("in the proposal only: subtract this from the logits of tokens in the answer so far; 0 "
-                                       "is off", ge=-PENALTY, le=PENALTY, off=0.0)
+    frequency_penalty: float = identity(0.0, "in the proposal only: subtract this from a token's logit for each time that it "
+                                        "is in the answer so far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
+    presence_penalty: float = identity(0.0, "in the proposal only: subtract this from the logits of tokens in the answer so "
+                                       "far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
 
     can_rescore = True
 

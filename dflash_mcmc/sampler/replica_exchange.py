@@ -57,19 +57,19 @@ class ReplicaExchange(Sampler):
     the proposal laws of all rungs. p is the (blended) target.
     """
 
-    alphas: list[float] = identity("powers of the rungs, rising", ge=SMALLEST, le=LARGEST)  # noqa: RUF009 - dataclasses.field
-    temperatures: list[float] | None = identity(  # noqa: RUF009 - dataclasses.field
-        "proposal temperatures of the rungs; null takes 1/alpha of each", ge=SMALLEST, le=LARGEST)
-    output: int = identity("rung of the result, from 1; -1 is the last")
-    num_blocks: int = identity("stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity("rounds of each stage", ge=0)
-    local_steps: int = identity("Metropolis-Hastings steps of every rung in a round", ge=1)
-    cut: str = identity("where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
-                        "horizon, places past the end change nothing", choices=("current", "horizon"))
-    early_reject: str = identity("abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; "
-                                 "auto = exact where it holds, else off", choices=("auto", "off", "exact"))
-    fault: str = identity("a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of its "
-                          "ratio; old_log_q = after a swap a state keeps log q of its old rung",
+    alphas: list[float] = identity([1.0, 2.0, 4.0], "powers of the rungs, rising", ge=SMALLEST, le=LARGEST)
+    temperatures: list[float] | None = identity(None, "proposal temperatures of the rungs; null takes 1/alpha of each",
+                                                ge=SMALLEST, le=LARGEST)
+    output: int = identity(-1, "rung of the result, from 1; -1 is the last")
+    num_blocks: int = identity(4, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_steps: int = identity(4, "rounds of each stage", ge=0)
+    local_steps: int = identity(1, "Metropolis-Hastings steps of every rung in a round", ge=1)
+    cut: str = identity("current", "where the suffix of a step starts: current = any place of the state; horizon = any place "
+                        "up to the horizon, places past the end change nothing", choices=("current", "horizon"))
+    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
+                                 "as off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    fault: str = identity("none", "a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of "
+                          "its ratio; old_log_q = after a swap a state keeps log q of its old rung",
                           choices=("none", "swap_sign", "old_log_q"))
 
     def check(self, config: Config) -> None:

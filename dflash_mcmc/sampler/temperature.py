@@ -31,16 +31,16 @@ class Temperature(Sampler):
 
     draws_once = True
 
-    alpha: float = identity("temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
+    alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
-    temperature: float | None = identity("temperature; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity("keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity("keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity("keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
-    repetition_penalty: float = identity("divide the logits of tokens already present; 1 is off", ge=SMALLEST, le=LARGEST)
-    frequency_penalty: float = identity("subtract this from a token's logit for each time that it is in the answer so far; 0 "
-                                        "is off", ge=-PENALTY, le=PENALTY, off=0.0)
-    presence_penalty: float = identity("subtract this from the logits of tokens that are in the answer so far; 0 is off",
+    temperature: float | None = identity(None, "temperature; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
+    top_k: int = identity(0, "keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+    min_p: float = identity(0.0, "keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
+    repetition_penalty: float = identity(1.0, "divide the logits of tokens already present; 1 is off", ge=SMALLEST, le=LARGEST)
+    frequency_penalty: float = identity(0.0, "subtract this from a token's logit for each time that it is in the answer so "
+                                        "far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
+    presence_penalty: float = identity(0.0, "subtract this from the logits of tokens that are in the answer so far; 0 is off",
                                        ge=-PENALTY, le=PENALTY, off=0.0)
 
     def canonical(self, config: Config) -> dict[str, object]:

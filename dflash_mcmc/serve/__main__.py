@@ -26,7 +26,7 @@ def _main(arguments: list[str]) -> None:
         from dflash_mcmc.config import usage
 
         described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc.catalogue GROUP"
-        print(usage.text(described, {"Fields, set in conf/serve.yaml": options_of.ServePlan}))
+        print(usage.text(described, {"Fields": options_of.ServePlan}))
         return
     options, config = options_of.compose(arguments)
     try:

@@ -1,4 +1,4 @@
-"""The options of the server: its limits (`serve.*`, values in `conf/serve.yaml`), and the parts of a run that it uses."""
+"""The options of the server: its limits (`serve.*`), and the parts of a run that it uses."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ _OTHERS = ("condition", "dataset.max_new_tokens", "dataset.stop", "paths.assets"
 class ServeOptions:
     """Address and limits of the server."""
 
-    host: str = runtime("address to listen on; 127.0.0.1 is this machine alone, and 0.0.0.0 every network")
-    port: int = runtime("port to listen on; 0 takes a free one", ge=0, le=65535)
-    model_name: str | None = runtime("name of the model in requests and answers; null takes that of the folder or the hub")
-    api_key: str | None = runtime(f"key that requests must have; null takes the environment variable {API_KEY}, which does "
-                                  "not show in a list of processes, or no key")
-    max_prompt_tokens: int | None = runtime("longest prompt; null takes 1,024, or less where the model has fewer positions",
-                                            ge=1)
-    max_choices: int = runtime("most answers that a request may ask for, over all its prompts", ge=1)
-    max_width: int = runtime("most draws that a chain of a request may ask for together, such as particles", ge=1)
-    max_waiting: int = runtime("answers that wait for a slot or are drawn; more get status 429", ge=1)
-    max_body_bytes: int = runtime("longest body of a request; longer ones get status 413", ge=1024)
-    body_seconds: float = runtime("time in which a client must have sent the body of a request", gt=0)
-    header_seconds: float = runtime("time in which a client must have sent the header of a request", gt=0)
-    request_seconds: float = runtime("time for the answers to a request, after which their chains end with status 504", gt=0)
+    host: str = runtime("127.0.0.1", "address to listen on; 127.0.0.1 is this machine alone, and 0.0.0.0 every network")
+    port: int = runtime(8000, "port to listen on; 0 takes a free one", ge=0, le=65535)
+    model_name: str | None = runtime(None, "name of the model in requests and answers; null takes that of the folder or the "
+                                     "hub")
+    api_key: str | None = runtime(None, f"key that requests must have; null takes the environment variable {API_KEY}, which "
+                                  "does not show in a list of processes, or no key")
+    max_prompt_tokens: int | None = runtime(None, "longest prompt; null takes 1,024, or less where the model has fewer "
+                                            "positions", ge=1)
+    max_choices: int = runtime(64, "most answers that a request may ask for, over all its prompts", ge=1)
+    max_width: int = runtime(64, "most draws that a chain of a request may ask for together, such as particles", ge=1)
+    max_waiting: int = runtime(1024, "answers that wait for a slot or are drawn; more get status 429", ge=1)
+    max_body_bytes: int = runtime(4194304, "longest body of a request; longer ones get status 413", ge=1024)
+    body_seconds: float = runtime(30.0, "time in which a client must have sent the body of a request", gt=0)
+    header_seconds: float = runtime(10.0, "time in which a client must have sent the header of a request", gt=0)
+    request_seconds: float = runtime(600.0, "time for the answers to a request, after which their chains end with status 504",
+                                     gt=0)
 
 
 @dataclass(slots=True, kw_only=True)

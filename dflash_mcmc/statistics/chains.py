@@ -18,11 +18,17 @@ import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
-from dflash_mcmc.statistics.outcomes import Summed, by_problem
-from dflash_mcmc.statistics.selection import check_key, expected_likeliest, weights
-from dflash_mcmc.statistics.shares import mean_share
-from dflash_mcmc.statistics.votes import Votes, expected_majority
-from dflash_mcmc.statistics.weighted import check_weights, expected_weighted, weighted
+from dflash_mcmc.statistics.outcomes import Summed, by_problem, mean_share
+from dflash_mcmc.statistics.votes import (
+    Votes,
+    check_key,
+    check_weights,
+    expected_likeliest,
+    expected_majority,
+    expected_weighted,
+    weighted,
+    weights,
+)
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome

@@ -2,17 +2,19 @@
 
 Every comparison is paired. Problems differ in difficulty far more than methods do, and a paired test does not count these
 differences as noise (Miller 2024, arXiv 2411.00640).
+
+Also the interaction of two factors, and tests that two runs have one law.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.statistics.intervals import CONFIDENCE, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, mean_share
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -129,3 +131,69 @@ def _mcnemar(both: float, only_a: float, only_b: float, neither: float) -> float
     from statsmodels.stats.contingency_tables import mcnemar
 
     return float(mcnemar([[both, only_a], [only_b, neither]], exact=True).pvalue)
+
+
+class Interaction(NamedTuple):
+    """A two-by-two table. The name of a cell has two digits: blend off or on, then sampler off or on."""
+
+    cells: dict[str, IntervalEstimate]
+    """Accuracies of `00`, `01`, `10` and `11`. Each problem counts once, here and in `effect`."""
+    effect: IntervalEstimate
+    """(11 - 10) - (01 - 00): the sampler's gain with the blend minus its gain without the blend; 0 if both effects add up."""
+
+
+def two_by_two(o00: PairedOutcomes, o01: PairedOutcomes, o10: PairedOutcomes, o11: PairedOutcomes) -> Interaction:
+    """The interaction, with the interval of `paired.mean_difference` over problems, each with all four runs.
+
+    Raises ValueError if the runs are not on the same problems in the same order, or have no problems.
+    """
+    runs = {"00": o00, "01": o01, "10": o10, "11": o11}
+    if len({of.problems for of in runs.values()}) > 1:
+        raise ValueError("the runs are not on the same problems in the same order: see outcomes.aligned")
+    if not o00.problems:
+        raise ValueError("the runs have no problem in common, so they cannot be compared")
+    chains = int(min(of.chains.min() for of in runs.values()))
+    effect = mean_difference((o11.correct - o10.correct) - (o01.correct - o00.correct), chains, widest=2.0)
+    cells = {name: accuracy_of(of) if of.single else mean_share(of.correct) for name, of in runs.items()}
+    return Interaction(cells, effect)
+
+
+_PERMUTATIONS = 9999
+
+
+class Agreement(NamedTuple):
+    """The comparison of a number, such as log p, between the samples of two runs."""
+
+    problems: int
+    samples_a: int
+    samples_b: int
+    difference: float
+    """Mean of `a` minus mean of `b`, averaged over problems."""
+    p_value: float
+    """Two-sided. Not adjusted for the number of comparisons."""
+
+
+def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], seed: int = 0) -> Agreement | None:
+    """Compares the means of two runs within each problem. None if they share no problem.
+
+    Args:
+        a: the values of each problem's independent samples.
+        b: the same for the other run.
+        seed: the seed of the permutations.
+    """
+    shared = [problem for problem in a if problem in b and len(a[problem]) and len(b[problem])]
+    if not shared:
+        return None
+    generator = np.random.default_rng(seed)
+    observed, permuted = 0.0, np.zeros(_PERMUTATIONS)
+    for problem in shared:
+        count = len(a[problem])
+        values = np.array([*a[problem], *b[problem]], dtype=np.float64)
+        rest = len(values) - count
+        observed += values[:count].mean() - values[count:].mean()
+        first = generator.permuted(np.tile(values, (_PERMUTATIONS, 1)), axis=1)[:, :count].sum(axis=1)
+        permuted += first / count - (values.sum() - first) / rest
+    # Sums in another order differ in their last bits. A permutation that restores the observed labels must count.
+    at_least = int(np.sum(np.abs(permuted) >= abs(observed) - 1e-9 * (1.0 + abs(observed))))
+    return Agreement(len(shared), sum(len(a[problem]) for problem in shared), sum(len(b[problem]) for problem in shared),
+                     observed / len(shared), (1 + at_least) / (1 + _PERMUTATIONS))

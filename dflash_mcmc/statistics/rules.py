@@ -69,7 +69,7 @@ class PowerVote(VoteRule):
     name = "power"
     needs_log_q = True
 
-    alpha: float = runtime("exponent of the power vote: weights of the chains for p^alpha", gt=0)
+    alpha: float = runtime(4.0, "exponent of the power vote: weights of the chains for p^alpha", gt=0)
 
     @property
     def shown(self) -> str:
@@ -90,10 +90,11 @@ class SoftSat(VoteRule):
 
     name = "softsat"
 
-    beta: float = runtime("strength of the softsat weights; 0 is the majority vote", ge=0)
-    saturation: float = runtime("rank of log p, as a share of the votes, from which on softsat weights are equal", gt=0, le=1)
-    low: float = runtime("smallest softsat weight", gt=0)
-    high: float = runtime("largest softsat weight; not active while beta <= log(high)", gt=0)
+    beta: float = runtime(1.0, "strength of the softsat weights; 0 is the majority vote", ge=0)
+    saturation: float = runtime(0.75, "rank of log p, as a share of the votes, from which on softsat weights are equal", gt=0,
+                                le=1)
+    low: float = runtime(0.75, "smallest softsat weight", gt=0)
+    high: float = runtime(17.0, "largest softsat weight; not active while beta <= log(high)", gt=0)
 
     @property
     def shown(self) -> str:
@@ -122,8 +123,8 @@ class AnswerPower(VoteRule):
     name = "answer_power"
     needs_log_q = True
 
-    alpha: float = runtime("exponent of the sequences in answer_power: weights of the chains for p^alpha", gt=0)
-    gamma: float = runtime("exponent of the answers in answer_power", gt=0)
+    alpha: float = runtime(2.0, "exponent of the sequences in answer_power: weights of the chains for p^alpha", gt=0)
+    gamma: float = runtime(2.0, "exponent of the answers in answer_power", gt=0)
 
     @property
     def shown(self) -> str:

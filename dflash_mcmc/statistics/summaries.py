@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.statistics.outcomes import score
+from dflash_mcmc.statistics.outcomes import accuracy, score
 from dflash_mcmc.statistics.rules import WEIGHTED
-from dflash_mcmc.statistics.shares import accuracy
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Outcome, Summed

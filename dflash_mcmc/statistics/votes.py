@@ -5,19 +5,25 @@ The docstring of `chains.py` defines a vote.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.math.string_rule import normal_form
+from dflash_mcmc.grading.verdicts import UNDRAWN
+from dflash_mcmc.rng import Key
+from dflash_mcmc.statistics.outcomes import by_problem
 
 if TYPE_CHECKING:
+    from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
-
 
 class Candidate(NamedTuple):
     """An answer that received votes."""
@@ -118,3 +124,174 @@ def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
         else:
             more[taken:] += chosen
     return more
+
+
+_MOST_WAYS = 1000
+"""The largest number of ways to choose chains that are used."""
+_AT_ONCE = 4_000_000
+"""Bound on the pairs of chains that are compared at once."""
+_MOST = 0.5
+"""A chain with more than this share of the weight decides the vote alone."""
+
+
+class Weighed(NamedTuple):
+    """The expected result of a weighted vote on one problem: means over ways to choose the chains."""
+
+    correct: float
+    """Probability that the returned answer is correct."""
+    effective: float
+    """Effective number of chains, (sum of weights)^2 / sum of squared weights; 0 if no chain votes."""
+    dominated: float
+    """Share of the ways in which one chain has more than half of the weight, although several chains vote."""
+
+
+class _Ballots:
+    """The votes of a problem as arrays over its chains."""
+
+    def __init__(self, chains: Sequence[Record], rule: VoteRule):
+        self.votes = Votes.of(chains)
+        self._of_chain = np.array(self.votes.of_chain, np.int64)
+        self._log_p = np.array([record["log_p"] for record in chains], np.float64)
+        self._log_q = np.array([record["log_q"] for record in chains], np.float64) if rule.needs_log_q else self._log_p
+        self._correct = np.array([candidate.correct for candidate in self.votes.candidates], np.float64)
+        self._rule = rule
+
+    def weights(self, chosen: np.ndarray) -> np.ndarray:
+        """Weights of chosen chains, (ways, k)."""
+        return self._rule.weights(self._of_chain[chosen] >= 0, self._log_p[chosen], self._log_q[chosen])
+
+    def chances(self, chosen: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The probability that each answer is returned, (ways, answers)."""
+        shape = len(chosen), len(self.votes.candidates) + 1  # the last column has the chains that do not vote
+        places = self._of_chain[chosen] % shape[1] + shape[1] * np.arange(len(chosen))[:, None]
+        scores = np.bincount(places.ravel(), weights.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+        return self._rule.chances(scores[:, :-1])
+
+    def weighed(self, chosen: np.ndarray) -> Weighed:
+        """The means over these ways to choose chains, an index array (ways, k)."""
+        ways, k = chosen.shape
+        parts = np.array_split(chosen, -(-ways * k * k // _AT_ONCE))
+        correct, effective, dominated = np.concatenate([self._of_each(part) for part in parts], axis=1).mean(axis=1)
+        return Weighed(round(float(correct), 12), float(effective), float(dominated))
+
+    def _of_each(self, chosen: np.ndarray) -> np.ndarray:
+        """The values of `Weighed` for each way, (3, ways)."""
+        weights = self.weights(chosen)
+        squares = (weights**2).sum(axis=-1)
+        effective = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
+        several = (self._of_chain[chosen] >= 0).sum(axis=-1) > 1
+        correct = self.chances(chosen, weights) @ self._correct
+        return np.stack([correct, effective, (weights.max(axis=-1) > _MOST) & several])
+
+
+def weighted(records: Sequence[Record], rule: VoteRule) -> list[dict]:
+    """The weighted vote of each problem.
+
+    A row has problem, answer (the most probable one's most frequent text; None in a tie and without votes), chance (of that
+    answer to be returned), answered (number of chains that vote), chains, tied, winners (texts of the most probable answers),
+    correct (in [0, 1]: the probability that the returned answer is correct), effective and dominated (see `Weighed`).
+
+    Raises:
+        UserError: if the rule needs log q, and a chain has none or is not an independent draw.
+    """
+    check_weights(records, rule)
+    rows = []
+    for problem, chains in by_problem(records).items():
+        ballots, chosen = _Ballots(chains, rule), np.arange(len(chains))[None]
+        candidates = ballots.votes.candidates
+        chances, = ballots.chances(chosen, ballots.weights(chosen))
+        most = chances.max(initial=0.0)
+        winners = [candidate.answer for candidate, chance in zip(candidates, chances, strict=True)
+                   if most > 0.0 and math.isclose(chance, most, rel_tol=1e-12)]
+        found = ballots.weighed(chosen)
+        rows.append({"problem": problem, "answer": winners[0] if len(winners) == 1 else None, "chance": float(most),
+                     "answered": ballots.votes.answered, "chains": len(chains), "tied": len(winners) > 1, "winners": winners,
+                     **found._asdict()})
+    return rows
+
+
+def expected_weighted(chains: Sequence[Record], rule: VoteRule, ks: Sequence[int]) -> list[Weighed]:
+    """For each k, the expected result of a weighted vote over k chains of one problem.
+
+    It is the mean over all ways to choose k of the chains if there are at most 1,000, as for the majority vote. If there are
+    more, it is the mean over 1,000 of them, drawn with a fixed seed. The standard error of the latter is at most 1.6 points on
+    one problem, and falls with the square root of the number of problems.
+    """
+    ballots = _Ballots(chains, rule)
+    return [ballots.weighed(_ways(len(chains), k)) for k in ks]
+
+
+def check_weights(records: Sequence[Record], rule: VoteRule) -> None:
+    """Checks that the records have the weights of a rule. Raises UserError."""
+    if rule.needs_log_q:
+        check_log_q(records, f"aggregate={rule.name}")
+
+
+@lru_cache(maxsize=64)
+def _ways(size: int, k: int) -> np.ndarray:
+    """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
+    if math.comb(size, k) <= _MOST_WAYS:
+        return np.array(list(itertools.combinations(range(size), k)), np.int64)
+    uniforms = Key(0).fold_in("votes", size, k).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
+    return np.argsort(uniforms, axis=1)[:, :k]
+
+
+KEYS = ("log_p", "power")
+
+
+def check_key(records: Sequence[Record], key: str, alpha: float | None) -> None:
+    """Checks that this key can choose among the records. Raises UserError."""
+    if key not in KEYS:
+        raise UserError(f"best of several chains: key given {key!r}; allowed: {', '.join(KEYS)}")
+    if key != "power":
+        return
+    if alpha is None or not alpha > 0.0:
+        raise UserError(f"best of several chains by power: alpha given {alpha}; allowed: a number > 0")
+    check_log_q(records, "best of several chains by power")
+
+
+def check_log_q(records: Sequence[Record], what: str) -> None:
+    """Checks that log_q of each record is the log-probability of its draw, as `what` needs. Raises UserError."""
+    for record in records:
+        name = f"{what}: problem {record['problem']}, chain {record['chain']}:"
+        if record.get("log_q") is None:
+            raise UserError(f"{name} the record has no log_q; allowed: records with the log-probability of their draw")
+        if record.get("proposals") or record.get("trace"):
+            raise UserError(f"{name} its sampler chose among draws, so log_q is not its log-probability; allowed: independent "
+                            "draws, as of sampler=temperature")
+
+
+def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarray:
+    """Probability of choosing each chain, float64 (chains,). They sum to 1, or to 0 if no chain could be drawn."""
+    drawn = np.array([record["verdict"] not in UNDRAWN for record in chains])
+    if not drawn.any():
+        return np.zeros(len(chains))
+    log_p = np.array([record["log_p"] for record in chains], np.float64)
+    if key == "log_p":
+        chosen = drawn & (log_p == log_p[drawn].max())
+        return chosen / chosen.sum()
+    if alpha is None:
+        raise ValueError("power needs alpha: see check_key")
+    log_weights = np.where(drawn, alpha * log_p - np.array([record["log_q"] for record in chains], np.float64), -np.inf)
+    found = np.exp(log_weights - log_weights.max())
+    return found / found.sum()
+
+
+def expected_likeliest(chains: Sequence[Record], k: int) -> float:
+    """Expected correctness of the chain with the largest log p, over all ways to choose k of the chains.
+
+    The N chains are sorted in descending order of log p. The best of k chosen chains is among the first r of them with
+    probability 1 - C(N - r, k) / C(N, k). Equal values are chosen uniformly. Chains that could not be drawn come last and are
+    not correct.
+    """
+    def rank(record: Record) -> tuple[bool, float]:
+        not_drawn = record["verdict"] in UNDRAWN
+        return not_drawn, 0.0 if not_drawn else -record["log_p"]
+
+    value, place, passed, ways = 0.0, 0, 0.0, math.comb(len(chains), k)
+    for _, equal in groupby(sorted(chains, key=rank), key=rank):
+        hits = [record["verdict"] == "correct" for record in equal]
+        place += len(hits)
+        upto = 1.0 - math.comb(len(chains) - place, k) / ways
+        value, passed = value + (upto - passed) * sum(hits) / len(hits), upto
+    return value

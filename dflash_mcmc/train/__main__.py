@@ -34,8 +34,8 @@ def _help() -> str:
     from dflash_mcmc.train.target import TrainingPlan
 
     described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc.catalogue GROUP"
-    return usage.text(described, {"Fields with model=tiny, set in conf/train.yaml": TrainingPlan,
-                                  "Fields with draft=tiny, smollm2 or dflash, set in conf/train_draft*.yaml": DraftPlan})
+    return usage.text(described, {"Fields with model=tiny": TrainingPlan,
+                                  "Fields with draft=tiny, smollm2 or dflash": DraftPlan})
 
 
 def _train_target(overrides: list[str]) -> None:

@@ -37,32 +37,35 @@ _IDENTITY_VERSION = 1
 class Shape:
     """Shape of the draft network."""
 
-    num_layers: int = identity("number of layers", ge=1)
-    block_size: int = identity("positions in a block: the anchor and the drafted tokens", ge=2)
-    num_features: int = identity("number of target layers whose outputs the draft reads, evenly spaced from the second one",
+    num_layers: int = identity(5, "number of layers", ge=1)
+    block_size: int = identity(16, "positions in a block: the anchor and the drafted tokens", ge=2)
+    num_features: int = identity(5, "number of target layers whose outputs the draft reads, evenly spaced from the second one",
                                  ge=1)
-    target_layers: list[int] | None = identity(  # noqa: RUF009
-        "indices of the target layers to read, counted from 0; null chooses num_features layers")
-    intermediate_size: int | None = identity("width of the feed-forward layers; null uses the target's", ge=1)
-    num_heads: int | None = identity("number of attention heads; null uses the target's", ge=1)
-    num_key_heads: int | None = identity("number of key and value heads; null uses the target's", ge=1)
-    head_dim: int | None = identity("dimension of a head, an even number; null uses the target's", ge=2)
-    mask_token_id: int | None = identity("id of the mask at positions to draft; null uses the first id without a token", ge=0)
+    target_layers: list[int] | None = identity(None, "indices of the target layers to read, counted from 0; null chooses "
+                                               "num_features layers")
+    intermediate_size: int | None = identity(None, "width of the feed-forward layers; null uses the target's", ge=1)
+    num_heads: int | None = identity(None, "number of attention heads; null uses the target's", ge=1)
+    num_key_heads: int | None = identity(None, "number of key and value heads; null uses the target's", ge=1)
+    head_dim: int | None = identity(None, "dimension of a head, an even number; null uses the target's", ge=2)
+    mask_token_id: int | None = identity(None, "id of the mask at positions to draft; null uses the first id without a token",
+                                         ge=0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Heads:
     """The kind of network, and the sizes of what it has besides DFlash's tensors."""
 
-    network: str = identity("kind of network", choices=("dflash", "dspark", "dflash2"), off="dflash")
-    rank: int | None = identity("rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1, off=None)
-    markov_head: str = identity("kind of DSpark's Markov head", choices=("vanilla", "gated", "rnn"), off="vanilla")
-    confidence: bool = identity("whether DSpark has a confidence head", off=False)
-    top_k: int | None = identity("candidates of DFlash 2's selector", ge=1, off=None)
-    kernel_size: int | None = identity("taps of DFlash 2's convolutions", ge=1, off=None)
-    group_size: int | None = identity("channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1, off=None)
-    backbone: str | None = identity("folder of a DFlash draft whose tensors the training starts from; null starts from random "
-                                    "ones", off=None)
+    network: str = identity("dflash", "kind of network", choices=("dflash", "dspark", "dflash2"), off="dflash")
+    rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1,
+                                off=None)
+    markov_head: str = identity("vanilla", "kind of DSpark's Markov head", choices=("vanilla", "gated", "rnn"), off="vanilla")
+    confidence: bool = identity(False, "whether DSpark has a confidence head", off=False)
+    top_k: int | None = identity(None, "candidates of DFlash 2's selector", ge=1, off=None)
+    kernel_size: int | None = identity(None, "taps of DFlash 2's convolutions", ge=1, off=None)
+    group_size: int | None = identity(None, "channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1,
+                                      off=None)
+    backbone: str | None = identity(None, "folder of a DFlash draft whose tensors the training starts from; null starts from "
+                                    "random ones", off=None)
 
     def start(self) -> Checkpoint:
         """The checkpoint of the backbone."""
@@ -89,20 +92,21 @@ class Heads:
 class Prompts:
     """The prompts for the target."""
 
-    num: int | None = identity("number of training prompts; null uses all lines of the file that are not held out", ge=1)
-    held_out: int = identity("number of prompts for evaluation only; in a file they are the last ones", ge=1)
-    path: str | None = identity("JSON Lines file of questions; null uses training questions of dataset=arith")
-    field: str = identity("field of the file's lines that contains the question")
-    template: str = identity("template of the prompt; {question} is replaced by the question")
+    num: int | None = identity(None, "number of training prompts; null uses all lines of the file that are not held out", ge=1)
+    held_out: int = identity(64, "number of prompts for evaluation only; in a file they are the last ones", ge=1)
+    path: str | None = identity(MISSING, "JSON Lines file of questions; null uses training questions of dataset=arith")
+    field: str = identity("question", "field of the file's lines that contains the question")
+    template: str = identity("{question}", "template of the prompt; {question} is replaced by the question")
 
 
 @dataclass(slots=True, kw_only=True)
 class Responses:
     """Sampling of the target's responses."""
 
-    temperatures: list[float] = identity("temperatures of the training responses, used in turn; 0 is greedy")  # noqa: RUF009
-    held_out: list[float] = identity("temperatures of the held-out responses; the accepted length is reported for each")  # noqa: RUF009
-    max_new_tokens: int = identity("maximal length of a response in tokens", ge=2)
+    temperatures: list[float] = identity([1.0], "temperatures of the training responses, used in turn; 0 is greedy")
+    held_out: list[float] = identity([0.0, 1.0], "temperatures of the held-out responses; the accepted length is reported for "
+                                     "each")
+    max_new_tokens: int = identity(2048, "maximal length of a response in tokens", ge=2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,36 +117,35 @@ class DraftPlan:
     heads: Heads = dataclasses.field(default_factory=Heads)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
-    target: str = identity("what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
+    target: str = identity("tokens", "what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
                            "distribution of each token (KL divergence); p_alpha = p to the power alpha, normalised (KL "
-                           "divergence)",
-                           choices=("tokens", "p", "p_alpha"))
-    alpha: float = identity("exponent for target=p_alpha", gt=0)
-    loss_ids: int | None = identity("number of ids over which the loss normalises besides those of the step: half are the "
-                                    "most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
+                           "divergence)", choices=("tokens", "p", "p_alpha"))
+    alpha: float = identity(4.0, "exponent for target=p_alpha", gt=0)
+    loss_ids: int | None = identity(None, "number of ids over which the loss normalises besides those of the step: half are "
+                                    "the most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
                                     off=None)
-    init: str | None = identity("folder of a draft with the same shape, whose weights the training starts from; null starts "
-                                "from random weights", off=None)
-    anchors: int = identity("blocks per sequence in a step, chosen at random in every epoch", ge=1)
-    prompt_end: bool = identity("whether the prompt's last token, where engines start drafting, may be an anchor too")
-    loss_gamma: float | None = identity("gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of 16, "
-                                        "5 for 10 and 4 for 8", gt=0)
-    steps: int = identity("number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and trains "
-                          "nothing", ge=0)
-    batch_size: int = identity("sequences per step, over all processes", ge=1)
-    learning_rate: float = identity("peak learning rate, which then decays to zero along a cosine", gt=0)
-    warmup_fraction: float = identity("fraction of the steps in which the learning rate rises", ge=0, lt=1)
-    weight_decay: float = identity("weight decay of AdamW", ge=0)
-    max_norm: float = identity("maximal norm of the gradient; larger gradients are scaled down", gt=0)
-    precision: str = identity("number format of the forward pass; the weights are kept in float32",
+    init: str | None = identity(None, "folder of a draft with the same shape, whose weights the training starts from; null "
+                                "starts from random weights", off=None)
+    anchors: int = identity(512, "blocks per sequence in a step, chosen at random in every epoch", ge=1)
+    prompt_end: bool = identity(False, "whether the prompt's last token, where engines start drafting, may be an anchor too")
+    loss_gamma: float | None = identity(None, "gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of "
+                                        "16, 5 for 10 and 4 for 8", gt=0)
+    steps: int = identity(150000, "number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and "
+                          "trains nothing", ge=0)
+    batch_size: int = identity(32, "sequences per step, over all processes", ge=1)
+    learning_rate: float = identity(6.0e-4, "peak learning rate, which then decays to zero along a cosine", gt=0)
+    warmup_fraction: float = identity(0.04, "fraction of the steps in which the learning rate rises", ge=0, lt=1)
+    weight_decay: float = identity(0.0, "weight decay of AdamW", ge=0)
+    max_norm: float = identity(1.0, "maximal norm of the gradient; larger gradients are scaled down", gt=0)
+    precision: str = identity("bfloat16", "number format of the forward pass; the weights are kept in float32",
                               choices=("float32", "bfloat16"))
-    seed: int = identity("seed of the initial weights, prompts, responses, order and anchors")
-    keep_features: bool = runtime("keep the target's features of all training responses in memory after the first epoch; "
-                                  "false reads the target again in every step")
-    rows_at_once: int | None = runtime("sequences in one forward, to limit memory; null uses all", ge=1)
-    evaluate_every: int = runtime("steps between evaluations and checkpoints", ge=1)
-    num_threads: int | None = runtime("number of CPU threads; null uses the hardware setting", ge=1)
-    export: str | None = runtime("folder for the checkpoint of the finished draft; null uses the run folder")
+    seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
+    keep_features: bool = runtime(False, "keep the target's features of all training responses in memory after the first "
+                                  "epoch; false reads the target again in every step")
+    rows_at_once: int | None = runtime(4, "sequences in one forward, to limit memory; null uses all", ge=1)
+    evaluate_every: int = runtime(1000, "steps between evaluations and checkpoints", ge=1)
+    num_threads: int | None = runtime(None, "number of CPU threads; null uses the hardware setting", ge=1)
+    export: str | None = runtime(None, "folder for the checkpoint of the finished draft; null uses the run folder")
     model: Any = MISSING
     hardware: Any = MISSING
     tracker: Any = MISSING

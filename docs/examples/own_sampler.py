@@ -5,12 +5,11 @@ Run this file, or import it. In a package, name its module as an entry point, an
     [project.entry-points."dflash_mcmc.plugins"]
     my_package = "my_package.own_sampler"
 
-An option file gives the values that the command line needs, `conf/sampler/best_of_two.yaml` below a folder for `--config-dir`:
+The command line needs an option file, `conf/sampler/best_of_two.yaml` below a folder for `--config-dir`:
 
     # The better of two draws.
     defaults:
       - /schema/sampler@_here_: best_of_two
-    temperature: 1.0
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 class BestOfTwo(Sampler):
     """The more likely one of two draws at a temperature."""
 
-    temperature: float = identity("temperature of the draws", gt=0)
+    temperature: float = identity(1.0, "temperature of the draws", gt=0)
 
     def chain(self, prompt, horizon, key):
         """Draws twice, each with a key of its own."""

@@ -19,7 +19,7 @@ from dflash_mcmc.config import command, usage
 from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import runtime
+from dflash_mcmc.fields import MISSING, runtime
 from dflash_mcmc.process import program
 from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
@@ -33,26 +33,26 @@ _WITH_DRAFT = ("h", "i", "j", "k")
 class Bench:
     """The configuration of a benchmark: `conf/bench.yaml`."""
 
-    subjects: list[str] = runtime("models to measure: tiny (embedded), mid (random, 107 M parameters), "  # noqa: RUF009
-                               "smollm2 and smollm2_bfloat16 (pretrained, after make real), "
-                               "qwen3_4b (random, its shape, in bfloat16)")
-    parts: list[str] = runtime("parts to run: a published loop, b switches, c overhead, d slots, "  # noqa: RUF009
-                               "e decoding, f memory, g growth, h decoders, i chains by decoder, "
-                               "j speculation of transformers, k probe=speculative_mcmc, "
-                               "l several processes in one run, m draws asked for together, n rates and peak memory at size, "
-                               "o chains of equal length against generate, p the server")
-    tiny_slots: int = runtime("number of slots for the embedded model", ge=1)
-    mid_slots: int = runtime("number of slots for the mid-size model", ge=1)
-    most_slots: int = runtime("largest number of slots in part d for the embedded model; the mid-size model uses mid_slots",
-                              ge=1)
-    waves: int = runtime("number of chains per slot", ge=1)
-    blocks: int = runtime("number of blocks of power_mh", ge=1)
-    loop_chains: int = runtime("number of chains of the loop over transformers.generate", ge=1)
-    mid_horizon: int = runtime("number of new tokens of the models other than the embedded one", ge=16)
-    decoder_slots: list[int] = runtime("numbers of slots in parts h and i")  # noqa: RUF009
-    decoder_chains: int = runtime("number of chains in parts h and j with one slot; part i uses half", ge=1)
-    draft_path: str = runtime("folder of the embedded model's draft for parts h to k")
-    smollm2_draft: str | None = runtime("folder of a draft for smollm2; null measures what needs no draft")
+    subjects: list[str] = runtime(["tiny", "mid"], "models to measure: tiny (embedded), mid (random, 107 M parameters), "
+                                  "smollm2 and smollm2_bfloat16 (pretrained, after make real), qwen3_4b (random, its shape, "
+                                  "in bfloat16)")
+    parts: list[str] = runtime(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"], "parts to run: a published "
+                               "loop, b switches, c overhead, d slots, e decoding, f memory, g growth, h decoders, i chains "
+                               "by decoder, j speculation of transformers, k probe=speculative_mcmc, l several processes in "
+                               "one run, m draws asked for together, n rates and peak memory at size, o chains of equal "
+                               "length against generate, p the server")
+    tiny_slots: int = runtime(256, "number of slots for the embedded model", ge=1)
+    mid_slots: int = runtime(64, "number of slots for the mid-size model", ge=1)
+    most_slots: int = runtime(256, "largest number of slots in part d for the embedded model; the mid-size model uses "
+                              "mid_slots", ge=1)
+    waves: int = runtime(4, "number of chains per slot", ge=1)
+    blocks: int = runtime(16, "number of blocks of power_mh", ge=1)
+    loop_chains: int = runtime(10, "number of chains of the loop over transformers.generate", ge=1)
+    mid_horizon: int = runtime(64, "number of new tokens of the models other than the embedded one", ge=16)
+    decoder_slots: list[int] = runtime([1, 4, 16], "numbers of slots in parts h and i")
+    decoder_chains: int = runtime(16, "number of chains in parts h and j with one slot; part i uses half", ge=1)
+    draft_path: str = runtime(MISSING, "folder of the embedded model's draft for parts h to k")
+    smollm2_draft: str | None = runtime(MISSING, "folder of a draft for smollm2; null measures what needs no draft")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ def main() -> None:
 
 def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
-        print(usage.text(__doc__, {"Fields, set in conf/bench.yaml": Bench}))
+        print(usage.text(__doc__, {"Fields": Bench}))
         return
     plan, _ = command.compose_once("bench", arguments, Bench)
     plan.check()

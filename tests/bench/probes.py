@@ -14,7 +14,7 @@ from dflash_mcmc.engine.batching.interface import DEFAULTS
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC
+from dflash_mcmc.probe.speculative_mcmc import PROPOSALS, SpeculativeMCMC
 from dflash_mcmc.probe.speculative_mcmc.timing import Timing
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -65,7 +65,8 @@ def _probe(subject: Subject, drafter: DFlashDrafter, probe: SpeculativeMCMC, pro
     def chain(prompt: np.ndarray):
         return ChainResult((yield Draw(Trajectory.start(prompt), subject.horizon, SamplingParams(temperature=0.0), Key(0))))
 
-    timing = Timing(DEFAULTS, subject.model, drafter, probe.timed_rows, 1.0 / probe.alpha) if probe.timed_rows else None
+    timing = (Timing(DEFAULTS, subject.model, drafter, probe.timed_rows, 1.0 / probe.alpha, PROPOSALS)
+              if probe.timed_rows else None)
     started, blocks = time.perf_counter(), 0
     finished = engine.run((number, chain(prompt)) for number, prompt in enumerate(prompts))
     for done in tqdm(finished, f"{subject.name} probe, {probe.weights}", problems, leave=False, unit="problem"):

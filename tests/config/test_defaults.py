@@ -1,4 +1,4 @@
-"""The constructors of components: the values of conf/, and the command line's checks."""
+"""The constructors of components: the defaults of the classes, which are those of the command line, and its checks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.api import component
-from dflash_mcmc.config.defaults import defaults_of
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity, restored
+from dflash_mcmc.fields import MISSING, default_of, identity, restored, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from tests.refusals import refused
@@ -25,15 +24,26 @@ PowerMH, LayerBlend, HFModel = (components(group)[name].cls for group, name in (
     ("sampler", "power_mh"), ("blend", "layer"), ("model", "hf")))
 
 
-@pytest.mark.parametrize("found", EVERY, ids=lambda found: f"{found.group}={found.name}")
-def test_a_constructor_gives_the_option_of_the_command_line(found):
-    """A field that the option leaves to the user has no default in either place."""
-    missing = {field.name for field in dataclasses.fields(found.cls)} - set(defaults_of(found.group, found.name))
-    given = {name: "given" for name in missing}
-    assert found.cls(**given) == component(found.group, found.name, **given)
-    for name in missing:
-        with refused(start=f"{found.group}.{name}: given nothing; allowed: "):
-            found.cls(**{other: "given" for other in missing - {name}})
+def test_a_constructor_gives_the_option_of_the_command_line(tmp_path, monkeypatch):
+    """It reads no file: this machine's own values (conf/local) are the command line's alone."""
+    options = {("draft", "dflash"): {"path": "z-lab/Qwen3-4B-DFlash-b16"}}  # conf/ names a checkpoint
+    required = {found: {field.name: "given" for field in dataclasses.fields(found.cls) if default_of(field) == MISSING}
+                for found in EVERY}
+    expected = {found: component(found.group, found.name, **options.get((found.group, found.name), given))
+                for found, given in required.items()}
+    monkeypatch.setattr("dflash_mcmc.config.compose.compose", None)
+    for found, given in required.items():
+        given = options.get((found.group, found.name), given)
+        assert found.cls(**given) == expected[found]
+        for name in given:
+            with refused(start=f"{found.group}.{name}: given nothing; allowed: "):
+                found.cls(**{other: "given" for other in given if other != name})
+
+
+def test_every_default_is_allowed():
+    wrong = [f"{found.group}={found.name}: {field.name}" for found in EVERY for field in dataclasses.fields(found.cls)
+             if (default := default_of(field)) != MISSING and not spec_of(field).admits(default)]
+    assert not wrong
 
 
 def test_a_field_keeps_what_is_given_in_its_type():
@@ -83,7 +93,7 @@ def test_conditions_that_span_fields_are_checked_with_the_run(make_config):
         PowerMH(num_blocks=65).check(config)
 
 
-def test_a_component_of_another_package_has_no_defaults(monkeypatch):
+def test_a_required_field_of_another_package(monkeypatch):
     monkeypatch.setattr(registry, "_components", {**registry._components})
 
     @register("sampler", "of_a_plugin")
@@ -91,7 +101,7 @@ def test_a_component_of_another_package_has_no_defaults(monkeypatch):
     class OfAPlugin(Sampler):
         """Of a plugin."""
 
-        size: int = identity("a size", ge=1)
+        size: int = identity(MISSING, "a size", ge=1)
 
         def chain(self, prompt, horizon, key):
             raise NotImplementedError

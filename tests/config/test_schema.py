@@ -73,6 +73,14 @@ MISTAKES = {
     "hub name that is none": (["model.path=foo bar", "blend=layer"], "model.path", "a hub name such as"),
     "unknown experiment": (["experiment=dmeo"], "experiment", "did you mean 'demo'"),
     "group left out": (["~sampler"], "sampler", "not given"),
+    "text for a group of fields": (["vote=weighted"], "vote", "'weighted'; allowed: values of its fields: vote.power, vote"),
+    "number for a group of fields": (["paths=3"], "paths", "'3'; allowed: values of its fields: paths.outputs, paths.assets"),
+    "null for a group of fields": (["assumed=null"], "assumed", "allowed: values of its fields: assumed.prompt_length"),
+    "list for a group in a group": (["vote.power=[1]"], "vote.power", "allowed: values of its fields: vote.power.alpha"),
+    "more chains than memory holds": (["num_chains=999999999999"], "num_chains", "a whole number >= 1 and <= 1e+06"),
+    "endless range": (["-m", "seed=range(1,1000000000)"], "seed", "given more than 100,000 values in a sweep; allowed: at"),
+    "product of ranges": (["-m", "seed=range(1,1000)", "num_chains=range(1,1000)"], "", "given 999 values in a sweep"),
+    "long field": ([f"sampler.{'x' * 10_000}=1"], "sampler." + "x" * 100, "...: unknown field; allowed in sampler"),
 }
 
 
@@ -177,8 +185,8 @@ def test_the_identity_leaves_out_a_field_that_is_off():
     class Extended:
         """Fields of a component and one that was added later."""
 
-        old: float = identity("always there")
-        added: float = identity("changes nothing at 0", off=0.0)
+        old: float = identity(1.0, "always there")
+        added: float = identity(0.0, "changes nothing at 0", off=0.0)
 
     assert identity_values(Extended(old=1.0, added=0.0)) == {"old": 1.0}
     assert identity_values(Extended(old=0.0, added=0.5)) == {"old": 0.0, "added": 0.5}

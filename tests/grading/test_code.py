@@ -82,6 +82,15 @@ TESTED = {
     "stdin, exits": (STDIN, "import os\nos._exit(0)", "failed_test"),
     "stdin, verdict": (STDIN, "import os, sys\nos.write(int(sys.argv[1]), b'x')", "raised"),
     "stdin, crash": (STDIN, "import ctypes\nctypes.string_at(0)", "killed"),
+    "digits": (json.dumps({"inputs": [""], "outputs": ["1" + "0" * 5000]}), "print(10 ** 5000)", "tests"),
+    "digits, input": (json.dumps({"inputs": ["1" + "0" * 5000], "outputs": ["2"]}), "print(int(input()) % 7)", "tests"),
+    "reals": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.6f' % (1 / 3))", "tests"),
+    "reals, far": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.4f' % (1 / 3))", "failed_test"),
+    "integers are exact": (json.dumps({"inputs": [""], "outputs": ["100000000"]}), "print(100000001)", "failed_test"),
+    "integers are exact, function": (json.dumps({"inputs": ["1"], "outputs": ["100000000"], "fn_name": "f"}),
+                                     "def f(x):\n    return 100000001", "failed_test"),
+    "real values": (json.dumps({"inputs": ["[1, 3]"], "outputs": ["[0.1, 0.3]"], "fn_name": "f"}),
+                    "def f(values):\n    return [value * 0.1 for value in values]", "tests"),
     "method": (METHOD, f"```python\n{SCALE}return [value * factor for value in values]\n```", "tests"),
     "method, tuple": (METHOD, f"{SCALE}return tuple(value * factor for value in values)", "tests"),
     "function": (METHOD, "def scale(values, factor):\n    return [value * factor for value in values]", "tests"),
@@ -128,6 +137,15 @@ def test_a_program_cannot_use_up_the_process_limit_of_another():
     forks = "    import os, time\n    time.sleep(1)\n    if os.fork() == 0: os._exit(0)\n    return a + b\n"
     assert [grade.verdict for grade in grades(patient, [(takes_all, ADD), (forks, ADD)])] == ["correct", "correct"]
     patient.close()
+
+
+def test_a_launcher_that_is_killed_from_outside_is_started_again(pool, monkeypatch):
+    from dflash_mcmc.grading.code.sandbox import Ended, Sandbox
+
+    lost = [Ended(False, "lost", "SIGKILL")] * 5
+    monkeypatch.setattr(Sandbox, "run", lambda *given: lost.pop() if lost else Ended(True, "tests"))
+    first, second = (grades(pool, [("    return a + b", ADD)])[0] for _ in range(2))
+    assert (first.verdict, first.rule, first.reason, second.verdict) == ("ungradable", "lost", "SIGKILL", "correct")
 
 
 def test_execution_must_be_allowed():

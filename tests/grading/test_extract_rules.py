@@ -7,10 +7,14 @@ import time
 
 import pytest
 
+import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
 from dflash_mcmc.grading.__main__ import main
+from dflash_mcmc.grading.again import regrade
 from dflash_mcmc.grading.choice.letters import final_letter
-from dflash_mcmc.grading.extraction import RULES, Extraction
+from dflash_mcmc.grading.extraction import RULES, Extraction, continued
+from dflash_mcmc.regrade import grader_config
+from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 
 AUTO = Extraction(tuple(RULES))
@@ -42,6 +46,66 @@ TEXTS = {  # text: (answer, rule) with extract=auto
     "No number": (None, "nothing_extracted"), "": (None, "nothing_extracted"),
     "<think>The answer is 3": (None, "unfinished_thinking"), "<think>#### 3</think> 4": ("4", "last_number"),
 }
+NUMBERS = [  # extraction, text, answer
+    ("answer_is", "The answer is 72, in total.", "72"),
+    ("answer_is", "The answer is\n$$\n72\n$$", "72"),
+    ("answer_is", "The answer is:\n\\[\nx = 5\n\\]", "x = 5"),
+    ("answer_is", "The answer is 2^{10}.", "2^{10}"),
+    ("answer_is", "The answer is 2\\sqrt{3}, as required.", "2\\sqrt{3}"),
+    ("answer_is", "The answer is 1 1/2, in cups", "1 1/2"),
+    ("last_number", "x = 3 \\times 10^{5}", "3 \\times 10^{5}"),
+    ("last_number", "so x^2", None),
+    ("last_number", "it is \\frac{\\sqrt{3}}{2}.", "\\frac{\\sqrt{3}}{2}"),
+    ("last_number", "2\\sqrt{3}", "2\\sqrt{3}"),
+    ("last_number", "2√3", "2√3"),
+    ("last_number", "12\u202f500", "12500"),
+    ("last_number", "12\u2009500", "12500"),
+    ('last_number', "12'500", '12500'),
+    ("last_number", "12’500 francs", "12500"),
+    ("last_number", "1½", "1½"),
+    ("last_number", "1\\frac12", "1\\frac12"),
+    ("last_number", "9,\\!500", "9500"),
+    ("last_number", "3{,}14", "3.14"),
+    ("last_number", "0.5", "0.5"),
+    ("last_number", "12\\pi", "12\\pi"),
+    ("last_number", "area 5 m^2", "5"),
+    ("last_number", "1010_2", "1010_2"),
+    ("last_number", "10³", "10³"),
+    ("hashes", "#### 12. Step\n 5", None),
+    ("hashes", "#### 1{,}234", "1234"),
+    ("hashes", "#### 2^{10}", "2^{10}"),
+    ("boxed", "\\boxed{9{,}500}", "9500"),
+    ("boxed", "\\boxed{9,500}", "9,500"),
+    ("boxed", "\\boxed{12\\,500}", "12500"),
+    ("answer_is", "The answer is 5, and 6", "5, and 6"),
+    ("answer_is", "The answer is 12 (mod 7)", "12 (mod 7)"),
+    ("answer_is", "The answer is 2, 3 and 5.", "2, 3 and 5"),
+    ("answer_is", "The answer is 72 because 9*9 = 81", "72"),
+    ("answer_is", "The answer is 3 or 4", "3 or 4"),
+    ("answer_is", "The answer is $5$, or $6$.", "5"),
+    ("last_number", "5x = 10, x = 2", "2"),
+    ("last_number", "by 2024-03-05", "05"),
+    ("last_number", "1,2,3", "3"),
+    ("last_number", "f(2)", "2"),
+    ("last_number", "1/2 + 1/3 = 5/6.", "5/6"),
+    ("last_number", "1 234", "234"),
+    ("answer_is", "The answer is 72, which is the total.", "72"),
+    ("answer_is", "The answer is 72 (eight times nine).", "72"),
+    ("answer_is", "The answer is 72 — eight nines.", "72"),
+    ("answer_is", "The answer is 72, as required.", "72"),
+    ("answer_is", "The answer is 72, not 73.", "72"),
+    ("answer_is", "The answer is 72 and we are done.", "72"),
+    ("answer_is", "The answer is 72; so that is all.", "72"),
+    ("answer_is", "The answer is 72 because 8*9 = 72.", "72"),
+    ("answer_is", "The answer is 72 clips, altogether.", "72"),
+    ("answer_is", "The answer is 72, 73.", "72, 73"),
+    ("last_number", "3/4x", "3/4"),
+    ("hashes", "#### 72, in total", "72"),
+    ("last_number", "7^{-2} m", "7^{-2}"),
+    ("last_number", "1 \\frac{1}{2} cups", "1 \\frac{1}{2}"),
+    ("last_number", "\\sqrt[3]{5}", "\\sqrt[3]{5}"),
+    ("boxed", "\\boxed{x^2}", "x^2"),
+]
 GRADED = [("The answer is $12.", "12"), ("#### 1,234", "1234"), ("Answer: 18.0", "18"), ("half: 1/2", r"\frac12"),
           ("It is −4.", "-4"), ("Answer: 50%", r"50\%"), ("The answer is 7 apples", "7"), (r"so \boxed{3}", "3")]
 
@@ -49,6 +113,28 @@ GRADED = [("The answer is $12.", "12"), ("#### 1,234", "1234"), ("Answer: 18.0",
 @pytest.mark.parametrize(("text", "found"), TEXTS.items(), ids=range(len(TEXTS)))
 def test_the_extracted_answer(text, found):
     assert AUTO.find(text) == found
+
+
+@pytest.mark.parametrize(("rule", "text", "answer"), NUMBERS, ids=range(len(NUMBERS)))
+def test_all_extractions_read_numbers_by_one_grammar(rule, text, answer):
+    assert Extraction((rule,)).find(text).answer == answer
+
+
+def test_a_text_continues_the_thinking_that_its_prompt_has_begun():
+    for prompt, unfinished in (("<|assistant|><think>\n", True), ("<think>\n\n</think>\n\n", False), ("Use <think>.", False)):
+        assert (AUTO.find(continued(prompt, r"so \boxed{3}")).rule == "unfinished_thinking") == unfinished
+        assert AUTO.find(continued(prompt, r"so \boxed{2}</think>\boxed{3}")).answer == "3"
+
+
+def test_a_run_and_its_regrading_know_how_the_prompt_ended(tmp_path):
+    run = dflash_mcmc.run(
+        "sampler=temperature", "dataset.max_new_tokens=4", "dataset.limit=2", "model.chat=false", "tracker=none",
+        "dataset.prompt='{question} <think>'", f"paths.outputs={tmp_path}")
+    assert {record["rule"] for record in read_records(run.folder)} == {"unfinished_thinking"}
+    pool = (config := grader_config(["grader.extract=auto"])).grader.start()
+    regraded = regrade(run.folder, config, pool)
+    pool.close()
+    assert {record["rule"] for record in regraded.records} == {"unfinished_thinking"}
 
 
 def test_the_order_of_the_rules_and_the_end_of_the_answer():
@@ -94,7 +180,8 @@ def test_choices_are_found_by_the_chosen_rules():
 
 
 LOOPS = ("1 = ", "1 pen ", "The answer is 5. ", "answer to ", "answer is not ", "answer:\n", "1,", "#### ", "$", "1/", "-",
-         " ", r"\frac{1}", "1 1/", "answer is **", "I hope it is correct", "(A", r"\boxed{")
+         " ", r"\frac{1}", "1 1/", "answer is **", "I hope it is correct", "(A",
+         r"\boxed{", "9{,}", "1,\\!", r"\frac{", r"\sqrt{", "2^", "72, ", "72 — ", "1’234", "$$", "√(")
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=range(len(LOOPS)))

@@ -85,7 +85,7 @@ def test_a_job_that_slurm_has_forgotten_is_not_live(grid, slurm_commands):
 
 
 def test_folders_of_grids_are_no_runs(grid):
-    from dflash_mcmc.report.locate import run_folders
+    from dflash_mcmc.report.reading import run_folders
 
     found = run_folders([grid.folder.parents[1]])
     assert sorted(run.folder.name for run in found) == ["seed=0", "seed=1"]

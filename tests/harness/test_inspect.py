@@ -121,7 +121,7 @@ def test_what_cannot_be_done_is_refused(power):
 
 
 def test_a_run_opens_as_a_log(tmp_path, monkeypatch, capsys):
-    from dflash_mcmc.export.__main__ import main
+    from dflash_mcmc.export import main
 
     monkeypatch.chdir(tmp_path)
     run = dm.run("condition=temp", "sampler.temperature=1.5", "dataset.limit=6", "num_chains=2", "tracker=none",

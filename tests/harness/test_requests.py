@@ -47,7 +47,7 @@ def test_fields_of_a_request_choose_the_law_or_are_refused():
 
 def test_export_without_inspect_ai_is_one_line():
     hide = "import sys; sys.modules['inspect_ai'] = None; sys.argv[1:] = ['x', '--to', 'inspect']; " \
-           "from dflash_mcmc.export.__main__ import main; main()"
+           "from dflash_mcmc.export import main; main()"
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: inspect_ai: is not installed; allowed: pip install 'dflash_mcmc[inspect]'\n"

@@ -11,7 +11,6 @@ from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 RUN = ("probe=adaptation", "draft=tiny", "dataset.limit=2", "probe.rates=[0.05]", "probe.steps=[3]", "probe.blocks=4",
@@ -113,20 +112,3 @@ def test_gold_answers_and_every_list_are_settings(result):
     (record,) = measured(config)
     assert len(record["settings"]) == 1 + 2 * 2 * 2 * 2
     assert config.probe.expected_cost(config).draft_blocks > 0
-
-
-MISTAKES = {
-    "probe.rates=[]": ("probe.rates", "a list of different values, at least one"),
-    "probe.ranks=[4,4]": ("probe.ranks", "a list of different values, at least one"),
-    "probe.modes=[prompt]": ("probe.modes", "one of 'context', 'online'"),
-    "probe.position_edges=[32,16]": ("probe.position_edges", "a list of rising numbers"),
-    "draft=ngram": ("draft", "'ngram'; allowed: tiny, smollm2 or dflash with probe=adaptation"),
-    "draft.adapt=online": ("draft.adapt", "none with probe=adaptation"),
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, expected = MISTAKES[given]
-    draft = () if given.startswith("draft=") else ("draft=tiny",)
-    command_is_refused(["probe=adaptation", *draft, *given.split()], expected, start=f"{field}: ")

@@ -15,7 +15,6 @@ from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, 
 from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.reading import read_records
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 PROBE = ("probe=deep_readout", "draft=tiny")
@@ -192,22 +191,6 @@ def test_a_run_without_an_answer_that_fits_is_refused_before_the_first_record(so
         execute(solved("1+1=2. " * 300, "1+1=2. " * 301))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*/*"))
-
-
-MISTAKES = {
-    "none": (["probe=deep_readout"], "draft: given 'none'", "a draft, such as tiny"),
-    "ngram": (["probe=deep_readout", "draft=ngram"], "draft: given 'ngram'",
-              "tiny, smollm2 or dflash with probe=deep_readout"),
-    "self": (["probe=deep_readout", "draft=self"], "draft: given 'self'", "tiny, smollm2 or dflash"),
-    "answers": ([*PROBE, "probe.answers=silver"], "probe.answers: given 'silver'", "one of 'gold', 'greedy'"),
-    "context": ([*PROBE, "probe.context=none"], "probe.context: given 'none'", "one of 'full', 'block', 'prompt'"),
-    "unused": ([*PROBE, "sampler=greedy"], "sampler: given 'greedy'", "does not use it"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "given", "allowed"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(arguments, given, allowed):
-    command_is_refused(arguments, given, allowed)
 
 
 def test_the_identity_has_what_can_change_a_record(make_config):

@@ -19,7 +19,6 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 GREEDY = ("probe=difficulty", "draft=tiny", "sampler=greedy")
@@ -215,19 +214,3 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
         None, SimpleNamespace(num_drafted=7), answer)))
     assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
     assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}
-
-
-MISTAKES = {
-    "blend=layer": ("blend: given 'layer'", "none with probe=difficulty"),
-    "draft=ngram": ("draft: given 'ngram'", "with probe=difficulty"),
-    "draft=none": ("draft: given 'none'", "probe=difficulty"),
-    "probe.num_folds=1": ("probe.num_folds: given 1", "a whole number >= 2"),
-    "probe.num_bins=1": ("probe.num_bins: given 1", "a whole number >= 2"),
-    "probe.num_bin=3": ("probe.num_bin: unknown field", "num_bins"),
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    start, expected = MISTAKES[given]
-    command_is_refused([*GREEDY, given], expected, start=start)

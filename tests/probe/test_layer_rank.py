@@ -17,7 +17,6 @@ from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 RUN = ("probe=layer_rank", "dataset.limit=4", "probe.hard_below=0.3")
@@ -222,18 +221,3 @@ def test_an_answer_shorter_than_a_block_has_no_ranks_of_the_draft(result, monkey
     row = row_of(summary.tables["layers"], "draft")
     assert (row["n"], row["mean_rank"], row["median_rank"]) == (0, None, None)
     assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
-
-
-MISTAKES = {
-    "probe.answers=golden": ("probe.answers", "one of 'gold', 'greedy'"),
-    "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
-    "probe.hard_below=1": ("probe.hard_below", "1.0; allowed: a number > 0 and < 1"),
-    "draft=ngram": ("draft", "'ngram'; allowed: tiny, smollm2 or dflash with probe=layer_rank"),
-    "probe.hrd_below=0.1": ("probe.hrd_below", "did you mean 'hard_below'"),
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, expected = MISTAKES[given]
-    command_is_refused(["probe=layer_rank", *given.split()], expected, start=f"{field}: ")

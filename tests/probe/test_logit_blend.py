@@ -16,7 +16,6 @@ from dflash_mcmc.probe.logit_blend.gains import SUMS
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 RUN = ("probe=logit_blend", "dataset.limit=4", "probe.hard_below=0.3", "probe.layers=[0,-3,-1]", "probe.betas=[0,0.05,0.5]")
@@ -207,27 +206,3 @@ def test_without_hard_tokens_the_other_tables_remain(result):
     assert summary.values["best/gain"] is None
     assert row_of(summary.tables["grid"], "5", 0.5)["gain"] < 0
     assert list(config.probe.figures(config, found, summary)) == ["fig_logit_blend_gain"]
-
-
-MISTAKES = {
-    "probe.answers=golden": ("probe.answers", "one of 'gold', 'greedy'"),
-    "probe.norm=first": ("probe.norm", "one of 'none', 'final'"),
-    "probe.layers=[8]": ("probe.layers", "[8]; allowed: different layers from -8 to 7 (the model has 8 layers)"),
-    "probe.layers=[-9]": ("probe.layers", "[-9]; allowed: different layers from -8 to 7"),
-    "probe.layers=[5,-3]": ("probe.layers", "[5, -3]; allowed: different layers"),
-    "probe.layers=[]": ("probe.layers", "[]; allowed: different layers from -8 to 7 (the model has 8 layers), at least"),
-    "probe.betas=[]": ("probe.betas", "[]; allowed: different numbers from -10 to 1, at least one"),
-    "probe.betas=[0.1,0.1]": ("probe.betas", "[0.1, 0.1]; allowed: different numbers"),
-    "probe.betas=[0.1,1.1]": ("probe.betas", "[0.1, 1.1]; allowed: different numbers from -10 to 1"),
-    "probe.betas=[-11]": ("probe.betas", "[-11.0]; allowed: different numbers from -10 to 1"),
-    "probe.betas=null": ("probe.betas", "'null'; allowed: a list"),
-    "probe.hard_below=0": ("probe.hard_below", "0.0; allowed: a number > 0 and < 1"),
-    "draft=self": ("draft", "'self'; allowed: tiny, smollm2 or dflash with probe=logit_blend"),
-    "probe.beta=0.1": ("probe.beta", "did you mean 'betas'"),
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, expected = MISTAKES[given]
-    command_is_refused(["probe=logit_blend", *given.split()], expected, start=f"{field}: ")

@@ -18,7 +18,6 @@ from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests.composing import composed
-from tests.refusals import command_is_refused
 from tests.runs import execute
 
 SMALL = ("dataset.limit=2", "num_chains=2", "dataset.max_new_tokens=32", "sampler.num_blocks=2", "sampler.num_steps=4",
@@ -189,26 +188,6 @@ def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, 
     record = next(record for record in records(found.folder) if record["problem"] == failing[0])
     assert record["cells"][0] == {"alpha": 2.0, "temperature": 0.5, "early_reject": "exact", "failure": "no numbers",
                                   "tokens_drawn": 3, "tokens_skipped": 0, "token_forwards": 0, "target_forwards": 0}
-
-
-MISTAKES = {
-    ("sampler=greedy",): "sampler: given 'greedy'; allowed: draft_mh, draft_refine, multiple_try, power_mh with probe=mixing",
-    ("sampler.num_steps=0",): "sampler.num_steps: given 0; allowed: a whole number >= 1 with probe=mixing",
-    ("probe.alphas=[4.0,-1.0]",): "probe.alphas: given [4.0, -1.0]; allowed: null, or a list, none twice, of values that "
-                                  "sampler.alpha may have: a number >= 1e-06 and <= 1e+06",
-    ("probe.alphas=[]",): "probe.alphas: given []; allowed: null, or a list",
-    ("probe.temperatures=[1.0,1.0]",): "probe.temperatures: given [1.0, 1.0]; allowed: null, or a list, none twice",
-    ("sampler=draft_mh", "draft=tiny", "probe.temperatures=[null]"): "probe.temperatures: given [None]; allowed: null, or a ",
-    ("probe.early_rejects=[sometimes]",): "probe.early_rejects: given ['sometimes']; allowed: null, or a list",
-    ("sampler.early_reject=exact", "probe.temperatures=[0.5,2.0]"):
-        "sampler.early_reject: given 'exact'; allowed: auto, off or eps, since the proposal's temperature 2 is not between",
-    ("probe.alpha=[2.0]",): "probe.alpha: unknown field (did you mean 'alphas'?)",
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES, ids=" ".join)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    command_is_refused(["probe=mixing", *given], start=MISTAKES[given])
 
 
 def test_the_identity(make):

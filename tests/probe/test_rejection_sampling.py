@@ -138,21 +138,6 @@ def test_an_interrupted_run_has_the_same_records(config, monkeypatch, capsys, tm
     assert records(killed.parent) == measured(replace(config.probe, num_draws=asked, chunk_size=50), config)
 
 
-MISTAKES = {
-    "probe=rejection_samplin": ("probe", "did you mean 'rejection_sampling'"),
-    "probe.vocab_size=1": ("probe.vocab_size", "1; allowed: a whole number >= 2"),
-    "probe.agreement=1.5": ("probe.agreement", "1.5; allowed: a number >= -1 and <= 1"),
-    "probe.num_draws=750": ("probe.num_draws", "750; allowed: a multiple of probe.chunk_size=500"),
-    "probe.law_sed=1": ("probe.law_sed", "did you mean 'law_seed'"),
-}
-
-
-@pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_that_names_the_field(given):
-    field, expected = MISTAKES[given]
-    command_is_refused(["experiment=rejection_sampling", given], expected, start=f"{field}: ")
-
-
 def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     for reader in ("dflash_mcmc.model.hf.HFModel.fingerprint", "dflash_mcmc.dataset.arith.Arith.fingerprint"):
         monkeypatch.setattr(reader, lambda self: pytest.fail("read what is not used"))

@@ -117,7 +117,7 @@ def traced(log_ps: dict[tuple[int, int], float], decisions: str) -> list[dict]:
 def three_runs(tmp_path, monkeypatch) -> Path:
     """Greedy decoding without questions, temperature with two chains, and power sampling with traces. Two sections alone."""
     needed()
-    monkeypatch.setattr(report, "_SECTIONS", (overall, samples))
+    monkeypatch.setattr(report, "_SECTIONS", (overall.section, samples.section))
     folder, steps = tmp_path / "outputs" / "demo", {(1, 1): -4.0, (1, 2): -2.5, (2, 1): -7.25}
     rights = {"greedy": "abc", "temp": "ab", "ps": "ad"}
     for name, right in rights.items():

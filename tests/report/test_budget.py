@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import budget
 from dflash_mcmc.report.study import study_of
 from dflash_mcmc.statistics.power import problems_needed

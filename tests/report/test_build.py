@@ -167,11 +167,13 @@ def test_records_alone_are_enough_and_old_files_are_removed(document, tmp_path):
 
 def test_labels_cannot_break_the_page(tmp_path):
     made = identity("ps", dataset__prompt="<script>alert(1)</script> | {question}")
-    built = build([write(tmp_path, "ps", published.records("ps"), made, name="a|b<i>")])
+    built = build([write(tmp_path, "ps|<i>", published.records("ps"), made, name="a|b<i>")])
     page, markdown = built.page.read_text(), (built.folder / "report.md").read_text()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt; | {question}" in page
     assert r"\<script>alert(1)\</script> \| {question}" in markdown
+    assert r"compared with ps\|\<i>" in markdown
+    assert re.search(r"(?<!\\)<", markdown) is None
 
 
 def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp_path):

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.report import published_rows
+from dflash_mcmc.report import published
 from dflash_mcmc.report.build import build
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import configuration
 from dflash_mcmc.report.study import study_of
 from tests.report.folders import record, write
@@ -64,13 +63,13 @@ def test_published_rows_follow_the_rows_of_their_kind(report):
 def test_a_published_row_of_another_setting_is_not_shown(changed, table, row):
     made = {"probe.alpha": 4.0, "probe.num_samples": 100, **changed}
     row = {"run": "one", **row}
-    assert published_rows.beside("speculative_mcmc", {"one": made}, table, [row]) == [row]
+    assert published.beside("speculative_mcmc", {"one": made}, table, [row]) == [row]
 
 
 def test_a_published_row_follows_the_run_with_its_setting():
     made = {f"alpha {alpha:g}": {"probe.alpha": alpha, "probe.num_samples": 100} for alpha in (2.0, 4.0, 8.0)}
     row = {"proposal": "draft", "temperature": 0.5, "weights": "reference"}
-    shown = published_rows.beside("speculative_mcmc", made, "aggregate", [{"run": label, **row} for label in made])
+    shown = published.beside("speculative_mcmc", made, "aggregate", [{"run": label, **row} for label in made])
     assert [one["run"] for one in shown] == ["alpha 2", "alpha 4", "published, section 3.1", "alpha 8"]
 
 
@@ -79,12 +78,12 @@ def test_published_numbers_are_those_of_the_documents():
     positions = [{"run": "one", "proposal": "draft", "temperature": 0.25, "weights": "reference", "position": name}
                  for name in ("early", "mid", "late")]
     made = {"probe.alpha": 4.0, "probe.num_samples": 100}
-    found = [row for row in published_rows.beside("speculative_mcmc", {"one": made}, "positions", positions)
+    found = [row for row in published.beside("speculative_mcmc", {"one": made}, "positions", positions)
              if row["run"] != "one"]
     assert sum(row["blocks"] for row in found) == 2416
     parts = [{"run": "one", "tokens": "p_target < 0.01", "component": name}
              for name in ("random baseline", "+ features", "target")]
-    shown = published_rows.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "decomposition", parts)
+    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "decomposition", parts)
     ranks = [row["mean_rank"] for row in shown if row["run"] != "one"]
     assert [round(ranks[0] / rank, 1) for rank in ranks] == [1.0, 6.0, 42.4]
 

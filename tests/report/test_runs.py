@@ -8,8 +8,7 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.build import build
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
 from tests.report.folders import SESSION, identity, record, write
 
 PROBLEMS = [f"p{number}" for number in range(10)]

@@ -6,9 +6,8 @@ import base64
 import json
 import zlib
 
-from dflash_mcmc.report import samples
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
+from dflash_mcmc.report.sections import samples
 from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
 from dflash_mcmc.store.problems import PROBLEMS, as_lines

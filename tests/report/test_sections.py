@@ -9,26 +9,11 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.locate import run_folders
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
-from dflash_mcmc.report.runs import read
-from dflash_mcmc.report.sections import (
-    agreement,
-    chains,
-    compared,
-    cost,
-    interaction,
-    matched,
-    measures,
-    overall,
-    paired,
-    rules,
-    setting,
-    strata,
-    swept,
-)
+from dflash_mcmc.report.reading import read, run_folders
+from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, swept
 from dflash_mcmc.report.study import Study, study_of
-from dflash_mcmc.statistics.shares import wilson
+from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, write
 
@@ -123,7 +108,7 @@ class TestSeveralChains:
         assert overall.section(study).tables[0].cells()[1][1] == "2.33"
 
     def test_a_vote_costs_what_its_chains_cost(self, study):
-        found = {row["run"]: row["token_forwards"] for row in cost.section(study).tables[0].rows}
+        found = {row["run"]: row["token_forwards"] for row in overall.cost_section(study).tables[0].rows}
         assert (found["temp"], found["temp, majority of 3"]) == (100, 300)
 
     def test_votes_have_the_cost_of_other_runs(self, study, tmp_path):
@@ -133,17 +118,17 @@ class TestSeveralChains:
         found = study_over(tmp_path)
         voted = [entry.shown for entry in found.entries if entry.by == "majority"]
         assert voted == ["temp, majority of 2", "temp, majority of 3"]
-        tables = {table.name: table.rows for table in matched.section(found).tables}
+        tables = {table.name: table.rows for table in chains.matched_section(found).tables}
         (row,) = tables["matched_token_forwards"]
         assert (row["run"], row["votes_of"], row["k"], row["vote_cost"], row["cost"]) == ("ps", "temp", 2, 200.0, 250.0)
         assert row["vote_accuracy"] == pytest.approx((1.0 + 2 / 3 + 1 / 3) / 3)  # two different answers tie
         assert row["difference"] == pytest.approx(1 / 3 - row["vote_accuracy"])
         assert tables["matched_share_seconds"][0]["k"] == 1  # a draw takes 8 device seconds
-        assert matched.section(study) is None  # no run to compare the votes with
+        assert chains.matched_section(study) is None  # no run to compare the votes with
 
     def test_every_rule_is_compared_with_the_majority_vote(self, study):
         """Chain 0 of each problem is right and the likeliest; log q is equal, so it has most of the weight for p^4."""
-        section = rules.section(study)
+        section = chains.rules_section(study)
         found = {row["rule"]: row for row in rows(section, "vote_rules")}
         assert list(found) == ["majority vote", "power vote (alpha 4)", "softsat vote (beta 1)",
                                "answer power draw (alpha 2, gamma 2)"]
@@ -168,7 +153,7 @@ class TestSeveralChains:
 
     def test_exponents_and_parameters_come_from_the_command_or_the_run(self, study, tmp_path):
         several = study_of(study.runs, alphas=[1.0, 2.0, 2.0])
-        names = [row["rule"] for row in rows(rules.section(several), "vote_rules")]
+        names = [row["rule"] for row in rows(chains.rules_section(several), "vote_rules")]
         assert names[:3] == ["majority vote", "power vote (alpha 1)", "power vote (alpha 2)"]
         with refused("given 2 0; allowed: numbers > 0", start="--alpha"):
             study_of(study.runs, alphas=[2.0, 0.0])
@@ -177,7 +162,7 @@ class TestSeveralChains:
         write(tmp_path / "other", "temp", [record("a", chain=chain) for chain in range(2)], num_chains=2,
               config={"vote": vote, "aggregate": ["softsat", "power"]})
         own = study_over(tmp_path / "other")
-        assert [row["rule"] for row in rows(rules.section(own), "vote_rules")][1:] == [
+        assert [row["rule"] for row in rows(chains.rules_section(own), "vote_rules")][1:] == [
             "power vote (alpha 3)", "softsat vote (beta 2)", "answer power draw (alpha 1, gamma 3)"]
         assert [entry.shown for entry in own.entries] == [
             "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, softsat vote (beta 2) of 2",
@@ -188,20 +173,20 @@ class TestSeveralChains:
         write(tmp_path / "demo", "temp", [record("a", chain=chain) for chain in range(2)], num_chains=2,
               config={"sampler": {"name": "temperature", "alpha": 4.0, "top_p": 0.9}, "aggregate": "majority"})
         found = study_over(tmp_path)
-        section = rules.section(found)
+        section = chains.rules_section(found)
         assert [(row["run"], row["rule"]) for row in rows(section, "vote_rules")] == [
             (run, rule) for run in ("ps", "temp top_p=0.9") for rule in ("majority vote", "softsat vote (beta 1)")]
         assert "no power vote and no answer power draw: ps; temp top_p=0.9." in section.text[-1]
         assert not [entry for entry in found.entries if entry.by == "drawn"]
         write(tmp_path / "single", "greedy", [record("a")])
-        assert rules.section(study_over(tmp_path / "single")) is None
+        assert chains.rules_section(study_over(tmp_path / "single")) is None
 
     def test_weighted_votes_that_a_run_asks_for_are_compared_at_equal_cost(self, tmp_path):
         write(tmp_path / "demo", "temp", [
             record("a", "wrong" if chain else "correct", chain, answer=str(chain), token_forwards=100, log_p=-float(chain))
             for chain in range(3)], num_chains=3, config={"aggregate": "power"})
         write(tmp_path / "demo", "ps", [record("a", "wrong", token_forwards=250)])
-        tables = {table.name: table.rows for table in matched.section(study_over(tmp_path)).tables}
+        tables = {table.name: table.rows for table in chains.matched_section(study_over(tmp_path)).tables}
         found = {row["vote"]: row for row in tables["matched_token_forwards"]}
         assert list(found) == ["majority vote", "power vote (alpha 4)"]
         assert [row["k"] for row in found.values()] == [2, 2]
@@ -265,14 +250,14 @@ def test_pareto_front_at_equal_cost_and_at_equal_accuracy(tmp_path):
     for seed, (correct, price) in enumerate(((3, 100), (8, 500), (3, 500), (7, 500), (8, 900))):
         write(tmp_path / "demo", "ps", solved(correct, token_forwards=price), identity("ps", seed=seed))
     write(tmp_path / "demo", "ps", solved(1, 1), identity("ps", seed=5), limit=10, finished=False)  # stopped after a success
-    front = {row["run"]: row["front_token_forwards"] for row in cost.section(study_over(tmp_path)).tables[0].rows}
+    front = {row["run"]: row["front_token_forwards"] for row in overall.cost_section(study_over(tmp_path)).tables[0].rows}
     assert list(front.values()) == [True, True, False, False, False, False]
 
 
 def test_strata_use_the_problems_of_the_greedy_run(tmp_path):
     write(tmp_path / "demo", "greedy", [record(f"p{n}", "correct" if n < 4 else "wrong", level=n % 2) for n in range(6)])
     write(tmp_path / "demo", "ps", [record(f"p{n}", "correct" if n > 2 else "wrong", level=n % 2) for n in range(8)])
-    section = strata.section(study_over(tmp_path))
+    section = paired.strata_section(study_over(tmp_path))
     found = {(row["run"], row["stratum"]): (row["correct"], row["n"]) for row in rows(section, "difficulty")}
     assert found["ps", "easy (greedy right)"] == (1, 4)  # p3
     assert found["ps", "hard (greedy wrong)"] == (2, 2)  # p4 and p5; the greedy run has no p6 and p7
@@ -287,14 +272,14 @@ def test_interaction_uses_runs_that_differ_only_in_blend_and_sampler(tmp_path):
     for beta in (0.1, 0.2):  # no greedy run has this beta
         write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", blend__beta=beta))
     write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has this
-    (row,) = interaction.section(study_over(tmp_path)).tables[0].rows
+    (row,) = compared.interaction_section(study_over(tmp_path)).tables[0].rows
     assert (row["both_on"], row["interaction"]) == ("blend_ps beta=0.05 num_steps=2", 0.0)
 
 
 def test_interaction_ignores_the_seed_of_greedy_runs(tmp_path):
     for name, seed in (("greedy", 0), ("blend_greedy", 0), ("ps", 1), ("blend_ps", 1)):
         write(tmp_path / "demo", name, solved(5), identity(name, seed=seed))
-    assert len(interaction.section(study_over(tmp_path)).tables[0].rows) == 1
+    assert len(compared.interaction_section(study_over(tmp_path)).tables[0].rows) == 1
 
 
 def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
@@ -303,7 +288,7 @@ def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
     write(tmp_path / "demo", "ps", solved(20, 40, token_forwards=900))
     write(tmp_path / "demo", "temp", solved(10, 10, token_forwards=50))
     study = study_over(tmp_path)
-    fronts = {row["run"]: row["front_token_forwards"] for row in cost.section(study).tables[0].rows}
+    fronts = {row["run"]: row["front_token_forwards"] for row in overall.cost_section(study).tables[0].rows}
     assert fronts == {"greedy": True, "ps": True, "temp": False}
     assert any("all other tables and figures use each run's own problems" in message for message in study.warnings)
 
@@ -338,7 +323,9 @@ def test_rates_are_shares_of_proposals(tmp_path):
 def test_sections_without_data_are_left_out(tmp_path):
     write(tmp_path / "demo", "greedy", solved(5))
     study = study_over(tmp_path)
-    assert [module.section(study) for module in (paired, interaction, swept, chains, compared, setting)] == [None] * 6
+    sections = (paired.section, compared.interaction_section, swept.section, chains.section, compared.section,
+                configuration.setting_section)
+    assert [section(study) for section in sections] == [None] * 6
 
 
 @pytest.mark.parametrize(("name", "expected"), [
@@ -347,7 +334,7 @@ def test_sections_without_data_are_left_out(tmp_path):
 ])
 def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
     write(tmp_path / "demo", name, solved(5, proposals=4, accepted=2, moved=1))
-    (drawing,) = setting.section(study_over(tmp_path)).drawings
+    (drawing,) = configuration.setting_section(study_over(tmp_path)).drawings
     with figure.style():
         text = "\n".join(part.get_text() for part in drawing.make().axes[0].texts)
     assert all(part in text for part in expected)
@@ -368,14 +355,14 @@ class TestMeasures:
         values = [-1.0, -2.0, -6.0]
         write(tmp_path / "smc", "ps", [record(f"p{place}", measures={"log_z": value}) for place, value in enumerate(values)])
         write(tmp_path / "greedy", "greedy", solved(3, 3))
-        row, = rows(measures.section(study_over(tmp_path)), "sampler_measures")
+        row, = rows(overall.measures_section(study_over(tmp_path)), "sampler_measures")
         assert (row["number"], row["samples"], row["mean"]) == ("log_z", 3, -3.0)
         assert (row["least"], row["greatest"]) == (-6.0, -1.0)
         assert -6.0 <= row["mean_low"] < -3.0 < row["mean_high"] <= -1.0
 
     def test_runs_without_numbers_have_no_section(self, tmp_path):
         write(tmp_path / "greedy", "greedy", solved(3, 3))
-        assert measures.section(study_over(tmp_path)) is None
+        assert overall.measures_section(study_over(tmp_path)) is None
 
 
 def option_fields(group: str, name: str) -> dict:
@@ -395,14 +382,14 @@ class TestAgreement:
             write(tmp_path / name, "ps", records, made, config={"sampler": {"name": "power_mh", **fields, **changed}})
         write(tmp_path / "greedy", "greedy", solved(5, 5))
         study = study_over(tmp_path)
-        found = rows(agreement.section(study), "agreement")
+        found = rows(chains.agreement_section(study), "agreement")
         assert [(row["number"], row["problems"], row["samples_a"], row["verdict"]) for row in found] == [
             ("log p", 5, 20, "differ"), ("tokens", 5, 20, "agree")]
         assert abs(found[0]["difference"]) == pytest.approx(9.0)
 
     def test_a_single_power_has_no_section(self, tmp_path):
         write(tmp_path / "ps", "ps", solved(3, 3), identity("ps"))
-        assert agreement.section(study_over(tmp_path)) is None
+        assert chains.agreement_section(study_over(tmp_path)) is None
 
 
 def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_path):
@@ -410,7 +397,7 @@ def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_pa
              for problem in "ab" for chain in range(2)]
     write(tmp_path / "demo", "temp", timed, num_chains=2)
     study = study_over(tmp_path)
-    of_samples, *votes = rows(cost.section(study), "cost")
+    of_samples, *votes = rows(overall.cost_section(study), "cost")
     assert [of_samples[f"{part}_seconds"] for part in ("prefill", "draw", "grade")] == [1.5, 6.5, 0.5]
     assert [vote["draw_seconds"] for vote in votes] == [None, None, None]
     found = overall.section(study)

@@ -10,9 +10,8 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.datasets import by_dataset
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
-from dflash_mcmc.report.sections import cost, overall, samples
+from dflash_mcmc.report.reading import read, run_folders
+from dflash_mcmc.report.sections import overall, samples
 from dflash_mcmc.report.study import Study, study_of
 from tests.report.folders import identity, record, write
 
@@ -69,7 +68,8 @@ def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
     """Three datasets, one of them in two versions under one name. Baselines and labels are those of each part."""
     write(runs, "ps", records("abcd", "ab"), identity("ps", dataset="gsm8k"))
     write(runs, "greedy", records("abcd", "abc", gold="43"), identity("greedy", dataset__content="c" * 32))
-    monkeypatch.setattr(report, "_SECTIONS", (overall, samples, cost))  # the others take longer
+    quick = overall.section, samples.section, overall.cost_section
+    monkeypatch.setattr(report, "_SECTIONS", quick)  # the others take longer
     built = build([runs], baseline="greedy")
     assert [(part.name, [run.label for run in study.runs], study.baseline.label)
             for part, study in zip(built.parts[1:], built.studies, strict=True)] == [

@@ -13,7 +13,7 @@ from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.registry import components, name_of
 from dflash_mcmc.runner import budget, loop
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.statistics.budget import TOLERANCE
+from dflash_mcmc.statistics.outcomes import TOLERANCE
 from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 

@@ -14,7 +14,7 @@ from dflash_mcmc import registry
 from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.grid import planning
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
@@ -33,8 +33,8 @@ PROBES = [component.cls for component in components("probe").values() if compone
 class Lengths(Probe):
     """Lengths of questions, from the last to the first."""
 
-    times: int = identity("factor", ge=1)
-    fails_after: int | None = runtime("records, for tests")
+    times: int = identity(MISSING, "factor", ge=1)
+    fails_after: int | None = runtime(None, "records, for tests")
 
     uses = ("dataset",)
     unit = "question"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.statistics.agreement import agreement
+from dflash_mcmc.statistics.paired import agreement
 
 
 def drawn(generator, shift=0.0, problems=12, chains=4):

@@ -10,9 +10,8 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
-from dflash_mcmc.statistics.outcomes import outcomes
+from dflash_mcmc.statistics.outcomes import accuracy, outcomes
 from dflash_mcmc.statistics.paired import compare
-from dflash_mcmc.statistics.shares import accuracy
 from dflash_mcmc.statistics.summaries import summarise
 from tests.statistics.test_summaries import record as summed
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.statistics.interaction import two_by_two
-from dflash_mcmc.statistics.outcomes import PairedOutcomes
-from dflash_mcmc.statistics.shares import wilson
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, wilson
+from dflash_mcmc.statistics.paired import two_by_two
 
 
 def of(correct, chains: int = 1) -> PairedOutcomes:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.proportion import proportion_confint
 
-from dflash_mcmc.statistics.shares import accuracy, mean_share, wilson
+from dflash_mcmc.statistics.outcomes import accuracy, mean_share, wilson
 
 
 def records(counts: list[int], chains: int = 1) -> list[dict]:

@@ -11,7 +11,7 @@ import pytest
 from dflash_mcmc.statistics.chains import aggregated, majority, majority_curve, weighted_curve
 from dflash_mcmc.statistics.rules import AnswerPower, PowerVote, SoftSat
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, summarise
-from dflash_mcmc.statistics.weighted import expected_weighted, weighted
+from dflash_mcmc.statistics.votes import expected_weighted, weighted
 from tests.refusals import refused
 from tests.statistics.test_summaries import record
 

@@ -17,8 +17,7 @@ from dflash_mcmc.grading.again import regrade
 from dflash_mcmc.regrade import grader_config
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.build import build
-from dflash_mcmc.report.locate import run_folders
-from dflash_mcmc.report.runs import read
+from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.store import locks
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore

@@ -34,20 +34,22 @@ class NamedFields(FromFile):
     The names are not part of the identity; the content is.
     """
 
-    question_field: str = runtime("field of the question, a text; not read with question_template or messages_field")
-    question_template: str | None = runtime("the question as a Jinja template over the row's fields, such as '{{ story }} "
-                                            "{{ query }}', or row['a b'] where a name has spaces; null takes question_field")
-    answer_field: str | None = runtime("field of the gold answer, a text or a whole number; null = no gold answer, for "
-                                       "runs that grade nothing")
-    answer_template: str | None = runtime("the gold answer as a Jinja template; null takes answer_field")
-    id_field: str | None = runtime("field of an id, a text or a whole number; null numbers the rows: 00000, 00001, ...")
-    level_field: str | None = runtime("field of the level, a whole number, also as '3' or 'Level 3'; null = no level")
-    subject_field: str | None = runtime("field of the subject, a text; null = no subject")
-    solution_field: str | None = runtime("field of a worked solution, a text; null = no solution")
-    messages_field: str | None = runtime("field of a conversation, a list of role and content; the model answers its "
+    question_field: str = runtime("question", "field of the question, a text; not read with question_template or "
+                                  "messages_field")
+    question_template: str | None = runtime(None, "the question as a Jinja template over the row's fields, such as '{{ story "
+                                            "}} {{ query }}', or row['a b'] where a name has spaces; null takes "
+                                            "question_field")
+    answer_field: str | None = runtime("answer", "field of the gold answer, a text or a whole number; null = no gold answer, "
+                                       "for runs that grade nothing")
+    answer_template: str | None = runtime(None, "the gold answer as a Jinja template; null takes answer_field")
+    id_field: str | None = runtime(None, "field of an id, a text or a whole number; null numbers the rows: 00000, 00001, ...")
+    level_field: str | None = runtime(None, "field of the level, a whole number, also as '3' or 'Level 3'; null = no level")
+    subject_field: str | None = runtime(None, "field of the subject, a text; null = no subject")
+    solution_field: str | None = runtime(None, "field of a worked solution, a text; null = no solution")
+    messages_field: str | None = runtime(None, "field of a conversation, a list of role and content; the model answers its "
                                          "last turn of the user or a tool; null uses the question alone")
-    tools_field: str | None = runtime("field of the tools that the chat template shows, a list of JSON schemas or its JSON "
-                                      "text; null = no tools")
+    tools_field: str | None = runtime(None, "field of the tools that the chat template shows, a list of JSON schemas or its "
+                                      "JSON text; null = no tools")
 
     def check(self, config: Config) -> None:
         """Checks the templates, in addition to the checks of every dataset. Raises ConfigError."""

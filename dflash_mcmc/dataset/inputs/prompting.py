@@ -68,7 +68,7 @@ def template_of(prompt: str, file: str | None) -> str:
     if file is None:
         return prompts.resolve(prompt)
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        text = Path(file).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
         raise ConfigError("dataset.prompt_file", file, f"a text file that can be read ({reason})") from error

@@ -74,21 +74,28 @@ def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
             yield row
 
 
-def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
+def lines_of(file: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, text) of each line of a text file that is not blank, without a byte-order mark.
+
+    Only line feeds and carriage returns end a line: U+2028 in a JSON text does not. Raises OSError, EOFError, zlib.error and
+    UnicodeDecodeError.
+    """
     opened = gzip.open if file.suffix == ".gz" else open
     with opened(file, "rt", encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                reason = reason_of(error, 120)
-                raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
-            _check_columns(row, columns, f"{file}: line {number}", field)
-            yield row
+        yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
+    for number, line in lines_of(file):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = reason_of(error, 120)
+            raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
+        _check_columns(row, columns, f"{file}: line {number}", field)
+        yield row
 
 
 def _check_columns(row: dict, columns: Iterable[str], where: str, field: str = "dataset.path") -> None:

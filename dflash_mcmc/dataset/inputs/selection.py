@@ -17,12 +17,11 @@ T = TypeVar("T")
 class ProblemSelection:
     """The problems that a run requests: the first `limit` of all problems, of those with some ids, or of some shards."""
 
-    limit: int | None = runtime("number of problems: the first of those that ids or shards select; null takes all", ge=1)
-    ids: list[str] | None = runtime("problems with these ids; null takes all")  # noqa: RUF009
-    shards: list[int] | None = runtime(  # noqa: RUF009
-        "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + num_shards, i + 2 num_shards, ...; "
-        "null takes all")
-    num_shards: int | None = runtime("number of shards that the dataset is divided into; null with shards=null", ge=1)
+    limit: int | None = runtime(None, "number of problems: the first of those that ids or shards select; null takes all", ge=1)
+    ids: list[str] | None = runtime(None, "problems with these ids; null takes all")
+    shards: list[int] | None = runtime(None, "numbers of the shards to take, from 0; shard i of num_shards is problems i, i + "
+                                       "num_shards, i + 2 num_shards, ...; null takes all")
+    num_shards: int | None = runtime(None, "number of shards that the dataset is divided into; null with shards=null", ge=1)
 
     def check_choice(self) -> None:
         """Checks ids and shards. Raises ConfigError."""

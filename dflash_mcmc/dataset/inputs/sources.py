@@ -12,7 +12,7 @@ from dflash_mcmc.dataset import Dataset
 from dflash_mcmc.dataset.inputs import rows
 from dflash_mcmc.dataset.inputs.problems import checked
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class FromFile(Dataset):
     """Base class of datasets in a file of the user, with a problem in each row. A leaf needs `problem`."""
 
-    path: str | None = runtime("JSON Lines file, plain or .gz")
+    path: str | None = runtime(MISSING, "JSON Lines file, plain or .gz")
 
     required: ClassVar[tuple[str, ...]] = ()
     """Fields that each row must have."""
@@ -62,9 +62,9 @@ class FromFile(Dataset):
 class Benchmark(FromFile):
     """Base class of published datasets: a pinned commit of the hub, or a file, with a known number of rows."""
 
-    revision: str | None = identity("commit on the hub, 40 hexadecimal digits; with a path it has no effect and is null in "
-                                    "the record")
-    check_rows: bool = runtime("refuse a number of rows that differs from the benchmark's")
+    revision: str | None = identity(MISSING, "commit on the hub, 40 hexadecimal digits; with a path it has no effect and is "
+                                    "null in the record")
+    check_rows: bool = runtime(True, "refuse a number of rows that differs from the benchmark's")
 
     hub: ClassVar[rows.Hub]
     """The published dataset, which is read where there is no path."""

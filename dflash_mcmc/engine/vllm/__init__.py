@@ -28,21 +28,23 @@ class Vllm(Engine):
     plans_memory: ClassVar[bool] = False
     rounds_otherwise: ClassVar[bool] = True
 
-    tensor_parallel_size: int = runtime("GPUs that share each layer", ge=1)
-    pipeline_parallel_size: int = runtime("GPUs, or groups that share layers, that each hold a part of the layers", ge=1)
-    enable_expert_parallel: bool = runtime("give the GPUs of a group whole experts of a mixture of experts instead of parts")
-    max_model_len: int | None = runtime("longest sequence, prompt included; null takes the longest prompt and "
+    tensor_parallel_size: int = runtime(1, "GPUs that share each layer", ge=1)
+    pipeline_parallel_size: int = runtime(1, "GPUs, or groups that share layers, that each hold a part of the layers", ge=1)
+    enable_expert_parallel: bool = runtime(False, "give the GPUs of a group whole experts of a mixture of experts instead of "
+                                           "parts")
+    max_model_len: int | None = runtime(None, "longest sequence, prompt included; null takes the longest prompt and "
                                         "dataset.max_new_tokens", ge=1)
-    gpu_memory_utilization: float = runtime("share of a GPU's memory for weights, activations, and keys and values, where "
-                                            "hardware.memory_gb is null", gt=0, le=1)
-    max_num_batched_tokens: int | None = runtime("tokens in a step; null takes vLLM's default", ge=1)
-    block_size: int | None = runtime("positions whose keys and values are kept, and used again, together; null takes 32 on a "
-                                     "CPU and vLLM's default on GPUs", ge=1)
-    enforce_eager: bool = runtime("run without CUDA graphs and without compiling")
-    quantization: str | None = identity("vLLM's name of a method that quantises weights on loading, such as fp8; null takes "
-                                        "the checkpoint's own")
-    kv_cache_dtype: str = identity("vLLM's name of the precision of keys and values; auto = the activations'")
-    float32_head: bool = identity("compute logits in float32, as engine=slots does; false takes the activations' precision")
+    gpu_memory_utilization: float = runtime(0.9, "share of a GPU's memory for weights, activations, and keys and values, "
+                                            "where hardware.memory_gb is null", gt=0, le=1)
+    max_num_batched_tokens: int | None = runtime(None, "tokens in a step; null takes vLLM's default", ge=1)
+    block_size: int | None = runtime(None, "positions whose keys and values are kept, and used again, together; null takes 32 "
+                                     "on a CPU and vLLM's default on GPUs", ge=1)
+    enforce_eager: bool = runtime(False, "run without CUDA graphs and without compiling")
+    quantization: str | None = identity(None, "vLLM's name of a method that quantises weights on loading, such as fp8; null "
+                                        "takes the checkpoint's own")
+    kv_cache_dtype: str = identity("auto", "vLLM's name of the precision of keys and values; auto = the activations'")
+    float32_head: bool = identity(True, "compute logits in float32, as engine=slots does; false takes the activations' "
+                                  "precision")
 
     def check(self, config: Config) -> None:
         """Checks that vLLM can run probe, decoder and blend. Raises ConfigError."""

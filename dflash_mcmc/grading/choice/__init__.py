@@ -25,10 +25,10 @@ class ChoiceGrader(AnswerGrader):
     sources = ("boxed", "hashes", "answer_is", "last_line", "last_letter")
     auto = ("boxed", "answer_is", "last_line")
 
-    extract: Any = identity(  # noqa: RUF009
-        "where the letter is found: boxed, hashes (#### B), answer_is, last_line, last_letter (the last (B)), a list of them, "
-        "of which the first that exists decides, or auto for boxed, answer_is and last_line", off="auto")
-    letters: str = identity("letters of the choices, such as ABCDE")
+    extract: Any = identity("auto", "where the letter is found: boxed, hashes (#### B), answer_is, last_line, last_letter "
+                            "(the last (B)), a list of them, of which the first that exists decides, or auto for boxed, "
+                            "answer_is and last_line", off="auto")
+    letters: str = identity("ABCDEFGHIJ", "letters of the choices, such as ABCDE")
 
     def check(self, config: Config) -> None:
         """Checks the letters and how the answer is found. Raises ConfigError."""

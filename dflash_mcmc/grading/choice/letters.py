@@ -18,6 +18,8 @@ from dflash_mcmc.grading.limits import MAX_LENGTH
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
 _STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:option|choice|answer|letter)"
+                     r"\s*(?:is\b|[:=])?\s*(?=\W*[A-Za-z]\b)", re.IGNORECASE)
 _CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
 _DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
                      r"|[.,;!?\n]+", re.IGNORECASE)
@@ -48,7 +50,24 @@ def _box(answer: str, letters: str) -> _Chosen | None:
     box = last_box(answer)
     if box is not None and len(box) > MAX_LENGTH:
         return None, "length"
-    return None if box is None else _only(_named(_WRAPPED.sub(r"\1", box), letters), "box")
+    chosen = None if box is None else _of_box(box, letters)
+    return None if chosen is None else _only(chosen, "box")
+
+
+def _of_box(box: str, letters: str) -> set[str] | None:
+    r"""The letters of a box that is a letter, begins with a labelled one (`B. Paris`), or lists some; None for other content.
+
+    A letter within other content, as in `D = 5`, may be a variable.
+    """
+    text = _PREFIX.sub("", _WRAPPED.sub(r"\1", box).replace("\\ ", " ").strip(_MARKS.replace("(", "") + "\\"), count=1)
+    if len(text.strip(_MARKS)) == 1:
+        return _named(text, letters) or None
+    label = rf"(?:\(([{letters}{letters.lower()}])\)|([{letters}])(?:[.):]|(?=\W*$)))(?![A-Za-z0-9'’])[*_$]*"
+    begins = re.match(rf"[*_$(]*{label}(?!\s*[=<>^+\-−])", text)
+    listed = re.match(rf"[*_$(]*[{letters}][*_$)]*[.:]?{_NEXT}[*_$(]*[{letters}](?![A-Za-z0-9'’])", text)
+    if listed:
+        return set(re.findall(_LETTER.format(letters=letters), text))
+    return {(begins.group(1) or begins.group(2)).upper()} if begins else None
 
 
 def _hashes(answer: str, letters: str) -> _Chosen | None:
@@ -73,7 +92,9 @@ def _last_letter(answer: str, letters: str) -> _Chosen | None:
 
 def gold_letter(gold: str, letters: str) -> str:
     """The letter of a gold answer. Raises UserError if it names no letter or several."""
-    letter = final_letter(rf"\boxed{{{gold}}}", letters)[0]
+    text = _WRAPPED.sub(r"\1", gold)
+    named = _of_box(gold, letters) or _named(text, letters)
+    letter = named.pop() if len(named) == 1 and len(gold) <= MAX_LENGTH else None
     if letter is None:
         raise UserError(f"grader=choice: given the gold answer {gold[:60]!r}; allowed: one of the letters {letters}")
     return letter

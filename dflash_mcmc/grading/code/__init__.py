@@ -31,14 +31,14 @@ class CodeGrader(Grader):
     version = VERSION
     runs_answers = True
 
-    allow_execution: bool = runtime("whether programs that a model has written may be run here")
-    timeout_seconds: float = identity("wall-clock limit of a program; a program that takes longer has the verdict timeout",
-                                      gt=0)
-    memory_gib: float = identity("address space of each process of a program, in GiB", ge=0.125, le=1024)
-    walls: str = runtime("required: refuses a machine that cannot isolate a program from the network, other processes and "
-                         "the user's rights; available: uses the walls of the sandbox that the machine supports",
+    allow_execution: bool = runtime(False, "whether programs that a model has written may be run here")
+    timeout_seconds: float = identity(3.0, "wall-clock limit of a program; a program that takes longer has the verdict "
+                                      "timeout", gt=0)
+    memory_gib: float = identity(1.0, "address space of each process of a program, in GiB", ge=0.125, le=1024)
+    walls: str = runtime("required", "required: refuses a machine that cannot isolate a program from the network, other "
+                         "processes and the user's rights; available: uses the walls of the sandbox that the machine supports",
                          choices=("required", "available"))
-    num_workers: int = runtime("number of programs that run at once; more than the free cores cause time-outs", ge=1)
+    num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1)
 
     def check(self, config: Config) -> None:
         """Checks that running the model's programs is allowed. Raises ConfigError."""

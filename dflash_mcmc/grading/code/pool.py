@@ -12,7 +12,7 @@ from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sa
 from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.timing import timed
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG
 from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000
@@ -20,7 +20,9 @@ _MAX_LENGTH = 100_000
 _MAX_TEXT = 1_000_000
 """The largest number of characters in a text after the thinking. The run's own process searches this text for the program."""
 _NEEDED = ("user", "limits", "network", "processes")
-_OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR}
+_OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR, "lost": UNGRADABLE}
+_MAX_DEATHS = 3
+"""The number of times that something else may kill the launcher of a program."""
 
 
 class _SubmittedProgram(NamedTuple):
@@ -84,10 +86,14 @@ class ProgramPool:
 
 
 def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
-    try:
-        return sandbox.run(program, entry_point, limits)
-    except CannotRun:  # the machine may have been out of processes or namespaces for a moment
-        return sandbox.run(program, entry_point, limits)
+    for _ in range(_MAX_DEATHS):
+        try:
+            ended = sandbox.run(program, entry_point, limits)
+        except CannotRun:  # the machine may have been out of processes or namespaces for a moment
+            ended = sandbox.run(program, entry_point, limits)
+        if ended.word != "lost":
+            break
+    return ended
 
 
 def _sandbox(all_walls: bool) -> tuple[Sandbox, tuple[str, ...]]:

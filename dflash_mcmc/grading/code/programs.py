@@ -25,6 +25,7 @@ file is to run it. It passes them on in the second form.
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 from dflash_mcmc.grading.code.tests_of import CodeTask
@@ -33,6 +34,10 @@ from dflash_mcmc.grading.extraction import after_thinking
 _OPENING = r"```[ \t]*(?:[\w+-]+[ \t]*)?\n"
 _FENCE = re.compile(rf"^[ \t]*{_OPENING}(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _OPENED = re.compile(rf"\s*{_OPENING}")
+_CLOSED = re.compile(r"^[ \t]*```[ \t]*$", re.MULTILINE)
+_PROSE = re.compile(r"^[A-Z][\w',’]*(?: [\w'’,()`-]+){2,}[.:!]?[ \t]*$", re.MULTILINE)
+"""A line that is a sentence, not code."""
+_CODE = re.compile(r"^(?:import |from \w+ import |(?:async )?def \w|class \w|@\w|\w+ = )", re.MULTILINE)
 _STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```")
 """Ends of a completion: the stop sequences of HumanEval (Chen et al. 2021, section 2.1), and the end of a fenced block."""
 _INDENT = "    "
@@ -45,11 +50,12 @@ def program_of(text: str, task: CodeTask) -> str | None:
     """The program in a text; None if the text is empty or its thinking does not end.
 
     If a fenced block defines the entry point, the program is the prompt's imports and helpers, followed by the last such
-    block. A text without fences counts as one block. Any other text is a completion of the prompt, which is cut at the first
-    stop sequence.
+    block. A text without fences counts as one block, and so does the text before a closing fence whose opening fence is in the
+    prompt. Any other text is a completion of the prompt, which is cut at the first stop sequence.
 
     Without a prompt (MBPP, LiveCodeBench) there is nothing to complete. The program is the last fenced block that defines the
-    entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt.
+    entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt, or
+    else the code between sentences.
     """
     answer = after_thinking(text)
     if answer is None or not answer.strip():
@@ -57,7 +63,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
     if not task.prompt:
         return _whole_program(answer, task)
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\b", re.MULTILINE)
-    whole = [block for block in _FENCE.findall(answer) if defines.search(block)]
+    whole = [block for block in _blocks(answer) if defines.search(block)]
     if not whole and "```" not in answer and defines.search(answer):
         whole = [answer]
     if whole:
@@ -74,10 +80,30 @@ def with_tests(program: str, task: CodeTask) -> str:
     return f"{program}\n{task.test}\ncheck({task.entry_point})"
 
 
+def _blocks(answer: str) -> list[str]:
+    """The fenced blocks, without common indentation. The text before a first fence without a language may be a block too."""
+    blocks = [textwrap.dedent(block) for block in _FENCE.findall(answer)]
+    closed = _CLOSED.search(answer)
+    if closed and "```" not in answer[:closed.start()] and _CODE.search(answer[:closed.start()]):
+        return [*blocks, _code(answer[:closed.start()])] if not _CODE.search(answer[closed.end():]) else blocks
+    return blocks
+
+
+def _code(text: str) -> str:
+    """The code of a text without fences: from its first line of code, if sentences stand before it, to the next sentence."""
+    begins = _CODE.search(text)
+    if begins and _PROSE.search(text[:begins.start()]):
+        text = text[begins.start():]
+        ends = _PROSE.search(text)
+        return text[:ends.start()] if ends else text
+    lines = text.rstrip().rsplit("\n", 1)
+    return lines[0] + "\n" if len(lines) > 1 and _PROSE.match(lines[1]) and '"""' not in lines[1] else text
+
+
 def _whole_program(answer: str, task: CodeTask) -> str:
-    blocks = _FENCE.findall(answer)
+    blocks = _blocks(answer)
     if not blocks:
-        return answer.strip().removeprefix(_BEGIN).partition(_DONE)[0]
+        return _code(answer.strip().removeprefix(_BEGIN).partition(_DONE)[0])
     defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(task.entry_point)}\b", re.MULTILINE)
     return ([block for block in blocks if task.entry_point and defines.search(block)] or blocks)[-1]
 

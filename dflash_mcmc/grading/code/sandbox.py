@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -31,6 +32,8 @@ _MAX_REPORT = 256
 """The largest number of bytes that are read from a report."""
 _MEBIBYTE = 1 << 20
 _START_SECONDS = 30
+_END_SECONDS = 10
+"""The largest wait for the end of a program's processes after its time limit."""
 _MAX_PROCESSES = 8
 """The largest number of processes of one program. Each of them may use the full memory limit."""
 
@@ -56,7 +59,8 @@ class Ended(NamedTuple):
 
     passed: bool
     word: str
-    """tests (passed), timeout, syntax_error, missing_definition, failed_test, raised, exited (called exit early) or killed."""
+    """tests (passed), timeout, syntax_error, missing_definition, failed_test, raised, exited (called exit early), killed, or
+    lost (something else killed the launcher, so that nothing is known of the program)."""
     detail: str = ""
     """Name of the exception or signal, or the exit code."""
 
@@ -83,7 +87,7 @@ class Sandbox(NamedTuple):
         finally:
             os.close(writing)
         with open(reading, "rb", buffering=0) as verdict:
-            timed_out = _finish(process, limits.seconds)
+            timed_out = _finish(process, limits.seconds, "network" in self.attempted)
             report = _read_report(verdict)
         if report.startswith(launcher):
             raise CannotRun(report.removeprefix(launcher).strip())
@@ -94,7 +98,7 @@ class Sandbox(NamedTuple):
         settings = {
             "walls": self.attempted, "python": self.python, "base": self.base, "verdict": verdict, "name": launcher,
             "runner": (_INSIDE / "runner.py").read_text(), "arguments": [str(verdict), entry_point],
-            "scratch_bytes": 16 * _MEBIBYTE,
+            "scratch_bytes": 16 * _MEBIBYTE, "parent": os.getpid(),
             "limits": {"AS": int(limits.memory_gib * 1024) * _MEBIBYTE, "CPU": seconds, "FSIZE": _MEBIBYTE, "NOFILE": 64,
                        "NPROC": _MAX_PROCESSES, "CORE": 0},
             "programs": limits.programs,
@@ -146,16 +150,29 @@ def _interpreters() -> list[tuple[str, str]]:
     return [(own, os.path.realpath(sys.base_prefix)), ("/usr/bin/python3", "/usr")]
 
 
-def _finish(process: subprocess.Popen, seconds: float) -> bool:
-    """Waits for the program's end and returns whether it timed out. Kills all processes of its session."""
+def _finish(process: subprocess.Popen, seconds: float, own_namespaces: bool) -> bool:
+    """Waits for the program's end and returns whether it timed out. Ends all its processes.
+
+    With namespaces, the launcher ends when no process of the program is left. It is asked first, so that this function returns
+    after that. Without them, all processes are in the launcher's group, and the function waits until the group is empty.
+    """
     end = os.pidfd_open(process.pid)
     try:
-        return not select.select([end], [], [], seconds)[0]
+        timed_out = not select.select([end], [], [], seconds)[0]
+        if timed_out and own_namespaces:
+            process.terminate()
+            select.select([end], [], [], _END_SECONDS)
+        return timed_out
     finally:
         os.close(end)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            limit = time.monotonic() + (0 if own_namespaces else _END_SECONDS)
+            while time.monotonic() < limit:
+                os.killpg(process.pid, 0)
+                time.sleep(0.001)
 
 
 def _read_report(verdict: IO) -> str:
@@ -169,8 +186,10 @@ def _ended(code: int, report: str, nonce: str, timed_out: bool) -> Ended:
         return Ended(False, "timeout")
     if code == 0 and secrets.compare_digest(report.encode(), nonce.encode()):
         return Ended(True, "tests")
-    if code - 128 in set(signal.Signals) or code < 0:
-        return Ended(False, "killed", signal.Signals(code - 128 if code > 0 else -code).name)
+    if code < 0:  # the launcher itself, which a program in a namespace cannot reach
+        return Ended(False, "lost", signal.Signals(-code).name)
+    if code - 128 in set(signal.Signals):
+        return Ended(False, "killed", signal.Signals(code - 128).name)
     word, _, detail = report.removeprefix("!").partition("!")[0].partition(" ")
     if report.startswith("!") and word in ("syntax_error", "missing_definition", "failed_test", "raised"):
         return Ended(False, word, detail)

@@ -25,13 +25,13 @@ class MathGrader(AnswerGrader):
     version = VERSION
     sources = auto = tuple(extraction.RULES)
 
-    extract: Any = identity(  # noqa: RUF009
-        "how the answer is found: boxed, hashes (#### 12), answer_is, last_number, a list of them in order of preference, or "
-        "auto for all of them in this order", off="boxed")
+    extract: Any = identity("boxed", "how the answer is found: boxed, hashes (#### 12), answer_is, last_number, a list of "
+                            "them in order of preference, or auto for all of them in this order", off="boxed")
 
-    timeout_seconds: float = identity("limit on processor time; an answer that takes longer has the verdict timeout", gt=0)
-    memory_gib: float = runtime("memory of a grading process, in GiB", ge=1, le=1024)
-    num_workers: int = runtime("number of grading processes", ge=1)
+    timeout_seconds: float = identity(8.0, "limit on processor time; an answer that takes longer has the verdict timeout",
+                                      gt=0)
+    memory_gib: float = runtime(4.0, "memory of a grading process, in GiB", ge=1, le=1024)
+    num_workers: int = runtime(1, "number of grading processes", ge=1)
 
     def start(self) -> MathPool:
         """The running pool of processes."""

@@ -1,7 +1,7 @@
 """The pool of processes that grade mathematical answers, so that no text can delay or harm the run.
 
 No model text is evaluated in the process of the run. A worker has limited memory, no network and no environment. A worker that
-exceeds the time limit for an answer is killed and replaced.
+exceeds the time limit for an answer is killed and replaced. A worker that something else kills is replaced too.
 """
 
 from __future__ import annotations
@@ -9,38 +9,130 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
 from dflash_mcmc.grading.timing import timed
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNSUPPORTED, WRONG
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, signal_name
 from dflash_mcmc.types import Grade
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from pebble import ProcessPool
 
 _INTEGER = re.compile(r"[+-]?\d{1,60}")
 _START_SECONDS = 120
 _WALL_PER_CPU = 10
 """Limit on wall-clock time as a multiple of the limit on processor time. It is large because a worker may wait for a busy
 processor; it only ends answers that wait without using processor time."""
+_MAX_DEATHS = 3
+"""The number of workers that may die during one answer, and at their start."""
 _MAX_LISTED = 3
 """Number of mistakes of the self-test that an error message lists."""
 _MAX_RECORDED = 1_000
 """The number of characters that are recorded of an answer longer than MAX_LENGTH. The record's text is complete."""
 
 
+class Died(Exception):
+    """A worker has ended during a call. `code` is its exit code, negative for a signal."""
+
+    def __init__(self, code: int | None):
+        super().__init__(signal_name(-code) if code and code < 0 else f"exit code {code}")
+        self.code = code
+
+
+class _Process:
+    """A worker and the pipe to it."""
+
+    def __init__(self, memory_gib: float):
+        import multiprocessing
+
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other_end = context.Pipe()
+        self.process = context.Process(target=worker.serve, args=(other_end, worker.start, memory_gib, os.getpid()),
+                                       daemon=True)
+        self.process.start()
+        other_end.close()
+
+    def reply(self, seconds: float) -> Any:
+        """The next reply. Raises Died, TimeoutError (and kills the worker), or the exception of the called function."""
+        try:
+            if self._pipe.poll(seconds):
+                value, error = self._pipe.recv()
+                if error is not None:
+                    raise error
+                return value
+        except (EOFError, ConnectionError):
+            self.kill()
+            raise Died(self.process.exitcode) from None
+        self.kill()
+        raise TimeoutError(f"no reply in {seconds:g} s")
+
+    def call(self, function: Callable, arguments: tuple, seconds: float) -> Any:
+        """The result of a function in the worker. Raises what `reply` raises."""
+        try:
+            self._pipe.send((function, arguments))
+        except ConnectionError:
+            self.kill()
+            raise Died(self.process.exitcode) from None
+        return self.reply(seconds)
+
+    def kill(self) -> None:
+        """Ends the worker, unless it has ended, and waits for its end."""
+        self.process.kill()
+        self.process.join()
+
+
+class _Workers:
+    """Threads with a worker each. A worker starts with the first call in its thread, and is replaced when it has died."""
+
+    def __init__(self, num_workers: int, memory_gib: float):
+        self._memory, self._own, self._closed = memory_gib, threading.local(), False
+        self._processes: list[_Process] = []
+        self._lock = threading.Lock()
+        # Workers inherit a blocked SIGINT: Ctrl-C must reach only the run, which stops its workers itself.
+        self.threads = ThreadPoolExecutor(num_workers, "grader", signal.pthread_sigmask, (signal.SIG_BLOCK, {signal.SIGINT}))
+
+    def call(self, function: Callable, arguments: tuple, seconds: float) -> Any:
+        """The result of a function in this thread's worker. Raises Died, TimeoutError, or the function's exception."""
+        own = getattr(self._own, "process", None)
+        if own is None or not own.process.is_alive():
+            own = self._own.process = self._started()
+        return own.call(function, arguments, seconds)
+
+    def _started(self) -> _Process:
+        for attempt in range(1, _MAX_DEATHS + 1):
+            with self._lock:
+                if self._closed:
+                    raise Died(None)
+                process = _Process(self._memory)
+                self._processes = [*(one for one in self._processes if one.process.is_alive()), process]
+            try:
+                process.reply(_START_SECONDS)
+                return process
+            except Died:
+                if attempt == _MAX_DEATHS:
+                    raise
+        raise AssertionError
+
+    def close(self) -> None:
+        """Ends the workers and the threads. Calls that wait are dropped."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.process.kill()
+        self.threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.process.join()
+
+
 class _SubmittedText(NamedTuple):
     tag: Hashable
     answer: str
     gold: str
-    attempt: int
     found: Extracted
 
 
@@ -48,18 +140,18 @@ class MathPool:
     """Grades texts in parallel with the run. Call `submit`; `finished` then yields the grades that are ready.
 
     Limits are `timeout_seconds` of processor time per answer and `memory_gib` GiB per worker. A worker that dies for another
-    reason is replaced and the answer is tried once more. If the workers cannot run or fail their self-test, `finished` raises
-    UserError, and no answer is decided.
+    reason is replaced and the answer is graded again; when three have died during an answer, its verdict is `ungradable`. If
+    the workers cannot run or fail their self-test, `finished` raises UserError, and no answer is decided.
     """
 
     def __init__(self, timeout_seconds: float, memory_gib: float, num_workers: int, judge: Callable = worker.judge,
                  extraction: Extraction = Extraction()):  # noqa: B008 - immutable
         """`judge` is `worker.judge` or a function with the same signature."""
-        self._timeout, self._memory, self._workers = timeout_seconds, memory_gib, num_workers
+        self._timeout, self._memory, self._num_workers = timeout_seconds, memory_gib, num_workers
         self._judge, self._extraction = judge, extraction
-        self._pool: ProcessPool | None = None
+        self._workers: _Workers | None = None
         self._checked: Future | None = None
-        self._futures: dict[Future, _SubmittedText] = {}
+        self._futures: dict[Future[Grade], _SubmittedText] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
@@ -70,7 +162,7 @@ class MathPool:
         elif graded is not None:
             self._decide(tag, graded._replace(grade_seconds=seconds), found)
         else:
-            self._schedule(_SubmittedText(tag, found.answer, gold, attempt=1, found=found))
+            self._schedule(_SubmittedText(tag, found.answer, gold, found))
 
     def _found(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
         """The answer in a text, and its grade if no process is needed for it."""
@@ -79,56 +171,34 @@ class MathPool:
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
-        self._schedule(_SubmittedText(tag, answer, gold, attempt=1, found=Extracted(answer, "boxed")))
+        self._schedule(_SubmittedText(tag, answer, gold, Extracted(answer, "boxed")))
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the answers that are decided; with `wait`, waits for all that were submitted.
 
         Raises UserError if the grading processes do not work.
         """
-        while self._decided or (wait and self._futures):
-            self._check(wait)
-            for future in list(self._futures):
-                if wait or future.done():
-                    self._settle(future)
+        while True:
+            self._check(wait and bool(self._futures))
+            for future in [future for future in self._futures if future.done()]:
+                self._settle(future)
             while self._decided:
                 yield self._decided.pop()
-        self._check(wait=False)
-        for future in [future for future in self._futures if future.done()]:
-            self._settle(future)
-        while self._decided:
-            yield self._decided.pop()
+            if not (wait and self._futures):
+                return
+            wait_for(self._futures, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
         """Stops the processes. Unfinished answers are dropped."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def _schedule(self, submitted: _SubmittedText) -> None:
-        pool = self._start() if self._pool is None else self._pool
-        future = pool.schedule(timed, (self._judge, submitted.gold, submitted.answer, self._timeout),
-                               timeout=_WALL_PER_CPU * self._timeout)
-        self._futures[future] = submitted
-
-    def _start(self) -> ProcessPool:
-        """Starts the workers and their self-test without waiting for them.
-
-        The workers inherit a blocked SIGINT: Ctrl-C must reach only the run, which stops its workers itself.
-        """
-        import multiprocessing
-
-        from pebble import ProcessPool
-
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._pool = ProcessPool(self._workers, initializer=worker.start, initargs=(self._memory, os.getpid()),
-                                     context=multiprocessing.get_context("spawn"))
-            self._checked = self._pool.schedule(worker.check, timeout=_START_SECONDS)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self._pool
+        if self._workers is None:
+            self._workers = _Workers(self._num_workers, self._memory)
+            self._checked = self._workers.threads.submit(self._workers.call, worker.check, (), _START_SECONDS)
+        self._futures[self._workers.threads.submit(self._graded, self._workers, submitted)] = submitted
 
     def _check(self, wait: bool) -> None:
         """Raises UserError if the self-test has failed. With `wait`, waits for its result."""
@@ -146,38 +216,35 @@ class MathPool:
                             f"that this machine allows grader.memory_gib={self._memory:g}, that this is enough, and that "
                             "math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml")
 
-    def _settle(self, future: Future) -> None:
+    def _settle(self, future: Future[Grade]) -> None:
         submitted = self._futures.pop(future)
-        graded = self._graded(future, submitted)
-        if graded is None:
-            self._schedule(submitted._replace(attempt=2))
-        else:
-            self._decide(submitted.tag, graded, submitted.found)
+        try:
+            graded = future.result()
+        except Exception as error:
+            raise UserError(f"grader: grading processes stopped working: {type(error).__name__}: {error}; start the run again"
+                            ) from error
+        self._decide(submitted.tag, graded, submitted.found)
 
     def _decide(self, tag: Hashable, graded: Grade, found: Extracted) -> None:
         self._decided.append((tag, graded._replace(rule=self._extraction.named(found, graded.rule))))
 
-    def _graded(self, future: Future, submitted: _SubmittedText) -> Grade | None:
-        """The grade of a finished answer; None if the worker died and the answer must be tried again."""
-        from concurrent.futures import TimeoutError as FutureTimeout
-
-        from pebble import ProcessExpired
-
-        answer = submitted.answer
-        try:
-            (decision, same_string), seconds = future.result()
-            return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string, grade_seconds=seconds)
-        except FutureTimeout:
-            return Grade(TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
-        except ProcessExpired as error:
-            if error.exitcode == -signal.SIGPROF:
-                return Grade(TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
-            if error.exitcode == worker.OUT_OF_MEMORY:
-                return Grade(ERROR, answer, "memory")
-            return None if submitted.attempt == 1 else Grade(ERROR, answer, "process", "the grading process died twice")
-        except Exception as error:
-            raise UserError(f"grader: grading processes stopped working: {type(error).__name__}: {error}; start the run again"
-                            ) from error
+    def _graded(self, workers: _Workers, submitted: _SubmittedText) -> Grade:
+        """The grade of an answer, in a thread of the pool."""
+        answer, reason = submitted.answer, ""
+        for _ in range(_MAX_DEATHS):
+            try:
+                (decision, same_string), seconds = workers.call(
+                    timed, (self._judge, submitted.gold, answer, self._timeout), _WALL_PER_CPU * self._timeout)
+                return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string, grade_seconds=seconds)
+            except TimeoutError:
+                return Grade(TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
+            except Died as died:
+                if died.code == -signal.SIGPROF:
+                    return Grade(TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
+                if died.code == worker.OUT_OF_MEMORY:
+                    return Grade(ERROR, answer, "memory")
+                reason = str(died)
+        return Grade(UNGRADABLE, answer, "process", f"the grading process died {_MAX_DEATHS} times, at last by {reason}")
 
 
 def _first_few(wrong: list[str]) -> str:

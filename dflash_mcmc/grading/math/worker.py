@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from dflash_mcmc.grading.math.deciding import decide
 from dflash_mcmc.grading.math.self_test import self_test
@@ -26,6 +27,22 @@ def start(memory_gib: float, parent: int) -> None:
     leave_session()
     leave_network()
     logging.disable(logging.CRITICAL)
+
+
+def serve(pipe: Connection, begin: Callable[[float, int], None], memory_gib: float, parent: int) -> None:
+    """The main function of a grading process: begins, says so, and then replies to each call with (result, exception)."""
+    begin(memory_gib, parent)
+    pipe.send((None, None))
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            reply = function(*arguments), None
+        except Exception as error:
+            reply = None, error
+        pipe.send(reply)
 
 
 def check() -> list[str]:

@@ -37,9 +37,8 @@ from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
 from dflash_mcmc.config.labels import name_of_path
 from dflash_mcmc.grading import verdicts
 from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
-from dflash_mcmc.report.runs import Run
-from dflash_mcmc.statistics.outcomes import outcomes
-from dflash_mcmc.statistics.shares import accuracy
+from dflash_mcmc.report.reading import Run
+from dflash_mcmc.statistics.outcomes import accuracy, outcomes
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.problems import ProblemText, read_problems
 from dflash_mcmc.store.records import Record

@@ -73,19 +73,18 @@ class Adaptation(ProblemProbe):
     of the listed values is a setting. Each answer begins anew from the checkpoint.
     """
 
-    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
-                            "answers", choices=SOURCES)
-    modes: list[str] = identity(  # noqa: RUF009
-        "how the draft learns, a list of: context = from the prompt; online = from verified blocks", choices=_MODES)
-    modules: list[str] = identity(  # noqa: RUF009
-        "projections that are changed, a list of: fc; fc+attention", choices=_MODULES)
-    ranks: list[int] = identity("ranks of the changes", ge=1, le=256)  # noqa: RUF009
-    rates: list[float] = identity("learning rates of Adam", gt=0, le=1)  # noqa: RUF009
-    steps: list[int] = identity("numbers of steps on the prompt, for context", ge=1, le=10_000)  # noqa: RUF009
-    blocks: int = identity("blocks of the prompt in a step, for context", ge=1, le=1024)
-    every_blocks: list[int] = identity("verified blocks between two steps, for online", ge=1, le=1024)  # noqa: RUF009
-    position_edges: list[int] = identity(  # noqa: RUF009
-        "tokens of the answer at which the ranges of positions are divided", ge=1)
+    answers: str = identity("greedy", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
+                            "greedy answers", choices=SOURCES)
+    modes: list[str] = identity(["context", "online"], "how the draft learns, a list of: context = from the prompt; online = "
+                                "from verified blocks", choices=_MODES)
+    modules: list[str] = identity(["fc"], "projections that are changed, a list of: fc; fc+attention", choices=_MODULES)
+    ranks: list[int] = identity([8], "ranks of the changes", ge=1, le=256)
+    rates: list[float] = identity([0.003], "learning rates of Adam", gt=0, le=1)
+    steps: list[int] = identity([10], "numbers of steps on the prompt, for context", ge=1, le=10_000)
+    blocks: int = identity(16, "blocks of the prompt in a step, for context", ge=1, le=1024)
+    every_blocks: list[int] = identity([4], "verified blocks between two steps, for online", ge=1, le=1024)
+    position_edges: list[int] = identity([16, 32, 64, 128, 256], "tokens of the answer at which the ranges of positions are "
+                                         "divided", ge=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

@@ -61,14 +61,14 @@ class DeepReadout(ProblemProbe):
     blocks. Answers shorter than a block are skipped and counted.
     """
 
-    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
-                            "answers, similar to what a draft is trained on", choices=SOURCES)
-    context: str = identity("features before a block that the block sees: full = all, as in training; block = only those "
-                            "since the previous block (for the first block, the prompt's); prompt = only the prompt's",
+    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
+                            "greedy answers, similar to what a draft is trained on", choices=SOURCES)
+    context: str = identity("full", "features before a block that the block sees: full = all, as in training; block = only "
+                            "those since the previous block (for the first block, the prompt's); prompt = only the prompt's",
                             choices=CONTEXTS)
-    reinject_every: int | None = identity(
-        "adds the mode reinject: masks, where every block whose number (from 0) is a positive multiple of this number sees "
-        "the prompt's features once more; null leaves the mode out", ge=1, off=None)
+    reinject_every: int | None = identity(None, "adds the mode reinject: masks, where every block whose number (from 0) is a "
+                                          "positive multiple of this number sees the prompt's features once more; null leaves "
+                                          "the mode out", ge=1, off=None)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

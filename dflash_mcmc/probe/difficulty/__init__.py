@@ -16,6 +16,7 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of, options_with, register
@@ -100,9 +101,9 @@ class Difficulty(ProblemProbe):
     token. `draft.block_size=2` measures the first slot alone.
     """
 
-    num_folds: int = runtime("folds of the cross-validation by problem that turns signals into probabilities; affects the "
+    num_folds: int = runtime(5, "folds of the cross-validation by problem that turns signals into probabilities; affects the "
                              "summary alone", ge=2)
-    num_bins: int = runtime("bins with equally many cases, in which probabilities are compared with outcomes; affects the "
+    num_bins: int = runtime(10, "bins with equally many cases, in which probabilities are compared with outcomes; affects the "
                             "summary alone", ge=2)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
@@ -181,7 +182,8 @@ def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem],
                 else:
                     answer = done.result.trajectory
                     measured[unit] = along(answer)
-                    pool.submit(unit, engine.model.decode(answer.tokens), problem.answer)
+                    text = engine.model.decode(answer.tokens)
+                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text), problem.answer)
             yield from decided()
         yield from decided(wait=True)
     finally:

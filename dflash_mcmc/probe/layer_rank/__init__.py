@@ -67,9 +67,9 @@ class LayerRank(ProblemProbe):
     token of a block, so the target is also reported on the tokens that the draft predicts.
     """
 
-    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
-                            "answers", choices=SOURCES)
-    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
+    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
+                            "greedy answers", choices=SOURCES)
+    hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

@@ -135,9 +135,9 @@ class Row:
 
     def __init__(self, ranked: Ranked, name: str):
         layer, _, norm = name.partition(" ")
-        of_layer = layer.isdecimal()
-        self.source = "layer" if of_layer else name
-        self.layer, self.norm = (int(layer), norm) if of_layer else (None, None)
+        self.source = "layer" if layer.isdecimal() else name
+        self.layer = int(layer) if layer.isdecimal() else None
+        self.norm = norm if layer.isdecimal() else None
         self.name, self.ranked, self.ranks = name, ranked, ranked.ranks(name)
         self.counts = [len(values) for values in self.ranks]
 

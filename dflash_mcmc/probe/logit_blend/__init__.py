@@ -74,13 +74,14 @@ class LogitBlend(ProblemProbe):
     flattened target, as a control.
     """
 
-    answers: str = identity("answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy "
-                            "answers", choices=SOURCES)
-    layers: list[int] | None = identity("0-based decoder layers; negative counts from the end; null takes all")  # noqa: RUF009
-    norm: str = identity("norm between a layer's hidden state and the head: none, as published; final = the model's final "
-                         "norm", choices=("none", "final"))
-    betas: list[float] = identity("shares of the blended logits, from -10 to 1, as of blend=layer")  # noqa: RUF009
-    hard_below: float = identity("a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
+    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
+                            "greedy answers", choices=SOURCES)
+    layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
+    norm: str = identity("none", "norm between a layer's hidden state and the head: none, as published; final = the model's "
+                         "final norm", choices=("none", "final"))
+    betas: list[float] = identity([0.01, 0.05, 0.1, 0.2, 0.5], "shares of the blended logits, from -10 to 1, as of "
+                                  "blend=layer")
+    hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")
     unit = "problem"

@@ -140,7 +140,8 @@ class Blend:
     """A source and a beta: the sums of each problem over some of its tokens."""
 
     def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray):
-        self.source, self.layer = ("layer", int(name)) if name.isdecimal() else (name, None)
+        self.source = "layer" if name.isdecimal() else name
+        self.layer = int(name) if name.isdecimal() else None
         self.beta, self._problems = beta, of.problems
         self.sums = dict(zip(SUMS, sums.T, strict=True))
 

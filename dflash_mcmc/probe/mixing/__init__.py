@@ -69,13 +69,13 @@ class Mixing(ProblemProbe):
     and counted.
     """
 
-    alphas: list[float] | None = identity("powers of the target, one row of the grid each; null uses the sampler's")  # noqa: RUF009
-    temperatures: list[float | None] | None = identity(  # noqa: RUF009
-        "temperatures of the proposal, one column of the grid each: proposal_temperature of power_mh and "
-        "draft_refine, draft_temperature of draft_mh; null uses the sampler's")
-    early_rejects: list[str] | None = identity(  # noqa: RUF009
-        "values of the sampler's early_reject, each in every cell; if off is among them, the saving of early rejection is "
-        "measured; null uses the sampler's")
+    alphas: list[float] | None = identity(None, "powers of the target, one row of the grid each; null uses the sampler's")
+    temperatures: list[float | None] | None = identity(None, "temperatures of the proposal, one column of the grid each: "
+                                                       "proposal_temperature of power_mh and draft_refine, draft_temperature "
+                                                       "of draft_mh; null uses the sampler's")
+    early_rejects: list[str] | None = identity(None, "values of the sampler's early_reject, each in every cell; if off is "
+                                               "among them, the saving of early rejection is measured; null uses the "
+                                               "sampler's")
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset")
     runs_chains_alone = True

@@ -85,17 +85,19 @@ class SampledVerify(Probe):
     tokens. A workload is shorter where the model has fewer positions; the tables have the lengths.
     """
 
-    temperatures: list[float] = identity("temperatures of the short workload")  # noqa: RUF009
-    faults: list[str] = identity("faulty decoders to compare: " + ", ".join(_FAULTS))  # noqa: RUF009
-    window_share: float = identity("latest tokens that finite_window attends to, as a share of the agent's prompt", gt=0)
-    draft_temperature: float = identity("temperature of the draft; 0 proposes its most likely tokens", ge=0)
-    long_tokens: int = identity("tokens of a long generation, at most what the model's positions allow", ge=1)
-    long_temperature: float = identity("temperature of the long generations", gt=0)
-    agent_tokens: int = identity("tokens of the agent's prompt, at most what the model's positions allow", ge=1)
-    agent_answer: int = identity("longest answer of the agent in tokens", ge=1)
-    agent_temperature: float = identity("temperature of the agent's answers", gt=0)
-    agent_runs: int = runtime("answers of the agent; may be raised later", ge=0)
-    batch_size: int = runtime("generations that are drawn and timed together; a killed run loses at most these", ge=1)
+    temperatures: list[float] = identity([0.7, 0.85, 1.0], "temperatures of the short workload")
+    faults: list[str] = identity(["greedy_first", "greedy_bonus", "greedy_walk", "finite_window"],
+                                 "faulty decoders to compare: " + ", ".join(_FAULTS))
+    window_share: float = identity(0.0853, "latest tokens that finite_window attends to, as a share of the agent's prompt; "
+                                   "0.0853 = 2,048 of 24,000", gt=0)
+    draft_temperature: float = identity(0.0, "temperature of the draft; 0 proposes its most likely tokens", ge=0)
+    long_tokens: int = identity(1200, "tokens of a long generation, at most what the model's positions allow", ge=1)
+    long_temperature: float = identity(0.7, "temperature of the long generations", gt=0)
+    agent_tokens: int = identity(24000, "tokens of the agent's prompt, at most what the model's positions allow", ge=1)
+    agent_answer: int = identity(256, "longest answer of the agent in tokens", ge=1)
+    agent_temperature: float = identity(1.0, "temperature of the agent's answers", gt=0)
+    agent_runs: int = runtime(12, "answers of the agent; may be raised later", ge=0)
+    batch_size: int = runtime(50, "generations that are drawn and timed together; a killed run loses at most these", ge=1)
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"

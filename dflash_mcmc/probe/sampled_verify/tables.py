@@ -15,7 +15,7 @@ from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, MATCH, PLAIN, SAM
 from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE
 from dflash_mcmc.statistics import swaps
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.shares import wilson
+from dflash_mcmc.statistics.outcomes import wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

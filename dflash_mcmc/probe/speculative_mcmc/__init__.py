@@ -106,21 +106,20 @@ class SpeculativeMCMC(ProblemProbe):
     simulates independence Metropolis-Hastings with them.
     """
 
-    alpha: float = identity("power of the target p^alpha", ge=1)
-    draft_temperatures: list[float] | None = identity("temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)  # noqa: RUF009
-    num_samples: int = identity("blocks drawn for each block of the answer; a chain starts at the first one and proposes the "
-                                "others", ge=2)
-    weights: str = identity("reference = p of a drawn token given the reference tokens before it, as published; joint = these "
-                            "weights and also weights with p given the drawn tokens before it, which are ratios of two "
-                            "distributions of blocks",
-                            choices=("reference", "joint"))
-    autoregressive: bool = identity("also draw blocks from the target, token by token at temperature 1/alpha, as the proposal "
-                                    "for comparison; its weights are joint")
-    share_prefixes: bool = runtime("read common beginnings of drawn blocks once; no number changes, except by rounding")
-    timed_rows: int = runtime("chains that propose at once while both proposals are timed, for every answer; 0 = no timing. "
-                              "Tables use only timings of this number of chains", ge=0)
-    chain_steps: int = runtime("number of steps of a chain in the table of convergence", ge=1)
-    position_edges: list[int] = runtime("indices of the first middle block and of the first late block")  # noqa: RUF009
+    alpha: float = identity(4.0, "power of the target p^alpha", ge=1)
+    draft_temperatures: list[float] | None = identity(None, "temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)
+    num_samples: int = identity(100, "blocks drawn for each block of the answer; a chain starts at the first one and proposes "
+                                "the others", ge=2)
+    weights: str = identity("joint", "reference = p of a drawn token given the reference tokens before it, as published; "
+                            "joint = these weights and also weights with p given the drawn tokens before it, which are ratios "
+                            "of two distributions of blocks", choices=("reference", "joint"))
+    autoregressive: bool = identity(True, "also draw blocks from the target, token by token at temperature 1/alpha, as the "
+                                    "proposal for comparison; its weights are joint")
+    share_prefixes: bool = runtime(True, "read common beginnings of drawn blocks once; no number changes, except by rounding")
+    timed_rows: int = runtime(8, "chains that propose at once while both proposals are timed, for every answer; 0 = no "
+                              "timing. Tables use only timings of this number of chains", ge=0)
+    chain_steps: int = runtime(10, "number of steps of a chain in the table of convergence", ge=1)
+    position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
@@ -192,7 +191,8 @@ class SpeculativeMCMC(ProblemProbe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         options = config.hardware.options()
-        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha) if self.timed_rows else None
+        timing = (Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha, PROPOSALS)
+                  if self.timed_rows else None)
         begun = time.perf_counter()
         for unit, answer in answers(config, model, work, "greedy"):
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)

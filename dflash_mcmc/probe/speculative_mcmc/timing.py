@@ -11,7 +11,6 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.forcing.sequences import NotNumbers
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
-from dflash_mcmc.probe.speculative_mcmc import PROPOSALS
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-
-_REPEATS = PROPOSALS - 1
 
 
 class Timing:
@@ -30,11 +27,13 @@ class Timing:
         options: options of the engine.
         rows: number of chains that propose at once.
         temperature: temperature of both proposals.
+        num_proposals: proposals of each chain. The first one is not counted: it also reads prompt and answer.
     """
 
-    def __init__(self, options: Options, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float):
+    def __init__(self, options: Options, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float,
+                 num_proposals: int):
         self._options, self._model, self._drafter, self._rows = options, model, drafter, rows
-        self._law = SamplingParams(temperature=temperature)
+        self._law, self._num_proposals = SamplingParams(temperature=temperature), num_proposals
 
     def of(self, answer: Answer) -> dict[str, float | int]:
         """Seconds per proposal, `seconds_target` and `seconds_draft`. They are the batch's seconds divided by `timed_rows`.
@@ -54,7 +53,7 @@ class Timing:
             scored = answer.tokens[: anchor + 1]
             path = path.extended(scored, np.zeros(len(scored)), np.zeros(len(scored)), np.zeros((len(scored), 2)), False)
             own: list[float] = []
-            for repeat in range(1 + _REPEATS):  # the first repeat also reads prompt and answer
+            for repeat in range(self._num_proposals):
                 drawn = yield Draw(path, anchor + 1 + n, self._law, Key(row).fold_in(repeat), source)
                 own.append(time.perf_counter())
             times.append(own)
@@ -65,4 +64,4 @@ class Timing:
         ended = list(engine.run((row, chain(row)) for row in range(self._rows)))
         if any(done.result is None for done in ended):
             raise NotNumbers  # the only reason for which the engine gives up a draw
-        return (max(own[-1] for own in times) - max(own[0] for own in times)) / (_REPEATS * self._rows)
+        return (max(own[-1] for own in times) - max(own[0] for own in times)) / ((self._num_proposals - 1) * self._rows)

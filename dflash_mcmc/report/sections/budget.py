@@ -19,15 +19,13 @@ from dflash_mcmc.report.parts import (
     probability,
     shared,
 )
-from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.sections.paired import planned
 from dflash_mcmc.report.study import Study, full, rules_asked_for, votes
 from dflash_mcmc.report.table import labels_of
-from dflash_mcmc.statistics.budget import TOLERANCE, UNITS
 from dflash_mcmc.statistics.chains import aggregated
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, aligned, by_problem, outcomes
+from dflash_mcmc.statistics.outcomes import TOLERANCE, UNITS, PairedOutcomes, accuracy_of, aligned, by_problem, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, compare, holm
-from dflash_mcmc.statistics.shares import accuracy_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

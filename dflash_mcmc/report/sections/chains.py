@@ -1,18 +1,38 @@
-"""Chain diagnostics: outcomes of the proposals, and pass@k and majority@k over the chains of a problem."""
+"""Several chains of a problem: their votes and passes, weighted votes, votes at equal cost, and equal laws."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import UNDRAWN
-from dflash_mcmc.report.parts import Column, Drawing, Section, Table, counted, ends, named, paragraphs, shared
-from dflash_mcmc.report.runs import Run
-from dflash_mcmc.report.study import Study, full, votes
-from dflash_mcmc.statistics.chains import majority, majority_curve, pass_curve
+from dflash_mcmc.report.parts import (
+    Column,
+    Drawing,
+    Section,
+    Table,
+    counted,
+    differing,
+    ends,
+    named,
+    paragraphs,
+    percent,
+    probability,
+    shared,
+)
+from dflash_mcmc.report.reading import Run
+from dflash_mcmc.report.sections.paired import VERDICTS
+from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
+from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, outcomes
+from dflash_mcmc.statistics.paired import LEVEL, agreement, compare, holm, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.statistics.outcomes import Combined, Cost
+    from dflash_mcmc.statistics.rules import VoteRule
 
 _MOST_DRAWN = 7
 """The largest number of curves that a reader can distinguish."""
@@ -126,3 +146,234 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
     panels[0].set_ylabel("%, with 95 % intervals")
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if longest > 40 else 2)
     return drawn
+
+
+_MAJORITY = "majority vote"
+_MOST_PANELS = 3
+"""The largest number of runs in the figure."""
+_TEXT = """
+Each rule combines the same recorded chains into one answer per problem. The power vote weighs a chain by
+exp(alpha log p - log q), so that an answer's summed weight estimates its probability under p^alpha. The softsat vote weighs by
+the rank of log p. The answer power draw returns an answer with probability proportional to its summed weight for p^alpha,
+raised to gamma; its accuracy is that of a draw. A chain without an answer has no weight, and a tie counts as the expected
+value of a uniform draw among the winners. Differences, intervals and p are those of the paired table, against the majority
+vote of the same run; p (Holm) is adjusted for the rows of the table.
+
+Effective chains are (sum of weights)^2 / (sum of squared weights), averaged over problems. If one chain has more than half of
+the weight on most problems, the vote is little more than the answer of that chain.
+"""
+_WITHOUT = """
+Importance weights need independent draws with a known log q and without truncation. These runs have none, and therefore no
+power vote and no answer power draw: {runs}.
+"""
+
+
+def rules_section(study: Study) -> Section | None:
+    """One row per run and rule, and the accuracy over the number of chains. None without several chains of answers."""
+    voting = [run for run in study.runs if votes(run)]
+    if not voting:
+        return None
+    rows = [row for run in voting for row in _rows(run, weighted_rules(run, study.alphas))]
+    compared = [row for row in rows if row["p_value"] is not None]
+    for row, adjusted in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
+        row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
+    curves = {run.shown: _curves(run, weighted_rules(run, study.alphas)) for run in voting}
+    without = [run.shown for run in voting if not any(rule.needs_log_q for rule in weighted_rules(run))]
+    text = _TEXT + ("\n\n" + _WITHOUT.format(runs="; ".join(without)) if without else "")
+    shown = dict(list(curves.items())[:_MOST_PANELS])
+    of = f"; the first {_MOST_PANELS} runs" if len(curves) > _MOST_PANELS else ""
+    data = [row for rules in curves.values() for curve in rules.values() for row in curve]
+    return Section("rules", "Rules of votes", paragraphs(text),
+                   [Table("vote_rules", "Rules of votes", _rules_columns(), rows),
+                    Table("vote_curves", "Accuracy over the number of chains", _curve_columns(), data)],
+                   [Drawing(f"fig_{study.dataset}_vote_rules", f"Accuracy of each rule over the number of chains{of}.",
+                            lambda: _rules_figure(shown))])
+
+
+def _rows(run: Run, rules: list[VoteRule]) -> list[dict]:
+    """The majority vote of a run, and each rule compared with it."""
+    records = full(run)
+    base = outcomes(aggregated(records))
+    rows = [{"run": run.shown, "rule": _MAJORITY, "k": run.num_chains, "problems": len(base.problems),
+             **accuracy_of(base).columns("accuracy"), "effective": None, "dominated": None,
+             **IntervalEstimate(None, None, None, 0).columns("difference"), "p_value": None, "p_holm": None, "verdict": "-"}]
+    for rule in rules:
+        combined = aggregated(records, rule)
+        found = outcomes(combined)
+        paired = compare(found, base)
+        rows.append({"run": run.shown, "rule": rule.shown, "k": run.num_chains, "problems": len(found.problems),
+                     **accuracy_of(found).columns("accuracy"),
+                     "effective": sum(row["effective"] for row in combined) / len(combined),
+                     "dominated": sum(row["dominated"] for row in combined) / len(combined),
+                     **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "verdict": "tie"})
+    return rows
+
+
+def _curves(run: Run, rules: list[VoteRule]) -> dict[str, list[dict]]:
+    """For each rule, one row per number of chains."""
+    found = {_MAJORITY: majority_curve(run.records), **{rule.shown: weighted_curve(run.records, rule) for rule in rules}}
+    return {rule: [{"run": run.shown, "rule": rule, **row} for row in rows] for rule, rows in found.items()}
+
+
+def _rules_columns() -> list[Column]:
+    return [named("run", "run"), named("rule", "rule"), counted("chains", "k"), shared("accuracy", "accuracy"),
+            differing("difference to majority (points)", "difference"),
+            Column("p (Holm)", lambda row: probability(row["p_holm"])), named("verdict", "verdict"),
+            Column("effective chains", lambda row: "-" if row["effective"] is None else f"{row['effective']:.1f}"),
+            Column("problems with most weight on one chain", lambda row: percent(row["dominated"])),
+            counted("problems", "problems")]
+
+
+def _curve_columns() -> list[Column]:
+    return [named("run", "run"), named("rule", "rule"), counted("k", "k"), shared("accuracy", "accuracy"),
+            counted("problems", "n"), counted("problems left out", "left_out")]
+
+
+def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> Figure:
+    """One panel per run, one line per rule."""
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
+
+    names = list(dict.fromkeys(rule for rules in curves.values() for rule in rules))
+    drawn = Figure(figsize=(1.4 + 3.9 * len(curves), 3.8), layout="constrained")
+    panels = drawn.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axes, (run, rules) in zip(panels, curves.items(), strict=True):
+        for rule, rows in rules.items():
+            number = names.index(rule)
+            estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) for row in rows]
+            shift = 1.0 + 0.03 * (number - (len(names) - 1) / 2)
+            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
+                          error_bars(estimates), color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)],
+                          markersize=5, capsize=2, label=rule)
+        ticks = sorted({row["k"] for rows in rules.values() for row in rows})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("chains per problem, k")
+        axes.set_title(run if len(run) <= 44 else f"{run[:41]}...")
+    panels[0].set_ylabel("correct answers, %, with 95 % intervals")
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(2, len(handles)))
+    return drawn
+
+
+_COSTS: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_MATCHED_TEXT = """
+A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
+`aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
+is the largest number of chains that cost at most as much as one sample of the compared run. It is at least 1 and at most the
+recorded number of chains. One table matches token-forwards, the other device seconds. If the vote costs much less than the
+run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean over all ways to choose k of
+a problem's chains, or over 1,000 of them for weighted votes with more ways. Differences, intervals and p are those of the
+paired table; p (Holm) is adjusted for the rows of each table.
+"""
+
+
+def matched_section(study: Study) -> Section | None:
+    """A table for each cost. None unless one run has several independent draws per problem and another run can be compared."""
+    drawn = [run for run in study.runs if run.component("sampler") == "temperature" and votes(run)]
+    others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
+    if not drawn or not others:
+        return None
+    tables = [Table(f"matched_{cost}", f"At equal {name}", _matched_columns(name), _matched_rows(study, drawn, others, cost))
+              for cost, name in _COSTS.items()]
+    return Section("matched", "Compared with votes of equal cost", paragraphs(_MATCHED_TEXT), tables)
+
+
+def _matched_rows(study: Study, drawn: list[Run], others: list[Run], cost: Cost) -> list[dict]:
+    votes_of = [_MatchedVotes(voting, rule) for voting in drawn for rule in (None, *rules_asked_for(voting))]
+    rows = [row for run in others for found in votes_of if (row := _row(study, run, found, cost)) is not None]
+    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
+    return rows
+
+
+class _MatchedVotes:
+    """The votes of a run over k chains, computed once for each k. Without a rule they are majority votes."""
+
+    def __init__(self, run: Run, rule: VoteRule | None):
+        self.run, self.records, self._rule = run, full(run), rule
+        self.shown = rule.shown if rule else "majority vote"
+        self._of: dict[int, list[Combined]] = {}
+
+    def of(self, k: int) -> list[Combined]:
+        """One record per problem: the vote over k of its chains."""
+        if k not in self._of:
+            self._of[k] = aggregated(self.records, self._rule or "majority", chains=k)
+        return self._of[k]
+
+
+def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | None:
+    """The comparison of a run with the votes of another one; None if the two runs have no problem in common."""
+    spent = cost_of(run.records, cost)
+    k = affordable(votes_of.records, spent, cost)
+    vote = votes_of.of(k)
+    own, other, left_out = aligned(study.entry(run).outcomes, outcomes(vote))
+    if not own.problems:
+        return None
+    found = compare(own, other)
+    return {"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"), "votes_of": votes_of.run.label,
+            "vote": votes_of.shown, "k": k,
+            "vote_cost": cost_of(vote, cost), **accuracy_of(other).columns("vote_accuracy"), "problems": len(own.problems),
+            "left_out": left_out, **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None,
+            "verdict": "tie"}
+
+
+def _matched_columns(cost: str) -> list[Column]:
+    def costing(header: str, key: str) -> Column:
+        return Column(header, lambda row: f"{row[key]:,.0f}" if row[key] >= 100.0 else f"{row[key]:.3g}")
+
+    return [named("run", "run"), costing(cost, "cost"), shared("accuracy", "accuracy"), named("votes of", "votes_of"),
+            named("vote", "vote"), counted("k", "k"), costing(f"{cost} of the vote", "vote_cost"),
+            shared("accuracy of the vote", "vote_accuracy"), counted("problems", "problems"),
+            differing("difference (points)", "difference"), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+            named("verdict", "verdict")]
+
+
+_NUMBERS = {"log p": "log_p", "tokens": "num_tokens"}
+_OTHERWISE_EQUAL = ("sampler", "decoder", "draft", "condition", "seed")
+"""Groups that do not change the law p^alpha of a target."""
+_AGREEMENT_TEXT = """
+The samplers of these runs have the law p^alpha in the limit of many steps. If two runs have reached it, a sample of one run is
+exchangeable with a sample of the other run for the same problem. Each row tests this for the mean of a number by a permutation
+test within problems. p (Holm) is adjusted for all rows. A small p (Holm) means that at least one of the two runs has not
+reached p^alpha. A large one does not prove equality: the test detects only differences of means, and with few samples only
+large ones.
+"""
+
+
+def agreement_section(study: Study) -> Section | None:
+    """One row for each pair of runs with the same power and target, and each number. None without such a pair."""
+    pairs = [(a, b) for a, b in combinations(study.runs, 2)
+             if a.power is not None and a.power == b.power and same_but(a, b, *_OTHERWISE_EQUAL)]
+    rows = [row for a, b in pairs for name in _NUMBERS if (row := _agreement_row(a, b, name))]
+    if not rows:
+        return None
+    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row["p_holm"] = adjusted
+        row["verdict"] = "differ" if adjusted is not None and adjusted <= LEVEL else "agree"
+    return Section("agreement", "Samplers of one law", paragraphs(_AGREEMENT_TEXT),
+                   [Table("agreement", "Samplers of one law", _agreement_columns(), rows)])
+
+
+def _agreement_row(a: Run, b: Run, name: str) -> dict | None:
+    found = agreement(_values(a, _NUMBERS[name]), _values(b, _NUMBERS[name]))
+    return found and {"run": a.shown, "other": b.shown, "power": a.power, "number": name, **found._asdict()}
+
+
+def _values(run: Run, field: str) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for record in run.records:
+        if record["verdict"] not in UNDRAWN:
+            values.setdefault(record["problem"], []).append(record[field])  # type: ignore[literal-required]
+    return values
+
+
+def _agreement_columns() -> list[Column]:
+    return [named("run", "run"), named("other run", "other"), Column("alpha", lambda row: f"{row['power']:g}"),
+            named("number", "number"), counted("problems", "problems"), counted("samples", "samples_a"),
+            counted("samples of the other", "samples_b"),
+            Column("difference of means", lambda row: f"{row['difference']:.3g}"),
+            Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+            Column("verdict", lambda row: row["verdict"], number=False)]

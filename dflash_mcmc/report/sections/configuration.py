@@ -1,20 +1,24 @@
-"""The differences of configuration between the runs and the published settings, and the parameters that a condition adds.
-
-These are the tables of sections 5.3 and 2.4 of the guided-power-sampling document, generated from the runs.
-"""
+"""The settings of the runs, a picture of one run with its settings, and where the runs were made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.config.labels import followed
 from dflash_mcmc.fields import restored, specs_of
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.parts import Column, Section, Table, count, named, paragraphs
+from dflash_mcmc.report.parts import Column, Drawing, Section, Table, count, counted, named, paragraphs
 from dflash_mcmc.report.published import published_settings
-from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.reading import Run, blended_layers
 from dflash_mcmc.report.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 _TEXT = """
 The table of configuration has the settings in which the runs differ from each other or from a published setting. A hyphen
@@ -92,3 +96,153 @@ def extra_parameters(run: Run) -> int | None:
     if len(known) < len(specs):
         return None
     return restored(cls, known).checkpoint_size().parameters
+
+
+_SETTING_TEXT = """
+The diagram shows the settings of {run}. A sequence grows block by block. In each step a proposal redraws a random suffix, and
+the Metropolis-Hastings rule accepts the proposal or keeps the sequence.
+"""
+
+
+def setting_section(study: Study) -> Section | None:
+    """The diagram of the first `power_mh` run with a blend, else of the first `power_mh` run. None without such a run."""
+    samplers = [run for run in study.runs if run.component("sampler") == "power_mh"]
+    if not samplers:
+        return None
+    run = next((run for run in samplers if run.component("blend") != "none"), samplers[0])
+    return Section("setting", "How samples are drawn", paragraphs(_SETTING_TEXT.format(run=run.label)), (),
+                   [Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", lambda: _figure(run))])
+
+
+def _figure(run: Run) -> Figure:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
+
+    blend, matched = run.component("blend"), run.identity.get("sampler.proposal") == "matched"
+    drawn = Figure(figsize=(9.2, 4.1))
+    axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 48)
+    law = r"$p^{\,\alpha}$" if blend == "none" else r"$p_{\mathrm{guided}}^{\,\alpha}$"
+    target = _box(axes, 13, 35, "target model\nlogits of the last layer", RIGHT)
+    kernel = _box(axes, 77, 24, f"Metropolis-Hastings on {law}\nα = {_number(run, 'sampler.alpha')}, "
+                  f"{_number(run, 'sampler.num_blocks')} blocks,\n{_number(run, 'sampler.num_steps')} steps per block", RIGHT)
+    kernel.set_parse_math(True)  # its text has no name of a run
+    proposal = _box(axes, 77, 42, f"proposal: a redrawn suffix\nat temperature {_temperature(run)}", OTHER)
+    answer = _box(axes, 77, 6, "sequence of tokens,\ngraded answer", INK)
+    if blend == "none":
+        _arrow(axes, target, kernel)
+        _arrow(axes, target, proposal)
+    else:
+        layer = f"{blended_layers(run)}\nthrough the same head"
+        other = layer if blend == "layer" else f"{blend}\nblock by block"
+        mixed = _box(axes, 43, 24, f"blend\n(1 - β) target + β other\nβ = {_number(run, 'blend.beta')}", INK)
+        _arrow(axes, target, mixed)
+        _arrow(axes, _box(axes, 13, 13, other, WRONG), mixed)
+        _arrow(axes, mixed, kernel)
+        _arrow(axes, mixed if matched else target, proposal)
+    _arrow(axes, proposal, kernel, "<|-|>", "each step: propose, accept or keep")
+    _arrow(axes, kernel, answer, "-|>", "after the last block")
+    return drawn
+
+
+def _number(run: Run, key: str) -> str:
+    value = run.identity.get(key)
+    return "?" if value is None else f"{value:g}"
+
+
+def _temperature(run: Run) -> str:
+    follows = followed(run.identity).get("sampler.proposal_temperature") == "1/alpha"
+    return ("1/α = " if follows else "") + _number(run, "sampler.proposal_temperature")
+
+
+def _box(axes: Axes, x: float, y: float, text: str, colour: str) -> Text:
+    return axes.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.35, zorder=3,
+                     bbox={"boxstyle": "round,pad=0.6", "linewidth": 1.3, "facecolor": "white", "edgecolor": colour})
+
+
+def _arrow(axes: Axes, start: Text, end: Text, style: str = "-|>", label: str = "") -> None:
+    """Draws an arrow between the edges of two boxes, with a label next to it."""
+    from dflash_mcmc.report.figure import INK
+
+    axes.annotate("", end.get_position(), start.get_position(), arrowprops={
+        "arrowstyle": style, "linewidth": 1.2, "color": INK, "patchA": start.get_bbox_patch(), "patchB": end.get_bbox_patch(),
+        "shrinkA": 3, "shrinkB": 3})
+    (x, y), (end_x, end_y) = start.get_position(), end.get_position()
+    axes.annotate(label, ((x + end_x) / 2, (y + end_y) / 2), (6, 0), textcoords="offset points", fontsize=8, va="center")
+
+
+_PROVENANCE_TEXT = """
+Expected is the number of problems times chains that the last start of the run asked for. Everything on this page is computed
+from the records. To complete an interrupted run, repeat its command.
+"""
+
+
+def provenance_section(study: Study) -> Section:
+    """Four tables: the runs, the settings in which they differ, the settings that they share, and the package versions."""
+    identities = {run.label: run.identity for run in study.runs}
+    keys = list(dict.fromkeys(key for identity in identities.values() for key in identity))
+    varying = [key for key in keys if len({json.dumps(identity.get(key)) for identity in identities.values()}) > 1]
+    tables = [Table("provenance", "Runs", _columns(), [_row(run) for run in study.runs])]
+    if varying:
+        rows = [{"run": label, **{key: identity.get(key) for key in varying}} for label, identity in identities.items()]
+        tables.append(Table("identities", "Settings that differ", [named("run", "run"), *map(_field, varying)], rows))
+    first = study.runs[0].identity
+    shared = [{"field": key, "value": json.dumps(first.get(key), ensure_ascii=False)} for key in keys if key not in varying]
+    tables.append(Table("shared", "Settings that all runs share", [named("field", "field"), named("value", "value")], shared))
+    tables.append(_packages(study.runs))
+    return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), tables)
+
+
+def _row(run: Run) -> dict:
+    first, last = (run.sessions[0], run.sessions[-1]) if run.sessions else ({}, {})
+    return {"run": run.label, "experiment": run.experiment, "identity": run.digest, "problems": len(run.problems),
+            "chains": run.num_chains, "records": len(run.records), "expected": run.expected,
+            "state": "complete" if run.complete else "interrupted",
+            "not_drawn": sum(record["verdict"] == NOT_DRAWN for record in run.records),
+            "too_long": sum(record["verdict"] == TOO_LONG for record in run.records), "starts": len(run.sessions),
+            "started": first.get("started"), "commit": _joined(run, _commit),
+            "host": _joined(run, lambda start: start.get("host")),
+            "device": _joined(run, lambda start: start.get("device")), "python": last.get("python"), "folder": str(run.folder)}
+
+
+def _commit(start: dict) -> str:
+    """The first ten digits of the commit, followed by a star if the working tree had changes."""
+    return (start.get("commit") or "")[:10] + "*" * bool(start.get("dirty"))
+
+
+def _joined(run: Run, of: Callable[[dict], str | None]) -> str:
+    """The distinct values over the starts of a run."""
+    return ", ".join(dict.fromkeys(str(value) for start in run.sessions if (value := of(start))))
+
+
+def _columns() -> list[Column]:
+    def text(header: str, key: str) -> Column:
+        return Column(header, lambda row: str(row[key] or "-"), number=False)
+
+    started = Column("first start", lambda row: (row["started"] or "-")[:16].replace("T", " "), number=False)
+    return [named("run", "run"), text("experiment", "experiment"), text("identity", "identity"),
+            counted("problems", "problems"), counted("chains", "chains"), counted("records", "records"),
+            counted("expected", "expected"), text("state", "state"), counted("starts", "starts"), started,
+            text("commit (* modified)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
+
+
+def _field(key: str) -> Column:
+    def text(row: dict) -> str:
+        value = row[key]
+        return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return Column(key, text, number=False)
+
+
+def _packages(runs: list[Run]) -> Table:
+    """Package versions over all starts of all runs."""
+    versions: dict[str, list[str]] = {}
+    for run in runs:
+        for session in run.sessions:
+            for name, version in (session.get("packages") or {}).items():
+                if version and version not in versions.setdefault(name, []):
+                    versions[name].append(version)
+    rows = [{"package": name, "versions": ", ".join(found)} for name, found in versions.items()]
+    return Table("packages", "Packages", [named("package", "package"), named("versions", "versions")], rows)

@@ -1,34 +1,42 @@
-"""Compares every run with the baseline, problem by problem, and plans the number of problems of the next experiment."""
+"""Paired comparisons with the baseline: over all problems, problem by problem, and on parts of the problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import (
     Column,
     Drawing,
     Section,
     Table,
+    accurate,
+    count,
     counted,
     differing,
     ends,
     named,
     paragraphs,
+    percent,
     points,
     probability,
+    shared,
 )
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, aligned
-from dflash_mcmc.statistics.paired import LEVEL, compare, holm, verdict
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned
+from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm, verdict
 from dflash_mcmc.statistics.power import detectable, detectable_by_spread, problems_by_spread, problems_needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.statistics.outcomes import Outcome
+    from dflash_mcmc.store.records import Record
 
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
@@ -143,3 +151,163 @@ def _row_text(row: dict) -> str:
     if row["difference"] is None:
         return row["verdict"]
     return f"{points(row['difference'])}   p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}"
+
+
+_COLOURS = (PALE, RIGHT, WRONG, OTHER)
+_HATCHES = ("", "///", "...", "")
+
+
+def overlap_section(study: Study) -> Section | None:
+    """The number of problems that both, only one or neither of the two runs of `study.pair` solve."""
+    if study.pair is None:
+        return None
+    first, second = (study.entry(run) for run in study.pair)
+    own, other, left_out = aligned(first.outcomes, second.outcomes)
+    if not own.problems:
+        return Section("overlap", "Answer overlap",
+                       [f"{first.shown} and {second.shown} have no problem in common, so they cannot be compared."])
+    found, n = compare(own, other), len(own.problems)
+    a, b = first.run.label, second.run.label
+    rows = [{"category": name, "problems": number, "share": number / n, "description": text} for name, number, text in (
+        ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"solved by {a}, not by {b}"),
+        (f"{b} only", found.only_b, f"solved by {b}, not by {a}"), ("neither", found.neither, "solved by neither"))]
+    same, compared = _same_answers(first.run.records, second.run.records)
+    left = f" ({left_out:,} problems left out)" if left_out else ""
+    text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
+            f"{_comparison_text(found, a, b)}",
+            f"Their answers are the same text on {same:,} of the {compared:,} problems that both runs answer." if compared else
+            "With several chains per problem, the counts are expected values for one random chain of each run."]
+    columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
+               named("description", "description")]
+    return Section("overlap", "Answer overlap", text, [Table("overlap", f"{a} and {b}", columns, rows)],
+                   [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
+                            lambda: _overlap_figure(rows, found, n))])
+
+
+def _comparison_text(found: Paired, a: str, b: str) -> str:
+    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[found.verdict]
+    return (f"{b} solves {count(found.only_b)} problems that {a} does not; {a} solves {count(found.only_a)} that {b} does "
+            f"not. The accuracy of {a} minus that of {b} is {points(*found.difference[:3])} points, with "
+            f"p = {probability(found.p_value)} ({found.test}, not adjusted): {outcome}.")
+
+
+def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
+    """(equal, answered): the number of problems with equal answers, and the number of problems that both runs answer.
+
+    Both are 0 if a problem has several chains.
+    """
+    answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
+    if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):
+        return 0, 0
+    both = [problem for problem in answers[0].keys() & answers[1].keys() if answers[0][problem] and answers[1][problem]]
+    return sum(answers[0][problem] == answers[1][problem] for problem in both), len(both)
+
+
+def _overlap_figure(rows: list[dict], found: Paired, n: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(7.4, 2.7), layout="constrained")
+    axes = drawn.subplots()
+    for place, (row, colour, hatch) in enumerate(zip(rows, _COLOURS, _HATCHES, strict=True)):
+        axes.barh(place, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else INK, height=0.66,
+                  linewidth=0.5)
+        axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], place), (5, 0),
+                      textcoords="offset points", va="center")
+    axes.set_yticks(range(4), [row["category"] for row in rows])
+    axes.set_ylim(3.6, -0.6)
+    axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"problems, n = {n:,}; p = {probability(found.p_value)} ({found.test})")
+    axes.set_title("Who solves what")
+    return drawn
+
+
+_BY_GREEDY = ("easy (greedy right)", "hard (greedy wrong)")
+_EASY = """
+Easy problems are those that {greedy} solves. Hard problems are the others. Its own 100 % and 0 % follow from this definition.
+The split depends on a single outcome of greedy decoding. It makes every other run look better on the hard part and worse on
+the easy part than it is. Within a part, compare runs with each other, not with greedy decoding.
+"""
+_COUNTS = """
+The counts after each accuracy are correct samples and all samples; n in a heading is the number of problems. The CSV files
+have the intervals.
+"""
+
+
+def strata_section(study: Study) -> Section | None:
+    """A table for each split of the problems that has at least two parts."""
+    text, tables, drawings = "", [], []
+    greedy = study.role("greedy", "none")
+    if greedy:
+        easy = _solved(study.entry(greedy[0]))
+        rows = _rows(study.entries, {problem: _BY_GREEDY[not right] for problem, right in easy.items()}, _BY_GREEDY)
+        tables.append(_table("difficulty", "By the correctness of greedy decoding", rows, _BY_GREEDY))
+        caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
+        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, lambda: _strata_figure(study, rows)))
+        text += _EASY.format(greedy=greedy[0].shown)
+    splits: tuple[Literal["level", "subject"], ...] = ("level", "subject")
+    for key in splits:
+        of = {record["problem"]: str(record[key]) for run in study.runs for record in run.records if record[key] is not None}
+        strata = sorted(set(of.values()), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+        if len(strata) > 1:
+            tables.append(_table(f"{key}s", f"By {key}", _rows(study.entries, of, strata), strata))
+    if not tables:
+        return None
+    return Section("strata", "By difficulty and subject", paragraphs(f"{text}\n\n{_COUNTS}"), tables, drawings)
+
+
+def _solved(entry: Entry) -> dict[str, bool]:
+    return dict(zip(entry.outcomes.problems, (entry.outcomes.correct > 0.5).tolist(), strict=True))
+
+
+def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence[str]) -> list[dict]:
+    """One row for each run and each stratum that the run has records in."""
+    rows = []
+    for entry in entries:
+        parts: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}
+        for record in entry.records:
+            if record["problem"] in stratum_of:
+                parts[stratum_of[record["problem"]]].append(record)
+        for stratum, records in parts.items():
+            if records:
+                share = accuracy(records)
+                rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n, **accurate(share),
+                             "problems": len({record["problem"] for record in records})})
+    return rows
+
+
+def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> Table:
+    """One row per run, one column per stratum."""
+    wide: dict[str, dict] = {}
+    for row in rows:
+        wide.setdefault(row["run"], {"run": row["run"]})[row["stratum"]] = row
+    problems = {stratum: max((row["problems"] for row in rows if row["stratum"] == stratum), default=0) for stratum in strata}
+
+    def column(stratum: str) -> Column:
+        def text(row: dict) -> str:
+            part = row.get(stratum)
+            return "-" if part is None else f"{percent(part['accuracy'])} ({count(part['correct'])}/{part['n']:,})"
+        return Column(f"{stratum}, n = {problems[stratum]:,}", text)
+
+    return Table(name, title, [named("run", "run"), *map(column, strata)], list(wide.values()), data=rows)
+
+
+def _strata_figure(study: Study, rows: list[dict]) -> Figure:
+    from matplotlib.figure import Figure
+
+    from dflash_mcmc.report import figure
+
+    labels = [entry.shown for entry in study.drawn]
+    drawn = Figure(figsize=figure.rows_size(labels, 2), layout="constrained")
+    for axes, stratum in zip(drawn.subplots(1, 2, sharey=True), _BY_GREEDY, strict=True):
+        of = {row["run"]: row for row in rows if row["stratum"] == stratum}
+        found = [of.get(label) for label in labels]
+        estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0)
+                     for row in found]
+        texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in found]
+        figure.draw_estimates(axes, labels, estimates, texts)
+        axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")
+        axes.set_xlabel("correct answers, %, with 95 % intervals")
+        axes.set_xlim(-4, 104)
+    return drawn

@@ -1,21 +1,156 @@
-"""A browser of all samples: what was asked, and the answers of the runs side by side."""
+"""The samples of the runs, embedded in the page: every problem with the samples of all runs."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
+from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Section, paragraphs
-from dflash_mcmc.report.samples import AskedProblem, samples_of
+from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
-    from dflash_mcmc.report.runs import Run
+    from dflash_mcmc.report.reading import Run
     from dflash_mcmc.report.study import Study
+    from dflash_mcmc.store.records import Record
+
+MOST_CHARACTERS = 64_000_000
+"""Characters of answers in a page. A browser holds all of them while it searches."""
+_PART = 300_000
+"""Characters of a part. Opening a problem unpacks one part."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SHARE = 1_000
+"""Values of log p are whole numbers of thousandths of a nat, as differences: most of them are 0."""
+_DECISIONS: dict[object, str] = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x", "keep": "k", "leave": "l"}
+"""Letters of the decisions in a trace; `samples.js` has them too."""
+
+Prompts = Sequence[tuple[str, list[int]]]
+"""Different prompts of a problem, each with the numbers of the runs that had it."""
+
+
+class AskedProblem(NamedTuple):
+    """What the runs asked."""
+
+    question: str
+    prompts: Prompts
+
+
+class EmbeddedSamples(NamedTuple):
+    """The data of a browser of samples, as texts that are safe inside HTML."""
+
+    overview: str
+    """What the list of problems shows and filters."""
+    parts: Sequence[str]
+    """Questions, prompts and answers, some problems each."""
+    num_chains: int
+    """Chains of each problem that are in the data, at most."""
+    longest: int | None
+    """Characters after which a text is cut; None if all are whole."""
+
+
+def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int | None = None) -> EmbeddedSamples:
+    """The samples of runs over one dataset.
+
+    Args:
+        asked: question and prompts of the problems, as far as they are known. Their order is that of the page.
+        most: characters of answers that are kept; None for `MOST_CHARACTERS`. Chains with high numbers are left out first,
+            then ends of texts.
+    """
+    chains, longest = _within(runs, MOST_CHARACTERS if most is None else most)
+    of_run = [_by_problem([record for record in run.records if record["chain"] < chains]) for run in runs]
+    recorded = dict.fromkeys(problem for run in runs for problem in run.problems)
+    ids = [*(problem for problem in asked if problem in recorded), *(problem for problem in recorded if problem not in asked)]
+    parts, rows, waiting, size = list[str](), [], list[str](), 0
+    for problem in ids:
+        samples = [records.get(problem, []) for records in of_run]
+        content = json.dumps(_content(samples, asked.get(problem), longest))
+        if waiting and size + len(content) > _PART:
+            parts.append(_packed(f"[{','.join(waiting)}]"))
+            waiting, size = [], 0
+        first = next((found[0] for found in samples if found), None)
+        rows.append([problem, len(parts), len(waiting), *([first["level"], first["subject"]] if first else [None, None])])
+        waiting.append(content)
+        size += len(content)
+    parts.append(_packed(f"[{','.join(waiting)}]"))
+    overview = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": finishes.REASONS, "problems": rows,
+                "samples": [["".join(map(_letters, records.get(problem, []))) for problem in ids] for records in of_run]}
+    return EmbeddedSamples(_packed(json.dumps(overview)), parts, chains, longest)
+
+
+def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
+    """How many chains fit, at least one; and the length at which texts are cut, where not even one fits."""
+    sizes: dict[int, int] = {}
+    for run in runs:
+        for record in run.records:
+            sizes[record["chain"]] = sizes.get(record["chain"], 0) + len(record["text"])
+    total, chains = 0, 0
+    for chain, size in sorted(sizes.items()):
+        total += size
+        if total > most and chains:
+            return chains, None
+        chains = chain + 1
+        if total > most:
+            return chains, most // sum(record["chain"] < chains for run in runs for record in run.records)
+    return chains, None
+
+
+def _by_problem(records: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record["chain"]):
+        found.setdefault(record["problem"], []).append(record)
+    return found
+
+
+def _letters(record: Record) -> str:
+    """Verdict and reason of the end, a letter each."""
+    return _LETTERS[VERDICTS.index(record["verdict"])] + _LETTERS[finishes.REASONS.index(finishes.of_record(record))]
+
+
+def _content(samples: Sequence[Sequence[Record]], asked: AskedProblem | None, longest: int | None) -> dict[str, Any]:
+    """A problem: question, prompts, gold answer, and the samples of each run."""
+    golds = [record["gold"] for found in samples for record in found[:1]]
+    return {"q": asked and asked.question, "p": asked.prompts if asked else [], "g": golds[0] if golds else None,
+            "r": [[_sample(record, longest) for record in found] for found in samples]}
+
+
+def _sample(record: Record, longest: int | None) -> dict[str, Any]:
+    text = record["text"]
+    if longest is not None and len(text) > longest:
+        text = f"{text[:longest]} [... {len(text) - longest:,} more characters are in the run folder]"
+    return {"c": record["chain"], "t": text, "a": record["answer"], "u": record.get("rule", ""), "y": record["reason"],
+            "n": record["num_tokens"], "l": record["log_p"], "s": record["share_seconds"],
+            "m": [record["proposals"], record["accepted"], record["moved"]], "x": list(_series(record.get("trace", [])))}
+
+
+def _series(trace: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """log p after each proposal, a series for each rung of a ladder: blocks with their numbers of steps, differences of log p,
+    and a letter for each decision."""
+    steps = [step for step in trace if _is_log_p(step.get("log_p"))]
+    for rung in sorted({step.get("rung", 0) for step in steps}, key=str):
+        own = [step for step in steps if step.get("rung", 0) == rung]
+        values = [round(_SHARE * step["log_p"]) for step in own]
+        blocks = [[block, len(list(group))] for block, group in groupby(own, key=lambda step: step.get("block", 0))]
+        yield {"k": rung, "b": blocks, "p": [values[0], *(b - a for a, b in pairwise(values))],
+               "d": "".join(_DECISIONS.get(step.get("decision"), "?") for step in own)}
+
+
+def _is_log_p(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1e9
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
+
 
 _TEXT = """
 Every problem has a row and every run a column. A row opens the problem: question, prompt, gold answer, and the answers side by

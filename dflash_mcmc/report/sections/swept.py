@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.labels import followed
 from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, counted, named, paragraphs, shared
-from dflash_mcmc.report.runs import Run
+from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.shares import accuracy
+from dflash_mcmc.statistics.outcomes import accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

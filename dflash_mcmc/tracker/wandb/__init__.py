@@ -37,11 +37,12 @@ _IN_ARTIFACT = ("records*.jsonl", PROBLEMS, "config.yaml", "run.json", "summary.
 class WandbTracker(Tracker):
     """Weights & Biases: online when the user is logged in, otherwise offline, to be synced later."""
 
-    project: str = runtime("project name in W&B")
-    entity: str | None = runtime("user or team; null takes the user's default")
-    mode: str = runtime("auto = online when logged in, else offline; offline = always offline", choices=("auto", "offline"))
-    folder: str = runtime("parent folder of wandb/")
-    connect_seconds: float = runtime("longest wait for the server, in seconds, before the run continues offline", gt=0)
+    project: str = runtime("dflash_mcmc", "project name in W&B")
+    entity: str | None = runtime(None, "user or team; null takes the user's default")
+    mode: str = runtime("auto", "auto = online when logged in, else offline; offline = always offline",
+                        choices=("auto", "offline"))
+    folder: str = runtime("outputs", "parent folder of wandb/")
+    connect_seconds: float = runtime(30.0, "longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
         """Key under which the run folder notes what was logged. An agent of a W&B sweep has its own run and its own key."""

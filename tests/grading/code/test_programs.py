@@ -39,6 +39,20 @@ def test_program_of(text, program):
     assert program_of(text, TASK) == program
 
 
+SENTENCES = "Here is the solution:\n\n{}\nThis adds two numbers."
+
+
+@pytest.mark.parametrize("text", [
+    f"{WHOLE}```", f"import math\n\n{WHOLE}```", f"{WHOLE}```\nThis works.", SENTENCES.format(WHOLE),
+    "1. Code:\n   ```python\n   def f(x):\n       return 0\n   ```",
+    f"Let me think.\n\n```python\n{WHOLE}", f"```\n{WHOLE}```",
+    f"{WHOLE}\nThis returns zero always."], ids=range(8))
+def test_programs_of_mbpp_without_an_opening_fence(text):
+    names: dict = {}
+    exec(program_of(text, CodeTask("", "", "f")), names)
+    assert names["f"](1) == 0
+
+
 @pytest.mark.parametrize("text", [
     "```" + " " * 1_000_000 + "x", " " * 1_000_000 + "x", "```python\n    return 0\n```" + "\t" * 1_000_000 + "x",
     ("```" + " " * 500) * 2_000, (" " * 500 + "\n") * 2_000, "```python\n" + " " * 1_000_000 + "x"], ids=range(6))

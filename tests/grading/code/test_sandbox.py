@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -141,8 +144,8 @@ def test_without_seccomp_two_walls_are_reported_as_missing(found, monkeypatch, t
     needs(found, "user", "limits")
     folder = ROOT / "dflash_mcmc/grading/code/inside"
     source = (folder / "launch.py").read_text()
-    assert source.count("    _refuse_calls()\n") == 1
-    (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls()\n", ""))
+    assert source.count("    _refuse_calls(own_namespaces)\n") == 1
+    (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls(own_namespaces)\n", ""))
     (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
     monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", tmp_path)
     assert set(working_walls(found[0])) == set(found[1]) - {"user", "limits"}
@@ -174,12 +177,69 @@ def test_files_outside_the_sandbox_cannot_be_read_or_written(found, run, tmp_pat
 def test_other_processes_are_invisible_and_own_ones_end_with_the_program(found, run, tmp_path):
     needs(found, "processes")
     assert run(f"import os\nos.kill({os.getpid()}, 0)").detail == "ProcessLookupError"
-    assert run("import os\nassert os.getpid() == 1").passed
+    assert run("import os\nassert os.getpid() != 1").passed
     assert not run("import os\nwhile True:\n    os.fork()", limits=Limits(1, 0.5)).passed
     stays = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\n"
     name = f"own_{os.getpid()}"  # unique, because other tests may run programs at the same time
     assert run(stays, name).passed
     assert not [place for place in os.listdir("/proc") if place.isdigit() and name.encode() in _command(place)]
+
+
+ESCAPES = {
+    "setsid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(os.setsid)",
+    "setpgid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(lambda: os.setpgid(0, 0))",
+    "double fork": "for _ in range(2):\n    if os.fork():\n        os._exit(0)\n"
+                   "    try_to(os.setsid)\n    c.prctl(1, 0, 0, 0, 0)",
+    "fork bomb": "while True:\n    try:\n        os.fork()\n        try_to(os.setsid)\n    except OSError:\n        pass",
+    "comet": "while True:\n    try:\n        if os.fork():\n            os._exit(0)\n        try_to(os.setsid)\n"
+             "    except OSError:\n        pass",
+    "signals": "try_to(lambda: os.kill(0, 19))\ntry_to(lambda: os.kill(os.getppid(), 19))\ntry_to(lambda: os.kill(1, 9))",
+    "tracing": "c.ptrace(16, os.getppid(), 0, 0)\nc.prctl(1, 0, 0, 0, 0)\ntry_to(os.setsid)",
+}
+"""Programs that try to outlive their time limit."""
+_TRYING = ("import ctypes, os, time\nc = ctypes.CDLL(None)\ndef try_to(do):\n    try:\n        do()\n    except OSError:\n"
+           "        pass\n{}\nwhile True:\n    time.sleep(1)\n")
+_LEFT = """
+import json, os, sys
+from sandbox import Limits, Sandbox
+walls, name, programs = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+left = {}
+for number, (escape, program) in enumerate(programs.items()):
+    mark = f"{name}_{number}_"
+    ended = Sandbox("/usr/bin/python3", "/usr", tuple(walls)).run(program, mark, Limits(1, 0.5))
+    commands = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            commands.append(open(f"/proc/{process}/cmdline", "rb").read())
+        except OSError:
+            pass
+    left[escape] = sum(mark.encode() in command for command in commands)
+    assert ended.word in ("timeout", "exited", "killed"), ended
+print(json.dumps(left))
+"""
+"""Prints how many processes are left when each escape has run."""
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the system has no interpreter")
+@pytest.mark.parametrize("user", [None, 65534], ids=["own user", "ordinary user"])
+@pytest.mark.parametrize("walls", [("user", "limits", "network", "processes"), ("user", "limits")],
+                         ids=["namespaces", "no namespaces"])
+def test_no_process_outlives_a_program_that_tries_to_escape(found, walls, user):
+    needs(found, *walls)
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as folder:  # that the other user can read
+        os.chmod(folder, 0o755)
+        shutil.copy(ROOT / "dflash_mcmc/grading/code/sandbox.py", folder)
+        shutil.copytree(ROOT / "dflash_mcmc/grading/code/inside", f"{folder}/inside")
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        programs = {name: _TRYING.format(code) for name, code in ESCAPES.items()}
+        command = ["/usr/bin/python3", "-c", _LEFT, json.dumps(walls), f"escape_{os.getpid()}_{len(walls)}_{user}",
+                   json.dumps(programs)]
+        done = subprocess.run(command, user=user, extra_groups=None if user is None else [], cwd="/", check=False,
+                              capture_output=True, text=True, env={"PYTHONPATH": folder})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == dict.fromkeys(ESCAPES, 0)
 
 
 def _command(process: str) -> bytes:

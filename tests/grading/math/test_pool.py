@@ -56,13 +56,18 @@ def test_a_real_answer_that_hangs_the_library_is_decided_as_wrong(math_pool):
 
 def test_a_worker_has_its_own_session_no_network_no_environment_and_limited_memory(math_pool):
     graded(math_pool, [("1", "1")])
-    session, left, interfaces = math_pool._pool.schedule(surroundings).result(timeout=60)
+    session, left, interfaces = in_worker(math_pool, surroundings)
     assert session != os.getsid(0)
     assert left == {}
     if os.geteuid() == 0:  # other users may not be allowed to create a namespace
         assert [name for _, name in interfaces] == ["lo"]
     with pytest.raises(MemoryError):
-        math_pool._pool.schedule(bytearray, (5 << 30,)).result(timeout=60)
+        in_worker(math_pool, bytearray, 5 << 30)
+
+
+def in_worker(pool: MathPool, function, *arguments):
+    """The result of a function in a worker of a pool."""
+    return pool._workers.threads.submit(pool._workers.call, function, arguments, 60).result()
 
 
 def surroundings() -> tuple:
@@ -107,7 +112,25 @@ def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
     finally:
         pool.close()
     assert tried.verdict == "correct"
-    assert (lost.verdict, lost.rule) == ("error", "process")
+    assert (lost.verdict, lost.rule) == ("ungradable", "process")
+    assert lost.reason == "the grading process died 3 times, at last by SIGKILL"
+
+
+@pytest.mark.usefixtures("light_workers")
+def test_a_worker_that_is_killed_from_outside_while_it_waits_is_replaced():
+    pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=2, judge=says_correct)
+    try:
+        for number in range(4):
+            assert [grade.verdict for grade in graded(pool, [("1", "1")] * 4)] == ["correct"] * 4
+            for process in pool._workers._processes[:1 + number % 2]:
+                os.kill(process.process.pid, 9)
+    finally:
+        pool.close()
+
+
+def says_correct(gold: str, answer: str, cpu_seconds: float):
+    """A judge without a library."""
+    return worker.Decision("correct", "x"), False
 
 
 def dies_once(gold: str, answer: str, cpu_seconds: float):
@@ -139,7 +162,7 @@ def test_the_start_does_not_block_and_a_failed_self_test_decides_nothing():
         held = time.perf_counter() - started
         assert len(list(pool.finished(wait=True))) == 1
         assert held < (time.perf_counter() - started) / 2
-        pool._checked = pool._pool.schedule(broken_check)
+        pool._checked = pool._workers.threads.submit(broken_check)
         pool.submit(1, r"\boxed{2/4}", r"\frac12")
         with pytest.raises(UserError, match="their self-test reports 1/2 = 2/4"):
             list(pool.finished(wait=True))

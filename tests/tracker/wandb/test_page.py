@@ -14,7 +14,8 @@ from dflash_mcmc.runner.metrics import metrics_of
 from dflash_mcmc.runner.tracking import RunningAccuracy
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
-from dflash_mcmc.tracker.wandb import WandbRun, panels
+from dflash_mcmc.tracker.wandb import WandbRun
+from dflash_mcmc.tracker.wandb import page as pages
 from tests import processes
 from tests.conftest import ROOT
 from tests.runs import execute
@@ -158,19 +159,19 @@ def test_the_page_uses_the_names_that_the_tracker_writes(make_config):
         run.log({**metrics_of(record), **running.metrics()}, step)
     run.summary(result.summary, records)
     asked = json.dumps([section._to_model().model_dump(by_alias=True, exclude_none=True, mode="json")
-                        for section in panels.sections("e/c", panels.SWEPT, ["samples"], [])])
-    for name in {*panels.COLUMNS, "label", "running/accuracy", "sample/acceptance", "finished", "samples"}:
+                        for section in pages.sections("e/c", pages.SWEPT, ["samples"], [])])
+    for name in {*pages.COLUMNS, "label", "running/accuracy", "sample/acceptance", "finished", "samples"}:
         assert name in sent
-        assert name in asked or name in panels.COLUMNS
+        assert name in asked or name in pages.COLUMNS
     config = plain(make_config("condition=blend_ps"))
-    for name in panels.SWEPT:
+    for name in pages.SWEPT:
         group, _, field = name.partition(".")
         assert field in config[group]
         assert f"config:{group}.value.{field}" in asked
 
 
 def test_a_changed_chart_has_another_name(monkeypatch):
-    before = panels.preset_name()
-    monkeypatch.setitem(panels.INTERVALS, "title", "x")
+    before = pages.preset_name()
+    monkeypatch.setitem(pages.INTERVALS, "title", "x")
     assert re.fullmatch(r"[a-z0-9-]+", before)
-    assert panels.preset_name() != before
+    assert pages.preset_name() != before

@@ -6,9 +6,10 @@ numbers by value, and a returned value with the expected JSON value.
 """
 
 import json
+import math
 import os
 import sys
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 _PRELUDE = "\n".join([
     "from string import *", "from re import *", "from datetime import *", "from collections import *", "from heapq import *",
@@ -19,6 +20,10 @@ _PRELUDE = "\n".join([
                                     "statistics", "itertools", "functools", "operator", "io", "sys", "json"))])
 """Imports that LiveCodeBench's evaluation puts before a program: starter code uses `List` without an import."""
 _SIGNALLED = 128
+_MAX_INT_DIGITS = 50000
+"""The largest number of digits of an integer that is read or written, as in LiveCodeBench's evaluation; Python has 4,300."""
+_TOLERANCE = 1e-6
+"""The largest error of a real number that is expected, relative to it or, below 1, absolute."""
 
 
 def examine(source, examples, fn_name):
@@ -27,6 +32,7 @@ def examine(source, examples, fn_name):
     The error is an AssertionError for a wrong output, a NameError if the program does not define the function, or else an
     exception whose class has the name of the program's own exception.
     """
+    getattr(sys, "set_int_max_str_digits", lambda digits: None)(_MAX_INT_DIGITS)
     code = compile(source, "program", "exec")
     names = {"__name__": "__main__"}
     exec(_PRELUDE, names)
@@ -98,7 +104,19 @@ def _call(names, given, fn_name):
 
 
 def _same_value(output, expected):
-    return bool(output) and json.loads(output) == json.loads(expected)
+    return bool(output) and _close(json.loads(output), json.loads(expected))
+
+
+def _close(found, right):
+    """Whether two JSON values are equal, up to the tolerance where a real number is expected."""
+    if isinstance(right, list):
+        return isinstance(found, list) and len(found) == len(right) and all(map(_close, found, right))
+    if isinstance(right, dict):
+        return isinstance(found, dict) and found.keys() == right.keys() and all(
+            _close(found[key], value) for key, value in right.items())
+    if isinstance(right, float) and isinstance(found, (int, float)):
+        return found == right or math.isclose(found, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return found == right
 
 
 def _same_lines(output, expected):
@@ -108,7 +126,12 @@ def _same_lines(output, expected):
 
 
 def _same_numbers(one, other):
+    """Whether two lines are the same numbers. A number with a decimal point or an exponent has a tolerance."""
+    words = one.split(), other.split()
     try:
-        return [Decimal(word) for word in one.split()] == [Decimal(word) for word in other.split()]
-    except InvalidOperation:
+        return len(words[0]) == len(words[1]) and all(
+            Decimal(found) == Decimal(right) or ({*".eE"} & {*right} and abs(Decimal(found) - Decimal(right))
+                                                 <= Decimal(_TOLERANCE) * max(1, abs(Decimal(right))))
+            for found, right in zip(*words, strict=True))
+    except ArithmeticError:
         return False

@@ -8,11 +8,15 @@ The program is on stdin, for the interpreter in the sandbox. SETTINGS is a JSON 
 - `runner`, `arguments`: source code that the interpreter executes, and its arguments;
 - `scratch_bytes`: size of the writable folder;
 - `programs`: how many programs run at the same time;
+- `parent`: process id of the grader;
 - `verdict`: descriptor to which the result is written;
 - `name`: a secret prefix of messages from the launcher itself.
 
-There are two processes. The first one creates the namespaces, which needs privileges, and waits. The second one is process 1
-of its namespace and becomes the interpreter. If the walls cannot be set up, the launcher writes the reason after `name` to
+There are three processes. The first one creates the namespaces, which needs privileges, and waits. The second one is process
+1 of its namespace and only reaps: when it ends, the kernel ends every process of the namespace, whatever session, group or
+parent the process has chosen. The third one becomes the interpreter. SIGTERM ends the second process, and the first one waits
+until the namespace is empty. Without namespaces all processes are one group, which seccomp lets none of them leave; SIGTERM
+ends the group. If the walls cannot be set up, the launcher writes the reason after `name` to
 `verdict`, and the program is not run.
 """
 
@@ -21,6 +25,7 @@ import errno
 import json
 import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -42,38 +47,67 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _X32 = 0x40000000
 """The lowest number of an x32 system call. x32 is a second set of system calls on x86_64."""
 _CLONE3 = 435
-_CALLS = {"x86_64": (0xC000003E, 56, (29, 64, 68, 272, 308)), "aarch64": (0xC00000B7, 220, (194, 190, 186, 97, 268))}
-"""Per processor: (audit architecture, number of clone, numbers of (shmget, semget, msgget, unshare, setns))."""
+_CALLS = {"x86_64": (0xC000003E, 56, (29, 64, 68, 272, 308), (109, 112)),
+          "aarch64": (0xC00000B7, 220, (194, 190, 186, 97, 268), (154, 157))}
+"""Per processor: (audit architecture, number of clone, numbers of (shmget, semget, msgget, unshare, setns), numbers of
+(setpgid, setsid))."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def launch(settings):
     """Runs the program in the sandbox. Exits with its exit code, or with 128 plus the number of the signal that ended it."""
+    own_namespaces = "network" in settings["walls"]
     try:
-        _end_with_parent()
-        if "network" in settings["walls"]:
+        _end_with(settings["parent"], signal.SIGTERM)
+        if own_namespaces:
             _own_namespaces()
+            _end_with(settings["parent"], signal.SIGTERM)  # the kernel resets this setting when the user changes
     except OSError as error:
         _report_failure(settings, error)
-    inside = os.fork()
-    if inside == 0:
+    reading, writing = os.pipe()
+    reaper = os.fork()
+    if reaper == 0:
         try:
-            _end_with_parent()
-            _run_inside(settings)
+            os.close(writing)
+            _reap(settings, reading, own_namespaces)
         except BaseException as error:
             _report_failure(settings, error)
-    status = os.waitpid(inside, 0)[1]
-    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+    if own_namespaces:
+        signal.signal(signal.SIGTERM, lambda *received: os.kill(reaper, signal.SIGKILL))
+    else:
+        signal.signal(signal.SIGTERM, lambda *received: os.killpg(0, signal.SIGKILL))
+    os._exit(_code(os.waitpid(reaper, 0)[1]))  # the reaper has ended only when its namespace is empty
 
 
-def _run_inside(settings):
+def _reap(settings, launcher, own_namespaces):
+    """Runs the program in a child process and waits for it, in the second process. `launcher` ends when the first one ends."""
+    if own_namespaces:
+        os.setsid()  # no signal to a group reaches the first process
     walls = settings["walls"]
     if "files" in walls:
         _own_root(settings["base"], settings["scratch_bytes"])
     if "user" in walls and os.geteuid() == 0:
         _drop_rights()
-    _end_with_parent()  # the kernel resets this setting when the user changes
+    _check(_libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if select.select([launcher], [], [], 0)[0]:
+        os._exit(CANNOT)
+    _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # no other process of this user can trace this one
+    program = os.fork()
+    if program == 0:
+        try:
+            _become_program(settings, own_namespaces)
+        except BaseException as error:
+            _report_failure(settings, error)
+    os.close(settings["verdict"])
+    while True:
+        ended, status = os.wait()
+        if ended == program:
+            os._exit(_code(status))
+
+
+def _become_program(settings, own_namespaces):
     limits = dict(settings["limits"])
+    limits["NPROC"] += 1  # the second process
     if os.geteuid() != _OWN_USER:  # programs that share a user share one limit
         limits["NPROC"] *= settings["programs"]
     for name, value in limits.items():
@@ -82,8 +116,12 @@ def _run_inside(settings):
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
     _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _refuse_calls()
+    _refuse_calls(own_namespaces)
     os.execve(settings["python"], [settings["python"], "-I", "-S", "-B", "-c", settings["runner"], *settings["arguments"]], {})
+
+
+def _code(status):
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def _report_failure(settings, error):
@@ -91,8 +129,11 @@ def _report_failure(settings, error):
     os._exit(CANNOT)
 
 
-def _end_with_parent():
-    _check(_libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+def _end_with(parent, by):
+    """Makes the kernel send the signal `by` to this process when its parent ends. Exits if it has already ended."""
+    _check(_libc.prctl(_PDEATHSIG, by, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
+        os._exit(CANNOT)
 
 
 def _check(result, what):
@@ -113,18 +154,19 @@ def _drop_rights():
         os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _refuse_calls():
+def _refuse_calls(own_namespaces):
     """Forbids some system calls by seccomp: System V objects, whose memory no limit counts, and new namespaces.
 
+    Without a namespace of processes it also forbids to leave the group of processes, which is then the only handle on them.
     In a new namespace the program could be root. On another processor or a kernel without seccomp the calls stay allowed,
     which `sandbox.working_walls` detects.
     """
     if os.uname().machine not in _CALLS:
         return
-    architecture, clone, refused = _CALLS[os.uname().machine]
+    architecture, clone, refused, leaving = _CALLS[os.uname().machine]
     no = (_RETURN, 0, 0, _ERROR | errno.EPERM)
     filters = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), no, (_LOAD, 0, 0, 0), (_AT_LEAST, 0, 1, _X32), no]
-    for number in refused:
+    for number in refused if own_namespaces else refused + leaving:
         filters += [(_EQUAL, 0, 1, number), no]
     # A filter cannot read the flags of clone3, which are passed by pointer. With ENOSYS the C library falls back to clone.
     filters += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | errno.ENOSYS), (_EQUAL, 0, 3, clone), (_LOAD, 0, 0, 16),

@@ -21,9 +21,9 @@ def _main(arguments: list[str]) -> None:
     if importlib.util.find_spec("inspect_ai") is None:
         raise UserError("inspect_ai: is not installed; allowed: pip install 'dflash_mcmc[inspect]'")
     from dflash_mcmc.harness.inspect_ai import log
-    from dflash_mcmc.report import locate, runs
+    from dflash_mcmc.report import reading
 
-    found, left_out = runs.read(locate.run_folders(given.runs, given.outputs), given.lenient)
+    found, left_out = reading.read(reading.run_folders(given.runs, given.outputs), given.lenient)
     for message in left_out:
         print(f"note: {message}", file=sys.stderr)
     for run in found:
