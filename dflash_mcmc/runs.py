@@ -54,7 +54,7 @@ def _listed(folder: Path) -> Listed:
     try:
         running = _is_open(folder)
         identity, sessions = described(folder / RUN)
-        started = sessions[-1].get("started")
+        started = started if isinstance(started := sessions[-1].get("started"), str) else None
         label = _label(folder, identity)
         records: list[dict[str, Any]] = [dict(record) for record in read_records(folder)]
         state = RUNNING if running else DONE if _is_summarised(folder, len(records)) else PARTIAL

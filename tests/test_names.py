@@ -19,37 +19,41 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 COMPONENTS = [component for group in GROUPS for component in components(group).values()]
 
 
-@pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: f"{c.group}={c.name}")
-def test_a_component_has_an_option_a_file_and_a_test(component):
-    assert (ROOT / "conf" / component.group / f"{component.name}.yaml").is_file()
-    room = ROOMS.get(component.group, component.group)
-    place = PACKAGE / room / component.name
-    assert Path(component.file) in (place.with_suffix(".py"), place / "__init__.py")
-    assert (ROOT / "tests" / room / f"test_{component.name}.py").is_file()
-    assert component.summary.endswith(".")
+def test_a_component_has_an_option_a_file_and_a_test():
+    wrong = []
+    for component in COMPONENTS:
+        room = ROOMS.get(component.group, component.group)
+        place = PACKAGE / room / component.name
+        if not ((ROOT / "conf" / component.group / f"{component.name}.yaml").is_file()
+                and Path(component.file) in (place.with_suffix(".py"), place / "__init__.py")
+                and (ROOT / "tests" / room / f"test_{component.name}.py").is_file() and component.summary.endswith(".")):
+            wrong.append(f"{component.group}={component.name}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_components_do_not_import_each_other(path):
-    parts = path.relative_to(PACKAGE).parts
-    group = parts[0]
-    if len(parts) < 2 or not _is_component(*parts[:2]):
-        return
-    own = f"dflash_mcmc.{group}.{parts[1].removesuffix('.py')}"
-    for imported in _imports(ast.parse(path.read_text())):
-        parts = imported.split(".")
-        is_leaf = parts[0] == "dflash_mcmc" and len(parts) > 2 and _is_component(*parts[1:3])
-        assert not is_leaf or f"{imported}.".startswith(f"{own}."), f"{path.name} imports the component {imported}"
+def test_components_do_not_import_each_other():
+    wrong = []
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE).parts
+        if len(parts) < 2 or not _is_component(*parts[:2]):
+            continue
+        own = f"dflash_mcmc.{parts[0]}.{parts[1].removesuffix('.py')}."
+        for imported in _imports(ast.parse(path.read_text())):
+            names = imported.split(".")
+            is_leaf = names[0] == "dflash_mcmc" and len(names) > 2 and _is_component(*names[1:3])
+            if is_leaf and not f"{imported}.".startswith(own):
+                wrong.append(f"{path.relative_to(PACKAGE)} imports the component {imported}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", [*PACKAGE.glob("sampler/*.py"), *(PACKAGE / f"{n}.py" for n in (
-    "rng", "ops", "types", "statistics/summaries", "registry"))],
-                         ids=lambda p: p.name)
-def test_samplers_and_shared_modules_import_no_model_library(path):
-    tree = ast.parse(path.read_text())
-    top_level = {name.split(".")[0] for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
-                 for name in _imports(node)}
-    assert not top_level & HEAVY
+def test_samplers_and_shared_modules_import_no_model_library():
+    wrong = []
+    for path in [*PACKAGE.glob("sampler/*.py"), *(PACKAGE / f"{name}.py" for name in (
+            "rng", "ops", "types", "statistics/summaries", "registry"))]:
+        top_level = {name.split(".")[0] for node in ast.parse(path.read_text()).body
+                     if isinstance(node, (ast.Import, ast.ImportFrom)) for name in _imports(node)}
+        wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in top_level & HEAVY]
+    assert not wrong
 
 
 def modules_after(code: str) -> set[str]:
@@ -72,13 +76,15 @@ def test_help_imports_no_heavy_library(module):
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_modules_and_public_names_have_docstrings(path):
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), f"{path.name} has no docstring"
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+def test_modules_and_public_names_have_docstrings():
+    wrong = []
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        public = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                  and not node.name.startswith("_")]
+        wrong += [f"{path.relative_to(PACKAGE)}: {getattr(node, 'name', 'the module')}" for node in (tree, *public)
+                  if not ast.get_docstring(node)]
+    assert not wrong
 
 
 def _is_component(room: str, name: str) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
 from dflash_mcmc.fields import has_spec, identity_values, spec_of, walk
 from dflash_mcmc.registry import GROUPS, name_of
+from dflash_mcmc.store.described import hash_of
 
 IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
@@ -57,11 +56,6 @@ def effects_of(config: Config) -> dict[str, object]:
 def identity_hash(config: Config) -> str:
     """Twelve hexadecimal digits of a configuration's identity. Reads dataset and checkpoint."""
     return hash_of(identity_of(config))
-
-
-def hash_of(identity: dict[str, object]) -> str:
-    """Twelve hexadecimal digits of an identity that is already computed. Reads no dataset and no checkpoint."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def run_folder(config: Config, digest: str) -> Path:

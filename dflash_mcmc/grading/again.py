@@ -171,9 +171,9 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store import finishes, problems
-    from dflash_mcmc.store.described import RUN, described, json_object
+    from dflash_mcmc.store.described import RUN, described, hash_of, json_object
     from dflash_mcmc.store.files import is_there, write_atomically
-    from dflash_mcmc.store.lines import to_line
+    from dflash_mcmc.store.reading import record_line
     from dflash_mcmc.store.records import RECORDS
     from dflash_mcmc.store.sharing import closed
 
@@ -190,7 +190,7 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
         files: dict[str, str | bytes] = {
             "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
-            RECORDS: b"".join(map(to_line, records)),
+            RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
         }
         if known := problems.read_problems(target) | problems.read_problems(folder):
             files[problems.PROBLEMS] = problems.as_lines(known.values())

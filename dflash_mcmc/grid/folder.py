@@ -19,16 +19,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
-from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.bounds import Count
+from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.store.schema import Schema, shown
 
 if TYPE_CHECKING:
     from dflash_mcmc.grid.planning import Planned
@@ -43,8 +44,8 @@ class Point:
 
     label: str
     overrides: list[str]
-    choices: dict[str, str]
-    """The chosen option of each group."""
+    choices: dict[str, Any]
+    """The chosen option of each group, or None."""
     digest: str
     """The hash of the run's identity."""
     folder: str
@@ -110,13 +111,20 @@ class Grid:
     @classmethod
     def read(cls, folder: Path) -> Grid:
         """The grid in a folder. Raises UserError if the folder is not a grid's."""
-        try:
-            values = json.loads((folder / _FILE).read_text())
-            return cls(folder=folder, **{**values, "launcher": Slurm(**values["launcher"]),
-                                         "points": [Point(**point) for point in values["points"]],
-                                         "jobs": [SlurmJob(**job) for job in values["jobs"]]})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder / _FILE}: cannot be read as a grid: {reason_of(error)}") from error
+        from pydantic import TypeAdapter, ValidationError
+
+        path = folder / _FILE
+        values = {**json_object(path), "folder": str(folder)}
+        try:  # as JSON, since of Python values a strict check takes only objects of the class
+            grid = TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "the file"
+            raise UserError(f"{path}: cannot be read as a grid: {field}: given {shown(first['input'])}; allowed: "
+                            f"{first['msg']}") from error
+        if not grid.points or any(not 0 <= job.point < len(grid.points) for job in grid.jobs):
+            raise UserError(f"{path}: cannot be read as a grid: has no points, or jobs of other points")
+        return grid
 
     def save(self) -> None:
         values = dataclasses.asdict(self)

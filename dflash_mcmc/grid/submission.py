@@ -181,7 +181,8 @@ def _again(max_requeues: int) -> list[str]:
     """Shell lines that requeue the job if the supervisor itself was killed: out of memory, or before it handled signals."""
     return ["ended=$?",
             f'if [ "$ended" -gt 128 ] && [ "$ended" -ne 143 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_requeues} ]; then',
-            '  scontrol requeue "$SLURM_JOB_ID"',
+            # SLURM_JOB_ID of an array's last task is the id of the whole array.
+            '  scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"',
             "fi",
             'exit "$ended"']
 

@@ -14,7 +14,7 @@ from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner.device_check import DeviceCheck
-from dflash_mcmc.runner.provenance import describe
+from dflash_mcmc.runner.provenance import describe, restore_config
 from dflash_mcmc.runner.rate import Rate
 from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.runner.tasks import Tasks, tasks_of
@@ -39,8 +39,9 @@ def execute(job: Job) -> RunResult:
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):
-        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair) as store,
+        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
+            restore_config(store, config)
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import platform
 import socket
 import subprocess
@@ -15,9 +14,13 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.schema import PACKAGE, Config
+from dflash_mcmc.errors import note
 from dflash_mcmc.process import machine
+from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.files import read_regular
 from dflash_mcmc.store.folder import RunStore
 
+CONFIG = "config.yaml"
 COMMIT_NOTE = "commit.json"
 """The file in a grid's copy of the code that holds the commit of the original."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",
@@ -26,7 +29,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"
 
 def describe(store: RunStore, config: Config, identity: dict[str, object], device: str, notes: dict[str, object]) -> None:
     """Writes the configuration, the identity, and an entry for this start of the run."""
-    store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    _write_config(store, config)
     store.write_session(identity, {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.orig_argv[1:]],
@@ -39,6 +42,18 @@ def describe(store: RunStore, config: Config, identity: dict[str, object], devic
     })
 
 
+def restore_config(store: RunStore, config: Config) -> None:
+    """Writes the configuration of a described run again if its file is missing or has no content: reports read it."""
+    path = store.folder / CONFIG
+    if store.is_described() and b"name" not in (read_regular(path) or b""):
+        note(f"{path}: has no configuration, and is written again from this command")
+        _write_config(store, config)
+
+
+def _write_config(store: RunStore, config: Config) -> None:
+    store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+
+
 def commit() -> dict[str, object]:
     """The commit of the code and whether the code has uncommitted changes; null outside a checkout of this project.
 
@@ -46,7 +61,7 @@ def commit() -> dict[str, object]:
     """
     noted = PACKAGE.parent / COMMIT_NOTE
     if noted.is_file():
-        return json.loads(noted.read_text())
+        return json_object(noted)
 
     def git(*arguments: str) -> str | None:
         done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)

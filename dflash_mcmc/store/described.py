@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,11 @@ class Described(NamedTuple):
     identity: dict[str, Any]
     sessions: list[dict[str, Any]]
     """One entry per start of the run; at least one."""
+
+
+def hash_of(identity: dict[str, object]) -> str:
+    """Twelve hexadecimal digits of an identity. Reads no dataset and no checkpoint."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def described(path: Path) -> Described:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
+import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -50,16 +51,53 @@ def read_regular(path: Path, offset: int = 0) -> bytes | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: a file that can be read") from error
 
 
+def make_folder(folder: Path, field: str) -> list[Path]:
+    """Makes a folder and its parents. Returns those that were not there, the innermost first.
+
+    Args:
+        field: the option that an error names. Raises UserError.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{field}: cannot make {folder}: {error.strerror}; allowed: a folder that can be "
+                        "written to") from error
+    return made
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders, the innermost first, up to the first one that has content."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def refuse_link(path: Path) -> None:
+    """Raises UserError for a link: what a run writes or cuts must be in its own folder."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a link to {os.readlink(path)!r:.80}; allowed: a regular file, which a run may change; "
+                        "put a copy of the file here")
+
+
 def open_to_extend(path: Path) -> IO[bytes]:
     """The file, unbuffered, to add lines at its end; a new one if there is none.
 
     Whatever follows its last complete line is removed first: a part of a line that a killed process has left, or zeros that a
-    power loss has left. Raises UserError.
+    power loss has left. Raises UserError, also for a link.
     """
+    refuse_link(path)
     with writing(path):
         if is_there(path):
             cut_torn_line(path)
-        return path.open("ab", buffering=0)
+        return open(path, "ab", buffering=0, opener=_without_links)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """For `open`: a link that appears between a check and the opening is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def append_line(path: Path, file: IO, line: bytes) -> None:
@@ -80,14 +118,18 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> 
     Args:
         durable: whether this holds even if the machine fails at that moment.
     """
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # nobody can put a link there before
     with writing(path):
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "xb", opener=_without_links) as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def cut_torn_line(path: Path) -> None:
@@ -99,5 +141,5 @@ def cut_torn_line(path: Path) -> None:
     if has_zeros(content[length:]):
         note(f"{path}: {len(content) - length:,} bytes at its end were removed: blocks of zeros, as after a power loss. What "
              "was written there is done again")
-    with path.open("rb+") as file:
+    with open(path, "rb+", opener=_without_links) as file:
         file.truncate(length)

@@ -27,12 +27,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import described
-from dflash_mcmc.store.files import append_line, is_there, open_to_extend, read_regular, write_atomically
-from dflash_mcmc.store.lines import Damaged, to_line
-from dflash_mcmc.store.reading import decoded, note_repeated, parse
+from dflash_mcmc.store.files import append_line, is_there, open_to_extend, read_regular, refuse_link, write_atomically
+from dflash_mcmc.store.lines import Damaged
+from dflash_mcmc.store.reading import decoded, note_repeated, parse, record_line
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
 from dflash_mcmc.store.repair import move_damaged
 from dflash_mcmc.store.schema import Schema
@@ -56,11 +57,13 @@ class RunStore:
         self._left_out = frozenset(left_out)
         self._read: dict[int, tuple[int, int]] = {}
         self._synced, self._session = time.monotonic(), 0
+        self._number = 0
+        self._file: IO[bytes] | None = None
 
     @classmethod
     @contextmanager
     def open(cls, folder: Path, left_out: Sequence[str] = (), schema: Schema | None = None,
-             repair: bool = False) -> Iterator[RunStore]:
+             repair: bool = False, run: str | None = None) -> Iterator[RunStore]:
         """Creates the folder if needed and reads its records. Raises UserError for a damaged file or a folder without locks.
 
         Args:
@@ -68,8 +71,9 @@ class RunStore:
             schema: of the records; None for that of any probe.
             repair: whether to move damaged lines to `records.damaged.jsonl`, so that their tasks are done again. Only a
                 process that is alone in the folder does so.
+            run: the hash of the run's identity. Each record has it, and records of another run are refused.
         """
-        store = cls(folder, FolderLocks(folder), left_out, schema)
+        store = cls(folder, FolderLocks(folder), left_out, (schema or unit_schema()).of_run(run))
         try:
             store._enter(repair)
             yield store
@@ -78,6 +82,8 @@ class RunStore:
 
     def _enter(self, repair: bool) -> None:
         self._number = self._locks.enter()
+        for path in (*record_files(self.folder, others=True).values(), *self.folder.glob("attempts*.jsonl")):
+            refuse_link(path)  # before anything is cut
         if self._locks.is_alone():
             for left in self.folder.glob(".*.tmp"):  # a killed process was replacing a file
                 with writing(left):
@@ -91,18 +97,22 @@ class RunStore:
         self._locks.free_mutex()
         self.refresh()
 
+    def _opened(self) -> IO[bytes]:
+        assert self._file is not None  # `open` has entered the folder
+        return self._file
+
     def file_name(self, stem: str = "records") -> str:
         """The name of a file that only this process writes to."""
         return records_file(self._number, stem)
 
     def _leave(self) -> None:
         try:
-            if hasattr(self, "_file"):
+            if self._file is not None:
                 self.sync()
                 self._file.close()
                 self._locks.take_mutex()
                 if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
-                    remove(self.folder)
+                    remove(self.folder, self._locks.made)
         finally:
             self._locks.close()
 
@@ -180,7 +190,7 @@ class RunStore:
         Raises ValueError for a task that is recorded or that another process does, UserError for a record without the schema
         of the run and if the file cannot be written.
         """
-        key, line = key_of(record), to_line(record)
+        key, line = key_of(record), record_line(record, self._schema.run)
         try:
             decoded(line[:-1], self._schema)  # a record that could not be read again is not written
         except Damaged as error:
@@ -189,7 +199,7 @@ class RunStore:
         if key not in self._claimed and not self.claim(key):
             raise ValueError(f"problem {key[0]}, chain {key[1]} is recorded already, or being drawn by another process")
         number, offset = self._read.get(self._number, (0, 0))
-        append_line(self.folder / self.file_name(), self._file, line)
+        append_line(self.folder / self.file_name(), self._opened(), line)
         self._add(record, self._number, number)
         self._read[self._number] = number + 1, offset + len(line)
         self._claimed.discard(key)
@@ -200,7 +210,7 @@ class RunStore:
     def sync(self) -> None:
         """Forces the records onto the disk, so that they survive a failing machine, and then releases their locks."""
         with writing(self.folder / self.file_name()):
-            os.fsync(self._file.fileno())
+            os.fsync(self._opened().fileno())
         self._synced = time.monotonic()
         for key in self._unsynced:
             self._locks.free(key)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from dflash_mcmc.errors import RunBusy, UserError, note, writing
-from dflash_mcmc.store.files import is_there
+from dflash_mcmc.store.files import is_there, refuse_link
 
 _DIGITS = 8
 _MOST_SECONDS, _TOLD_SECONDS = 600.0, 10.0
@@ -59,11 +59,12 @@ class Locks:
     """
 
     def __init__(self, path: Path):
+        refuse_link(path)
         is_there(path)
         self._path = path.resolve()
         if self._path in _open:
             raise RunBusy(f"{path.parent}: this process has that run open already")
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         _open.add(self._path)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict, cast
@@ -11,9 +11,10 @@ from typing import NamedTuple, NotRequired, TypedDict, cast
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.bounds import Count
+from dflash_mcmc.store.described import RUN, described, hash_of
 from dflash_mcmc.store.files import read_regular
-from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, whole_lines
-from dflash_mcmc.store.records import DAMAGED, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
+from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, to_line, whole_lines
+from dflash_mcmc.store.records import DAMAGED, IDENTITY, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
 from dflash_mcmc.store.schema import Schema
 
 
@@ -29,6 +30,14 @@ def schema_of(folder: Path) -> Schema:
         return unit_schema(components("probe")[identity["probe"]].cls.record_type)
     except (UserError, ValueError, LookupError, TypeError, RecursionError):  # what needs the file reports what is wrong
         return unit_schema()
+
+
+def _run_of(folder: Path) -> str | None:
+    """The hash of a run's identity by its `run.json`; None without a readable one."""
+    try:
+        return hash_of(described(folder / RUN).identity)
+    except (UserError, ValueError, RecursionError):  # what needs the file reports what is wrong
+        return None
 
 
 def read_records(folder: Path, schema: Schema | None = None, left_out: list[str] | None = None) -> list[Record]:
@@ -51,7 +60,7 @@ def each_of_file(folder: Path, schema: Schema | None = None,
                  left_out: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
-    known = schema or schema_of(folder)
+    known = (schema or schema_of(folder)).of_run(_run_of(folder))
     for path in _files(folder, left_out):
         for number, record in _read(path, known, left_out):
             place, key = f"{path}: line {number + 1}", key_of(record)
@@ -140,9 +149,18 @@ def _records(path: Path, lines: list[bytes], before: int, schema: Schema,
 def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
     """The record of a line, and whether the line has a checksum. Raises Damaged."""
     value, checked = from_line(line)
+    run = value.pop(IDENTITY, None) if isinstance(value, dict) else None
+    if run is not None and schema.run not in (None, run):
+        raise Damaged(f"{IDENTITY}: given {run!r:.40}; allowed: {schema.run!r}, the hash of this run: the record belongs to "
+                      "another run")
     if fault := schema.fault(value):
         raise Damaged(fault)
     return cast(dict, value), checked
+
+
+def record_line(record: Mapping[str, object], run: str | None) -> bytes:
+    """The line of a record with the hash of its run's identity, so that records of another run are noticed."""
+    return to_line(record if run is None else {**record, IDENTITY: run})
 
 
 def note_repeated(key: SampleKey, place: str, first: str) -> None:

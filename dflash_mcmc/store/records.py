@@ -7,7 +7,7 @@ to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
@@ -16,6 +16,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.bounds import Count, Finite, OneOf, Range, Whole
+from dflash_mcmc.store.files import remove_empty
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import ChainResult, Trajectory
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
 RECORDS = "records.jsonl"
+IDENTITY = "identity"
+"""The key of a line with the hash of its run's identity, before the checksum. Records in memory lack it. Older lines, too."""
 DAMAGED = "records.damaged.jsonl"
 """The file to which `repair=true` moves damaged lines."""
 NUM_FILES = 4093
@@ -230,15 +233,11 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def remove(folder: Path) -> None:
-    """Removes the folder of a run that was refused before anything was recorded."""
+def remove(folder: Path, made: Iterable[Path] = ()) -> None:
+    """Removes the folder of a run that was refused before anything was recorded, and those that were made for it."""
     for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
         path.unlink(missing_ok=True)
-    for empty in (folder, folder.parent):
-        try:
-            empty.rmdir()
-        except OSError:  # it has other content
-            return
+    remove_empty(dict.fromkeys([folder, folder.parent, *made]))
 
 
 def is_empty(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
@@ -44,6 +45,13 @@ class Schema:
     def __init__(self, *fields: type, may_lack: Iterable[str] = (), alone: Iterable[str] = (), key: Iterable[str] = ()):
         self._fields, self._may_lack = fields, frozenset(may_lack)
         self._alone, self._key = frozenset(alone), frozenset(key)
+        self.run: str | None = None
+
+    def of_run(self, run: str | None) -> Schema:
+        """The same schema for the records of one run. A line with the hash of another run's identity is then refused."""
+        found = copy(self)
+        found.run = run
+        return found
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:

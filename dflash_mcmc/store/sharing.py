@@ -29,6 +29,8 @@ class FolderLocks:
     """
 
     def __init__(self, folder: Path):
+        self.made = [each for each in (folder, *folder.parents) if not each.exists()]
+        """The folders that were not there, the innermost first."""
         self._folder, self._locks = folder, _open(folder)
         self._number, self._leads = 0, False
 

@@ -27,7 +27,7 @@ from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
 from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train import accepted, loop
 from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, TargetReader, TrainingBlocks
@@ -120,7 +120,7 @@ def train(plan: DraftPlan) -> Path:
     model = plan.model.load(device)
     shape = shape_of(plan, model)
     folder = run_folder(plan)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "paths.outputs")
     requests = [Request("training", prompts.training if plan.steps else [], plan.responses.temperatures),
                 *(Request(f"held-out-{t:g}", prompts.held_out, (t,)) for t in plan.responses.held_out)]
     training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)

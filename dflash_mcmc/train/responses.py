@@ -20,6 +20,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key
+from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.train.recipe import DraftPlan, Prompts
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -101,7 +102,7 @@ class Request(NamedTuple):
 def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Request) -> list[Response]:
     """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
     here = folder / request.name
-    here.mkdir(parents=True, exist_ok=True)
+    make_folder(here, "paths.outputs")
     pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
     if not all(piece.is_file() for piece in pieces):
         _draw(plan, model, request, pieces)

@@ -19,7 +19,7 @@ from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.train import loop
 from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 
@@ -156,7 +156,7 @@ def train(plan: TrainingPlan) -> Path:
     pairs = training_pairs(plan.seed, 0, _TOKENIZER_PAIRS)
     tokenizer = tiny.build_tokenizer(text for pair in pairs for text in pair)
     folder = run_folder(plan, tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "paths.outputs")
     model = tiny.build_model(plan.seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
     batches, stop_ids = Batches(tokenizer, plan), tiny.stop_ids(tokenizer)

@@ -33,6 +33,20 @@ def grid(make_grid, make_config) -> Grid:
     return grid
 
 
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("points", [{}], "points.0.label: given {}"), ("points", 5, "points: given 5"), ("points", [], "has no points"),
+    ("jobs", [{"id": 1}], "jobs.0.id: given 1"), ("launcher", {"cpus": "x"}, "launcher"), ("token", None, "token: given None"),
+    ("name", json.loads("[" * 300 + "]" * 300), "recursion limit")])
+def test_a_grid_file_of_a_wrong_shape_is_one_line(make_grid, name, value, message):
+    path = make_grid().folder / "grid.json"
+    good = json.loads(path.read_text())
+    for content in (json.dumps({**good, name: value}), "{}", "[]", "[" * 100_000):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message if content.startswith('{"') else "grid.json: ") as error:
+            Grid.read(path.parent)
+        assert len(str(error.value).splitlines()) == 1
+
+
 def rows(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("| seed")]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dflash_mcmc.__main__ import main
-from dflash_mcmc.grid import planning, snapshot
+from dflash_mcmc.grid import planning, snapshot, submission
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
 from tests.runner.test_secrets import SECRETS, found_in
@@ -81,6 +82,15 @@ def test_a_disk_that_is_full_at_submission_is_one_line_and_leaves_nothing(slurm_
     assert line.startswith("error: paths.outputs: cannot write to ")
     assert line.endswith("/code: [Errno 28] No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("job", "requeued"), [({"SLURM_JOB_ID": "9"}, "9"), ({
+    "SLURM_JOB_ID": "4", "SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "2"}, "4_2")])
+def test_a_killed_supervisor_requeues_its_own_task(job, requeued):
+    """The last task of an array has the id of the whole array as SLURM_JOB_ID."""
+    script = "\n".join(["scontrol() { echo $*; }", "(exit 137)", *submission._again(1)])
+    done = subprocess.run(["bash", "-c", script], env=job, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == (f"requeue {requeued}", 137)
 
 
 def test_no_more_jobs_than_samples(submitted):

@@ -20,6 +20,12 @@ ALLOWED = {  # of OTHERS, for each field; the fields that are not here take none
     "ended": (True,), "log_p": (-1, 1.5, 10**40), "log_q": (-1, 1.5, 10**40), "law_error": (1.5,), "seconds": (1.5,),
     "share_seconds": (1.5,), "walls": ([],), "tokens": ([],), "trace": ([],)}
 _FILES = ("records.jsonl", "records.1.jsonl", "lock", "run.json", "config.yaml", "summary.json", "attempts.jsonl")
+_SHAPES = ("{}", "[]", "null", '"x"', "5", "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300,
+           '{"identity": {}, "sessions": [{}]}',
+           '{"identity": 5, "sessions": [{}]}', '{"identity": {"seed": 0}, "sessions": 5}',
+           '{"identity": {"seed": 0}, "sessions": [5]}', '{"identity": {"sampler": []}, "sessions": [{"started": 5}]}',
+           '{"jsonl": 5}', '{"jsonl": {"lines": {"x": "y"}}}', '{"condition": [], "num_samples": "x"}')
+"""Readable JSON of wrong shapes."""
 _BROKEN_LINES = {
     "a list": b"[]", "a text": b'"x"', "null": b"null", "nothing": b"", "deep lists": b"[" * 100_000 + b"]" * 100_000,
     "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "half of deep lists": b"[" * 100_000,
@@ -41,7 +47,13 @@ def all_ways(seed: int, flips: int) -> list[Damage]:
     """Every kind of damage, with `flips` bits at random places and as many cut lines."""
     chosen = random.Random(seed)
     return [*_flips(chosen, flips), *_cuts(chosen, flips // 2), *_fields(chosen), *_lines(), *_not_files(), *_names(),
-            *_zeros(), *_numbers()]
+            *_zeros(), *_numbers(), *shapes()]
+
+
+def shapes() -> list[Damage]:
+    """Each JSON file of a run with each wrong shape."""
+    return [Damage(f"{shape[:40]} as {name}", lambda folder, name=name, shape=shape: _write(folder / name, shape.encode()))
+            for name in ("run.json", "summary.json", "tracked.json", "config.yaml") for shape in _SHAPES]
 
 
 def records_path(folder: Path) -> Path:

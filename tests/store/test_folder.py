@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import RunBusy, UserError
-from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.store.files import append_line, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
@@ -94,7 +94,7 @@ def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, mon
     holder.kill()
     holder.join()
     with monkeypatch.context() as stale:
-        stale.setattr("dflash_mcmc.store.folder.record_files", lambda folder: {0: folder / RECORDS})
+        stale.setattr("dflash_mcmc.store.folder.record_files", lambda folder, others=False: {0: folder / RECORDS})
         store = RunStore.open(tmp_path)
         opened = store.__enter__()
     assert not opened.claim(("a", 0))
@@ -273,10 +273,10 @@ def test_what_a_killed_process_was_replacing_is_cleaned_up(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_of_which_nothing_came_is_removed(tmp_path):
-    with RunStore.open(tmp_path / "run"):
+def test_folders_of_which_nothing_came_are_removed(tmp_path):
+    with RunStore.open(tmp_path / "new" / "name" / "run"):
         pass
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_not_a_number_is_refused_before_it_is_written(tmp_path):
@@ -344,6 +344,30 @@ def test_atomic_write_leaves_no_other_file(tmp_path):
     write_atomically(tmp_path / "x.json", "2")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert (tmp_path / "x.json").read_text() == "2"
+
+
+def test_a_temporary_file_cannot_be_foreseen_and_does_not_stay(tmp_path, monkeypatch):
+    names = set()
+    for _ in range(2):
+        with monkeypatch.context() as broken:
+            broken.setattr("os.replace", lambda old, new: names.add(Path(old).name) or append_line(Path(new), Full(), b"x"))
+            with pytest.raises(UserError, match="disk full"):
+                write_atomically(tmp_path / "x.json", "1")
+    assert len(names) == 2
+    assert not list(tmp_path.iterdir())
+
+
+class Full:
+    """A file on a disk without space."""
+
+    def fileno(self) -> int:
+        return 0
+
+    def write(self, line: bytes) -> int:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    def truncate(self, size: int) -> None:
+        """Nothing was written."""
 
 
 def test_a_torn_line_of_any_process_is_not_read(tmp_path):

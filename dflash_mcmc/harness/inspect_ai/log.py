@@ -40,6 +40,7 @@ from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
 from dflash_mcmc.store import finishes
+from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.problems import ProblemText, read_problems
 from dflash_mcmc.store.records import Record
 
@@ -55,7 +56,7 @@ def write(run: Run, folder: Path, form: str) -> Path:
     Args:
         form: "eval" or "json".
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "the log's folder")
     path = folder / f"{run.experiment}-{run.digest}.{form}"
     part = folder / f".{path.stem}.{os.getpid()}.part"
     try:
