@@ -39,10 +39,8 @@ QUESTIONS = ["Lena has 12 red pens and 9 blue pens. How many pens does she have?
 
 
 def test_no_module_hides_a_function_of_the_package():
-    """The import of a module sets the package's attribute of that name. The package `run` can be called for this reason."""
-    assert {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__) == {"run"}
-    assert callable(dflash_mcmc.runner)
-    assert dflash_mcmc.runner is sys.modules["dflash_mcmc.runner"]
+    """The import of a module sets the package's attribute of that name."""
+    assert not {module.name for module in pkgutil.iter_modules(dflash_mcmc.__path__)} & set(dflash_mcmc.__all__)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +257,7 @@ def test_a_run_waits_for_a_stream_of_its_model_in_another_thread(tmp_path, monke
     with dflash_mcmc.Engine(dflash_mcmc.component("model", "tiny")) as engine, ThreadPoolExecutor(1) as pool:
         stream = engine.stream(QUESTIONS, sampler="temperature", max_new_tokens=32)
         drawn = [next(stream)]
-        done = pool.submit(dflash_mcmc.runner, *overrides)
+        done = pool.submit(dflash_mcmc.run, *overrides)
         processes.wait_until(lambda: list(tmp_path.glob("outputs/default/*")))
         drawn += stream
         assert done.result().num_new == 1

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dflash_mcmc.dataset.inputs.conversations import Conversation, is_answerable, turns_of
+from dflash_mcmc.dataset.inputs.conversations import ROLES, Conversation, is_answerable, turns_of
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.runner.fitting import TooLong, parted
 
@@ -67,7 +68,8 @@ def _read(prompt: Prompt) -> Conversation | np.ndarray:
     if not isinstance(prompt, np.ndarray) and isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         turns = turns_of([dict(turn) if isinstance(turn, Mapping) else turn for turn in prompt])
         if turns is None or not is_answerable(turns):
-            raise ConfigError("prompts", prompt, "messages with role and content, both texts, of which the last is a user's")
+            raise ConfigError("prompts", prompt, f"messages with role ({', '.join(ROLES)}) and content, a text, of "
+                              "which the last is a user's")
         return Conversation(turns)
     tokens = array_of(prompt)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
@@ -101,7 +103,7 @@ def _encoded(config: Config, target: ChainTarget, name: str, prompt: Conversatio
     if isinstance(prompt, Conversation):
         tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
     else:
-        tokens, known = prompt, min(len(target.tokenizer), target.vocab_size)
+        tokens, known = prompt, min(id_bound(target.tokenizer), target.vocab_size)
         if tokens.min() < 0 or tokens.max() >= known:
             raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
     if not len(tokens):

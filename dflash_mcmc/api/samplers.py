@@ -27,12 +27,14 @@ class Samplers:
     Args:
         config: the configuration as it was composed; it is not changed.
         max_width: most operations that a chain may ask for together; None for no limit.
+        max_steps: largest `num_steps` that a request may give; None for no limit.
     """
 
-    def __init__(self, config: Config, max_width: int | None = None):
-        self._config, self._max_width = copy.deepcopy(config), max_width
+    def __init__(self, config: Config, max_width: int | None = None, max_steps: int | None = None):
+        self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
         self._config.condition = Condition(name=None, sampler=None, blend=None)
         self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
+        self._own_steps = getattr(config.sampler, "num_steps", 0)
         self._made: dict[str, Config] = {}
         self._lock = threading.Lock()
 
@@ -61,6 +63,9 @@ class Samplers:
         if self._max_width is not None and (width := config.sampler.width()) > self._max_width:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
+        steps = getattr(config.sampler, "num_steps", None)
+        if self._max_steps is not None and steps is not None and steps > max(self._max_steps, self._own_steps):
+            raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
         return config
 
     def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:
@@ -73,6 +78,8 @@ class Samplers:
         cls = known[name].cls
         if common.get("temperature") == 0.0 and "temperature" in _names(cls):
             cls, name, fields = known["greedy"].cls, "greedy", {}
+        if "self" in fields:  # Python's own argument of every constructor
+            raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
         values = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
         return cls(**{**values, **fields, **_shared(cls, name, fields, common)})
 

@@ -16,6 +16,7 @@ from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
 
@@ -147,7 +148,7 @@ class LoadedEngine:
         config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         target = self._target
-        pairs = scoring.pairs_of(prompts, answers, len(target.tokenizer), target.max_positions)
+        pairs = scoring.pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
         longest = max(len(pair.prompt) for pair in pairs)
         config.dataset.max_new_tokens = max(map(scoring.length_of, pairs)) - longest  # the positions after the longest prompt
         chains = ((number, scoring.chain(pair)) for number, pair in enumerate(pairs))

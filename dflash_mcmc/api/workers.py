@@ -155,7 +155,7 @@ class Workers:
                     self._news.wait()
                 if not self._waiting:
                     break
-                stop, begun = self._waiting[0][1].stop, self._number
+                stop, begun, self.stepped = self._waiting[0][1].stop, self._number, time.monotonic()
             self._round(stop, begun)
         self._release()
 

@@ -58,11 +58,11 @@ class LayerBlend(Blend):
                 raise ConfigError("blend.layer", self.layer, f"-{num_layers} to {num_layers - 1} (the model has {num_layers} "
                                   "layers)")
             return (self.layer % num_layers,)
-        found = {layer % num_layers for layer in self.layers if -num_layers <= layer < num_layers}
-        if not found or len(found) < len(self.layers):
+        layers = {layer % num_layers for layer in self.layers if -num_layers <= layer < num_layers}
+        if not layers or len(layers) < len(self.layers):
             raise ConfigError("blend.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
                               f"model has {num_layers} layers)")
-        return tuple(sorted(found))
+        return tuple(sorted(layers))
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * (mean of the layers), in the precision of the arguments; any shape."""

@@ -1,9 +1,13 @@
-"""The verdicts on a sample."""
+"""The verdicts on a sample, and what all graders need for them."""
 
 from __future__ import annotations
 
 import signal
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+_Result = TypeVar("_Result")
 
 CORRECT, WRONG, NO_ANSWER = "correct", "wrong", "no_answer"
 UNSUPPORTED, TIMEOUT, ERROR, UNGRADABLE = "unsupported", "timeout", "error", "ungradable"
@@ -34,3 +38,9 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def timed(function: Callable[..., _Result], *arguments: object) -> tuple[_Result, float]:
+    """(the result of a function, its seconds on the wall clock)."""
+    started = time.perf_counter()
+    return function(*arguments), time.perf_counter() - started

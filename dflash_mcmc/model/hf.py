@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
+
+_MOST_NAMED = 4
+"""Names of weights in an error."""
 
 
 @register("model", "hf")
@@ -160,9 +164,34 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     tokenizer = _tokenizer(path, revision)
     changed = {} if rope is None else {"config": _configuration(path, revision, rope)}
     # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
-    model = _pretrained(transformers.AutoModelForCausalLM, path, revision, **changed,
-                        dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
+    log.set_verbosity_error()  # instead of transformers' table of missing weights, the error has one line
+    try:
+        with torch.random.fork_rng(devices=[]):  # transformers draws missing weights
+            model, loading = _pretrained(
+                transformers.AutoModelForCausalLM, path, revision, **changed, output_loading_info=True,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    finally:
+        log.set_verbosity(before)
+    _check_weights(path, loading)
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy)
+
+
+def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
+    """Raises UserError unless the files have every weight of the model, and no others.
+
+    transformers fills a missing weight with random numbers, and leaves out one that the configuration has no place for. What a
+    family ties, computes or never loads (a head that is the embedding, `inv_freq`) is not in its `loading` information.
+    """
+    for what, names, allowed in (
+            ("lacks weights of its config.json", loading["missing_keys"], "a checkpoint with every weight"),
+            ("has weights that its config.json has no place for", loading["unexpected_keys"], "their own config.json"),
+            ("has weights of other shapes than its config.json", loading["mismatched_keys"], "their own config.json")):
+        if names:
+            listed = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)
+            more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+            raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{more}; allowed: "
+                            f"{allowed}")
 
 
 def _configuration(path: str, revision: str | None, rope: str | None) -> Any:

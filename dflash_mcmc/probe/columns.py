@@ -6,7 +6,6 @@ the meanings, and a probe takes the rows, so that no column is without a meaning
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,7 +65,8 @@ class Table:
                 continue
             for text, key in column.keys(case).items():
                 for name, _, value in column.columns:
-                    _add(row, re.sub(r"\{.*\}", lambda _, text=text: text, name), value(case, key))
+                    start, end = name.index("{"), name.rindex("}")
+                    _add(row, f"{name[:start]}{text}{name[end + 1:]}", value(case, key))
         return row
 
     def rows(self, cases: Iterable[object]) -> list[dict[str, Any]]:

@@ -95,9 +95,9 @@ class Lookahead(Sampler):
 
     def _ahead(self, candidates: Sequence[Trajectory], horizon: int, key: Key) -> Steps[np.ndarray]:
         """Log of the mean weight of each candidate's rollouts, float64 (K,); 0 for a complete candidate."""
-        found = np.zeros(len(candidates))
+        log_means = np.zeros(len(candidates))
         if not self.rollout_length:
-            return found
+            return log_means
         rolled = [(number, rollout) for number, candidate in enumerate(candidates) if not candidate.complete(horizon)
                   for rollout in range(self.num_rollouts)]
         drawn = yield Together(tuple(
@@ -107,8 +107,8 @@ class Lookahead(Sampler):
         for (number, _), rollout in zip(rolled, drawn, strict=True):
             weights.setdefault(number, []).append(self._weight(rollout, candidates[number].length))
         for number, log_weights in weights.items():
-            found[number] = particles.log_mean(np.array(log_weights))
-        return found
+            log_means[number] = particles.log_mean(np.array(log_weights))
+        return log_means
 
     def _weight(self, path: Trajectory, start: int) -> float:
         """W: sum of alpha * log p - log q over the tokens from `start` on."""

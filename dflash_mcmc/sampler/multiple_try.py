@@ -129,8 +129,8 @@ class MultipleTry(Sampler):
                 steps.append(step)
                 lost.append(abandoned / self.num_tries)
                 trace.append(trace_entry(step, block, number, length))
-        found = result(path, steps, 0.0, trace)
-        return found._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
+        outcome = result(path, steps, 0.0, trace)
+        return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`."""

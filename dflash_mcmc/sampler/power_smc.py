@@ -184,8 +184,8 @@ class PowerSMC(Sampler):
             steps.append(step)
             trace.append(trace_entry(step, 1, number, length))
             clouds.append(cloud)
-        found = result(path, steps, 0.0, trace)
-        return found._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
+        outcome = result(path, steps, 0.0, trace)
+        return outcome._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
 
     def independent_step(self, path: Trajectory, log_z: float, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, Cloud]]:
         """A step of particle-independent Metropolis-Hastings from the state (path, log_z), and the new run's cloud."""

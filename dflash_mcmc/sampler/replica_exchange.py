@@ -92,10 +92,10 @@ class ReplicaExchange(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        return {"temperatures": [law.temperature for law in self.laws()], "output": self.place + 1, "early_reject": None}
+        return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1, "early_reject": None}
 
     @property
-    def place(self) -> int:
+    def output_rung(self) -> int:
         """The number of the output rung, from 0."""
         return len(self.alphas) - 1 if self.output == -1 else self.output - 1
 
@@ -105,7 +105,7 @@ class ReplicaExchange(Sampler):
 
     def law(self) -> SamplingParams:
         """The proposal law of the output rung."""
-        return self.laws()[self.place]
+        return self.laws()[self.output_rung]
 
     def width(self) -> int:
         """All rungs draw at once."""
@@ -117,7 +117,7 @@ class ReplicaExchange(Sampler):
 
     def power(self) -> float | None:
         """The power whose law the chain leaves invariant."""
-        return self.alphas[self.place] if self.fault == "none" else None
+        return self.alphas[self.output_rung] if self.fault == "none" else None
 
     def cost_field(self) -> str:
         """Rounds of each stage scale the cost."""
@@ -143,18 +143,18 @@ class ReplicaExchange(Sampler):
             for number in range(1, self.num_steps + 1):
                 for local in range(self.local_steps):
                     before = ladder
-                    ladder, made = yield from self.local_step(ladder, stage, block_key.fold_in("local", number, local))
-                    steps += made
+                    ladder, rung_steps = yield from self.local_step(ladder, stage, block_key.fold_in("local", number, local))
+                    steps += rung_steps
                     trace += [{**trace_entry(step, block, number, old.length), "rung": rung + 1}
-                              for rung, (step, old) in enumerate(zip(made, before.paths, strict=True))]
+                              for rung, (step, old) in enumerate(zip(rung_steps, before.paths, strict=True))]
                 ladder, swapped = self.swap(ladder, block_key.fold_in("swap", number))
                 swaps.append(swapped)
                 replicas.swap(swapped)
-        found = result(ladder.paths[self.place].under(self.place), steps, 0.0, trace)
+        outcome = result(ladder.paths[self.output_rung].under(self.output_rung), steps, 0.0, trace)
         rates = np.mean(swaps, axis=0) if swaps else np.zeros(count - 1)
         measures = {f"swaps_{rung}_{rung + 1}": float(rate) for rung, rate in enumerate(rates, start=1)}
-        return found._replace(measures={**measures, "round_trips": float(replicas.round_trips),
-                                        "born": float(ladder.born[self.place] + 1)})
+        return outcome._replace(measures={**measures, "round_trips": float(replicas.round_trips),
+                                        "born": float(ladder.born[self.output_rung] + 1)})
 
     def round(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:
         """A round from complete states of horizon `horizon`: local steps of every rung, and the swaps."""

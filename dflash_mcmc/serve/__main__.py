@@ -41,12 +41,12 @@ def _main(arguments: list[str]) -> None:
         service = built(options, config)
         server = network.Server(service.app(), options.header_seconds)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)
-        if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
-            print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
-        code = server.serve_on(listener)
-    service.close(None if code == 0 else 1.0)
-    sys.exit(code)
+        with server.capture_signals():  # before the line below, after which a program may send one
+            print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)
+            if options.api_key is None and address[0] not in ("127.0.0.1", "::1"):
+                print("note: other machines can reach this server, and it asks for no key", file=sys.stderr)
+            server.serve_on(listener)
+            service.close()
 
 
 if __name__ == "__main__":

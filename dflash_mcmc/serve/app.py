@@ -18,11 +18,12 @@ from starlette.exceptions import HTTPException
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.samplers import Samplers
 from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import FAILED, Gate, body_of
+from dflash_mcmc.serve.gate import FAILED, Gate, HeldBytes, body_of
 from dflash_mcmc.serve.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.serve.options import ServeOptions
+
+_CHARACTERS = 64
+"""Characters of a request's texts for each token of the longest prompt. A token of English has four."""
 
 
 class Service:
@@ -48,8 +52,10 @@ class Service:
     def __init__(self, options: ServeOptions, name: str, config: Config, target: ChainTarget, workers: Workers,
                  metrics: Metrics, longest_prompt: int):
         self.options, self.name, self._config, self._target = options, name, config, target
-        self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width)
+        self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width, options.max_steps)
         self._longest_prompt = longest_prompt
+        self._most_characters = options.max_prompt_characters or _CHARACTERS * longest_prompt
+        self._held_bytes = HeldBytes(options.max_held_bytes)
         self._started = int(time.time())
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
@@ -67,7 +73,8 @@ class Service:
         app.add_exception_handler(Refused, _refused)
         app.add_exception_handler(HTTPException, _unknown)
         app.add_exception_handler(Exception, _failed)
-        return Gate(app, self.options.api_key, self.metrics)
+        names = [*self.options.allowed_hosts, self.options.host]
+        return Gate(app, self.options.api_key, self.metrics, names)
 
     def close(self, seconds: float | None = None) -> None:
         """Ends the threads after the orders that there are; waits at most so many seconds for the one that draws."""
@@ -95,8 +102,10 @@ class Service:
     async def health(self) -> Response:
         """`/health`: status 200 if requests are answered."""
         waiting, live = self.workers.counts
-        state = "failing" if self.workers.failing else "ok" if self.workers.alive else "stopped"
-        busy = {"seconds_since_step": round(time.monotonic() - self.workers.stepped, 3)} if live else {}
+        idle = time.monotonic() - self.workers.stepped if waiting + live else 0.0
+        state = ("failing" if self.workers.failing else "stopped" if not self.workers.alive
+                 else "stalled" if idle > self.options.stalled_seconds else "ok")
+        busy = {"seconds_since_step": round(idle, 3)} if waiting + live else {}
         return JSONResponse({"status": state, "waiting": waiting, "live": live, **busy}, 200 if state == "ok" else 503)
 
     async def numbers(self) -> Response:
@@ -108,9 +117,10 @@ class Service:
         return {"id": self.name, "object": "model", "created": self._started, "owned_by": "dflash_mcmc"}
 
     async def _answer(self, request: Request, chat: bool) -> Response:
-        body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
-        asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
-            self._reader, self._read, body, chat)
+        with self._held_bytes.of_request() as held:
+            asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
+                self._reader, self._read,
+                await body_of(request, self.options.max_body_bytes, self.options.body_seconds, held), chat)
         numbers = self._ordered(orders)
         try:
             drawn = await self._drawn(request, orders)
@@ -132,6 +142,11 @@ class Service:
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
+        characters = sum(map(_characters, asked.prompts))
+        if characters > self._most_characters:
+            raise Refused(400, str(ConfigError("messages" if chat else "prompt", f"{characters:,} characters", f"at most "
+                                               f"{self._most_characters:,} (serve.max_prompt_characters)")),
+                          "messages" if chat else "prompt", "context_length_exceeded")
         count, most = len(asked.prompts) * asked.n, min(self.options.max_choices, self.options.max_waiting)
         if count > most:
             fields.refuse("n", asked.n, f"at most {most} answers in a request, over all its prompts (serve.max_choices, "
@@ -147,6 +162,7 @@ class Service:
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
+        asked = asked._replace(prompts=())  # a body is not held while its answers are drawn
         return asked, list(self._orders(config, prompts, asked.n, seed, stop)), seed, sum(map(len, prompts))
 
     def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
@@ -176,6 +192,8 @@ class Service:
                 raise ConfigError("prompt", prompt, "a text of at least one character, without lone surrogates")
             prompt = self._target.encode(prompt, True)
         (read,) = read_prompts.by_id([prompt]).values()
+        if isinstance(read, Conversation):
+            read = read._replace(special_tokens_in_text=self.options.special_tokens_in_text)
         return read_prompts.token_ids(config, self._target, "00000", read)
 
     def _ordered(self, orders: Sequence[Order]) -> list[int]:
@@ -209,9 +227,10 @@ class Service:
 
     @cached_property
     def _texts(self) -> TokenTexts:
+        from dflash_mcmc.engine.batching.prompt_encoder import id_bound
         from dflash_mcmc.engine.batching.stop_strings import texts_of
 
-        return texts_of(self._target.tokenizer, len(self._target.tokenizer))
+        return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
     def _count(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int) -> None:
         self.metrics.add("prompt_tokens_total", prompt_tokens)
@@ -221,6 +240,15 @@ class Service:
                                  ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
                                  ("moved", answer.result.moved)):
                 self.metrics.add(f"{name}_total", amount)
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in a prompt."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 async def _disconnected(request: Request) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -100,6 +99,9 @@ def _sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
         refuse("sampler", value, 'a name, or an object of a sampler\'s fields, such as {"name": "power_mh", "alpha": 4}')
+    for name, number in value.items():
+        if isinstance(number, int) and not -LARGEST_SEED <= number <= LARGEST_SEED:
+            refuse(f"sampler.{name[:80]}", number, "a number of 64 bits")
     return value
 
 
@@ -145,7 +147,8 @@ def _whole(given: Mapping[str, Any], name: str, low: int, high: int) -> int | No
 
 def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = given[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+    # In this order: a whole number of thousands of digits is no float, and NaN is not between bounds.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         refuse(name, value, f"a number >= {low:g} and <= {high:g}")
     return float(value)
 

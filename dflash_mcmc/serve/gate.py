@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve.answers import Refused
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.serve.metrics import Metrics
 
 _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+_LOOPBACK = re.compile(r"localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|::1")
 _MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that is too long that are read and forgotten, so that its client reads the answer."""
 
@@ -33,10 +38,12 @@ class Gate:
         app: the application.
         key: the key that requests of `/v1` must have; None for none.
         metrics: counts requests.
+        hosts: names in Host and Origin that are allowed besides loopback ones and the address that a request came to.
     """
 
-    def __init__(self, app: Any, key: str | None, metrics: Metrics):
+    def __init__(self, app: Any, key: str | None, metrics: Metrics, hosts: Sequence[str]):
         self._app, self._key, self._metrics = app, None if key is None else key.encode(), metrics
+        self._hosts = {name.lower() for name in hosts} - {"0.0.0.0", "::"}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handles a request. A failure of the application is an answer with status 500."""
@@ -51,7 +58,9 @@ class Gate:
             await send(message)
 
         try:
-            if scope["path"].startswith("/v1") and not self._may_enter(scope):
+            if refusal := self._refusal(scope):
+                await _reply(noting, refusal)
+            elif scope["path"].startswith("/v1") and not self._may_enter(scope):
                 await _reply(noting, Refused(401, "the request has no key, or a wrong one; allowed: the header Authorization: "
                                              "Bearer KEY with the server's key", code="invalid_api_key"))
             else:
@@ -71,6 +80,28 @@ class Gate:
         kind, _, key = given.partition(b" ")
         return kind.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
 
+    def _refusal(self, scope: dict[str, Any]) -> Refused | None:
+        """Why a request is refused whatever its path: a web page of another site may have sent it.
+
+        A page can send texts and forms to every address without asking, but no JSON (CORS). A name that its owner points at
+        this machine (DNS rebinding) lets a page read answers, and is in Host.
+        """
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        for name, header in (("Host", headers.get(b"host", "")), ("Origin", headers.get(b"origin"))):
+            if header is not None and not self._is_known(header.rpartition("//")[2], scope):
+                return Refused(403, str(ConfigError(name, header, "a name of this machine, such as localhost, or one of "
+                                                    "serve.allowed_hosts")), code="wrong_host")
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and scope["path"].startswith("/v1") and kind != "application/json":
+            return Refused(415, str(ConfigError("Content-Type", headers.get(b"content-type"), "application/json")))
+        return None
+
+    def _is_known(self, host: str, scope: dict[str, Any]) -> bool:
+        """Whether a host with or without a port is of this machine, or allowed."""
+        name = re.sub(r":\d+$", "", host).strip("[]").lower()
+        return bool("*" in self._hosts or name in self._hosts or name == str((scope.get("server") or [None])[0])
+                    or _LOOPBACK.fullmatch(name))
+
     def _log(self, scope: dict[str, Any], status: int, seconds: float) -> None:
         path = next((known for known in _PATHS if scope["path"] in (known, known + "/")), "other")
         self._metrics.add("requests_total", 1, f'path="{path}",status="{status}"')
@@ -79,8 +110,40 @@ class Gate:
         print(" ".join(filter(None, [line, scope.get("dflash_mcmc")])), file=sys.stderr, flush=True)
 
 
-async def body_of(request: Request, most: int, seconds: float) -> bytes:
-    """The body of a request. Raises Refused for one that is too long or comes too slowly."""
+class HeldBytes:
+    """The bytes of all bodies that are being read.
+
+    Args:
+        most: more are refused.
+    """
+
+    def __init__(self, most: int):
+        self._most, self._held = most, 0
+
+    @contextmanager
+    def of_request(self) -> Iterator[Callable[[int], None]]:
+        """A context with a function that adds bytes of one request; its end takes them off. The function raises Refused."""
+        mine = 0
+
+        def add(size: int) -> None:
+            nonlocal mine
+            if self._held + size > self._most:
+                raise Refused(503, f"the bodies of all requests have {self._held + size} bytes; allowed: at most {self._most} "
+                              "(serve.max_held_bytes); try again later", code="too_many_bytes")
+            self._held, mine = self._held + size, mine + size
+
+        try:
+            yield add
+        finally:
+            self._held -= mine
+
+
+async def body_of(request: Request, most: int, seconds: float, held: Callable[[int], None]) -> bytes:
+    """The body of a request. Raises Refused for one that is too long or comes too slowly.
+
+    Args:
+        held: takes the number of bytes that are kept; see `HeldBytes`.
+    """
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(seconds):
@@ -90,6 +153,7 @@ async def body_of(request: Request, most: int, seconds: float) -> bytes:
                     raise Refused(499, "the client has gone")
                 size += len(message.get("body", b""))
                 if size <= most:
+                    held(len(message.get("body", b"")))
                     body += message.get("body", b"")
                 if not message.get("more_body", False) or size > most + _MOST_DISCARDED:
                     break

@@ -7,9 +7,9 @@ The first SIGTERM or Ctrl-C ends the listening. Requests that have begun get the
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +24,8 @@ from dflash_mcmc.errors import ConfigError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 1024
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether a client that has ended its side is still there."""
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -45,41 +47,61 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def patient(seconds: float) -> type[H11Protocol]:
-    """The protocol of connections that are closed if a request's header takes longer than so many seconds."""
+class PatientProtocol(H11Protocol):
+    """Closes a connection whose header does not come, and answers a client that has ended its side of the connection.
 
-    class Patient(H11Protocol):
-        """Closes a connection whose header does not come."""
+    Such a client waits for its answer, or it is gone; the end that it sends looks the same. Therefore it gets an interim
+    answer (status 100) from time to time, which every client of HTTP/1.1 passes over. A client that is gone resets the
+    connection.
+    """
 
-        _expiry: asyncio.TimerHandle | None = None
+    header_seconds = 10.0
+    """Seconds in which a header must have come."""
 
-        def connection_made(self, transport: Any) -> None:
-            """Begins to wait for a header."""
-            super().connection_made(transport)
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begins to wait for a header."""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Ends the waiting if the header is there."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._expiry is None and self.conn.trailing_data[0]:
             self._wait()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Ends the waiting."""
-            self._stop_waiting()
-            super().connection_lost(exc)
+    def eof_received(self) -> bool:
+        """Keeps the connection open for the answer to a request that is whole."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        self._look_for_client()
+        return True
 
-        def data_received(self, data: bytes) -> None:
-            """Ends the waiting if the header is there."""
-            super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
-                self._stop_waiting()
-            elif self._expiry is None and self.conn.trailing_data[0]:
-                self._wait()
+    def _look_for_client(self) -> None:
+        cycle = self.cycle
+        if not (cycle.response_started or self.transport.is_closing()) and cycle.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(_LOOK_SECONDS, self._look_for_client)
 
-        def _wait(self) -> None:
-            self._expiry = self.loop.call_later(seconds, self.transport.close)
+    def _wait(self) -> None:
+        self._expiry = self.loop.call_later(self.header_seconds, self.transport.close)
 
-        def _stop_waiting(self) -> None:
-            if self._expiry is not None:
-                self._expiry.cancel()
-                self._expiry = None
+    def _stop_waiting(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
 
-    return Patient
 
 
 class Server(uvicorn.Server):
@@ -90,7 +112,8 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Any, header_seconds: float):
-        super().__init__(uvicorn.Config(app, http=patient(header_seconds), ws="none", lifespan="off", log_level="warning",
+        protocol = type("Protocol", (PatientProtocol,), {"header_seconds": header_seconds})
+        super().__init__(uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="warning",
                                         access_log=False, server_header=False, timeout_keep_alive=30))
         self.received: list[int] = []
 
@@ -108,14 +131,13 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to end, or ends at once after an earlier signal."""
+        """Begins to end. After an earlier signal it ends the process, whatever its threads do."""
         self.received.append(sig)
-        self.force_exit, self.should_exit = self.should_exit, True
-        if not self.force_exit:
-            print("stopping: no new requests are taken; a second signal ends those that have begun", file=sys.stderr,
-                  flush=True)
+        if len(self.received) > 1:
+            os._exit(128 + sig)
+        self.should_exit = True
+        os.write(2, b"stopping: no new requests are taken; a second signal ends those that have begun\n")
 
-    def serve_on(self, listener: socket.socket) -> int:
-        """Serves until a signal comes. Returns the exit code."""
+    def serve_on(self, listener: socket.socket) -> None:
+        """Serves until a signal comes."""
         asyncio.run(self.serve([listener]))
-        return 128 + self.received[-1] if self.force_exit else 0

@@ -35,10 +35,21 @@ class ServeOptions:
                                             "positions", ge=1)
     max_choices: int = runtime(64, "most answers that a request may ask for, over all its prompts", ge=1)
     max_width: int = runtime(64, "most draws that a chain of a request may ask for together, such as particles", ge=1)
+    max_steps: int = runtime(10_000, "largest num_steps of a sampler that a request may ask for", ge=1)
     max_waiting: int = runtime(1024, "answers that wait for a slot or are drawn; more get status 429", ge=1)
+    max_prompt_characters: int | None = runtime(None, "characters of all texts of a request, before they are tokenized; null "
+                                                "takes 64 for each token of the longest prompt", ge=1)
     max_body_bytes: int = runtime(4194304, "longest body of a request; longer ones get status 413", ge=1024)
+    max_held_bytes: int = runtime(67108864, "bodies of all requests that are being read; more get status 503", ge=1024)
     body_seconds: float = runtime(30.0, "time in which a client must have sent the body of a request", gt=0)
     header_seconds: float = runtime(10.0, "time in which a client must have sent the header of a request", gt=0)
+    stalled_seconds: float = runtime(120.0, "time without a step of the engine, while answers wait, after which /health fails",
+                                     gt=0)
+    allowed_hosts: list[str] = runtime(
+        [], "names in the headers Host and Origin besides those of this machine and the address that a request came to; ['*'] "
+        "allows all")
+    special_tokens_in_text: bool = runtime(False, "whether the name of a special token in a message becomes the token; false "
+                                           "leaves it text")
     request_seconds: float = runtime(600.0, "time for the answers to a request, after which their chains end with status 504",
                                      gt=0)
 

@@ -6,9 +6,9 @@ import pytest
 
 import dflash_mcmc
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.harness import arguments
-from dflash_mcmc.harness.lm_eval.requests import request
+from dflash_mcmc.harness.lm_eval.requests import request, without_cache
 
 TINY = str(PACKAGE / "assets/tiny")
 
@@ -71,3 +71,13 @@ def test_scores_are_the_log_p_of_samples():
         for wrong in ([], [5, [6]], [0.5]):
             with pytest.raises(UserError, match="answers: given"):
                 engine.score([[5]], [wrong], progress=False)
+
+
+@pytest.mark.parametrize(("given", "kept"), [
+    (["--model", "dflash_mcmc", "--use_cache", "f.db", "--tasks", "x"], ["--model", "dflash_mcmc", "--tasks", "x"]),
+    (["--model=dflash_mcmc", "--use_cache=f.db"], ["--model=dflash_mcmc"]),
+    (["--model", "hf", "--use_cache", "f.db"], ["--model", "hf", "--use_cache", "f.db"])])
+def test_the_cache_of_lm_eval_is_off_with_a_line(given, kept, capsys):
+    note.cache_clear()
+    assert without_cache(given) == kept
+    assert ("--use_cache f.db has no effect" in capsys.readouterr().err) == (given != kept)

@@ -21,6 +21,7 @@ def test_weights_by_hand():
 
 def test_equal_weights_are_not_low():
     assert not particles.is_low(np.full(5, np.log(0.1)), 1.0)
+    assert particles.systematic(np.zeros(4), Key(0)) == [0, 1, 2, 3]
     assert particles.is_low(LOG_WEIGHTS, 0.7)
     assert not particles.is_low(LOG_WEIGHTS, 0.6)
 

@@ -9,6 +9,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import dflash_mcmc as dm
 from dflash_mcmc.config.jobs import Job
@@ -103,6 +104,34 @@ def test_the_header_of_a_whole_file_is_read():
     assert max(tensor.end for tensor in tensors) + 8 + len(header) == (TINY / WEIGHTS).stat().st_size
 
 
+def _without(*parts):
+    return lambda tensors: {name: value for name, value in tensors.items() if not any(part in name for part in parts)}
+
+
+@pytest.mark.parametrize(("change", "values", "message"), [
+    (_without("layers.3.mlp.up_proj"), {}, "lacks weights of its config.json: model.layers.3.mlp.up_proj.weight; allowed"),
+    (_without("layers.7."), {}, "lacks weights of its config.json: model.layers.7.input_layernorm.weight, "),
+    (_without("model."), {}, "lacks weights of its config.json: "),
+    (_without(), {"num_hidden_layers": 9, "layer_types": None}, "lacks weights of its config.json: model.layers.8."),
+    (_without(), {"num_hidden_layers": 7, "layer_types": None}, "has weights that its config.json has no place for: model.l"),
+    (_without(), {"tie_word_embeddings": False}, "lacks weights of its config.json: lm_head.weight; allowed: a checkpoint "),
+    (lambda tensors: {**tensors, "model.more": torch.ones(3)}, {}, "no place for: model.more; allowed: their"),
+], ids=["tensor", "layer", "all", "more layers", "fewer layers", "untied", "unexpected"])
+def test_missing_and_unexpected_weights_are_one_line(checkpoint, change, values, message):
+    save_file(change(load_file(checkpoint / WEIGHTS)), checkpoint / WEIGHTS, {"format": "pt"})
+    changed(checkpoint / "config.json", **values)
+    with refused(message, start="model.path: given "):
+        dm.sample(str(checkpoint), None, ["1"], sampler="greedy", max_new_tokens=2)
+
+
+def test_weights_that_a_family_ties_or_computes_may_be_there(checkpoint):
+    tensors = load_file(checkpoint / WEIGHTS)
+    tensors |= {"lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+                "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
+    save_file(tensors, checkpoint / WEIGHTS, {"format": "pt"})
+    assert dm.sample(str(checkpoint), None, ["1"], sampler="greedy", max_new_tokens=2)
+
+
 @pytest.mark.parametrize("index", [
     "[]", "{", DEEP, '{"weight_map": [1]}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": ["b"]}}',
     '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "/x"}}', '{"weight_map": {"a": "b\\u0000"}}',
@@ -179,8 +208,6 @@ def test_a_truncated_tokenizer(checkpoint, refuses):
 
 
 def test_a_tokenizer_larger_than_the_vocabulary(make_config, checkpoint, refuses, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     tensors, small = load_file(checkpoint / WEIGHTS), 300
     save_file({name: tensor[:small].clone() if tensor.shape[0] == 512 else tensor for name, tensor in tensors.items()},
               checkpoint / WEIGHTS, metadata={"format": "pt"})

@@ -6,6 +6,7 @@ import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.registry import components
+from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import ExpectedCost
 
@@ -113,3 +114,20 @@ def test_no_two_choices_of_a_chain_share_a_random_number(name, options):
         engine.run(sampler.chain(PROMPT, 4, EnumeratedKey(enumerator)))
         if not enumerator.next_branch():
             break
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name, options in CHAINS if "num_steps" in options], ids=str)
+def test_the_trace_follows_the_state(name, options):
+    """An entry has the length of the state that the entry before has left, within a stage and between swaps."""
+    engine = TabularEngine(TabularModel(3, (0,), seed=3, scale=0.5), draft=TabularDraft(3, 1, seed=9))
+    options, followed = {**options, "num_steps": 4}, 0
+    if name == "replica_exchange":
+        options |= {"num_steps": 1, "local_steps": 4}
+    for seed in range(6):
+        states = {}
+        for entry in engine.run(components("sampler")[name].cls(**options).chain(PROMPT, 8, Key(seed))).trace:
+            state = entry["block"], entry.get("rung")
+            assert entry["length"] == states.get(state, entry["length"])
+            followed += state in states
+            states[state] = entry["proposal_length"] if entry["decision"] in ("accept", "identical") else entry["length"]
+    assert followed > 10

@@ -1,9 +1,8 @@
-"""`sampler=draft_refine` on the tabular engine: steps keep the power target, the chain starts at the draft; mutants fail."""
+"""`sampler=draft_refine` on the tabular engine: steps keep the power target, the chain starts at the draft."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.kernel import ROUNDING
-from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import (
@@ -27,15 +26,15 @@ from dflash_mcmc.testing import (
     transition_matrix,
 )
 
-EXACT, WRONG = 1e-12, 1e-3
+EXACT = 1e-12
 BLEND = DraftBlend(beta=0.4, grid="absolute")
 HORIZON = 3
 VALUES = dict(alpha=4.0, start_temperature=1.0, proposal_temperature=None, num_blocks=1, num_steps=1, cut="current", floor=0.1,
               early_reject="auto")
 
 
-def make(cls=DraftRefine, **changes) -> DraftRefine:
-    return cls(**{**VALUES, **changes})
+def make(**changes) -> DraftRefine:
+    return DraftRefine(**{**VALUES, **changes})
 
 
 def engine(blend=None, scale=0.5) -> TabularEngine:
@@ -56,6 +55,7 @@ def errors(engine, sampler) -> float:
 
 CUTS = {"current": {}, "confidence": {"cut": "confidence"},
         "confidence_warm": {"cut": "confidence", "floor": 0.02, "proposal_temperature": 0.6, "alpha": 2.0},
+        "confidence_mild": {"cut": "confidence", "alpha": 1.5, "proposal_temperature": 1.0, "floor": 0.02},
         "hot": {"proposal_temperature": 1.5, "alpha": 0.8}}
 
 
@@ -125,43 +125,6 @@ def test_the_law_approaches_the_target_with_the_steps():
                       for steps in (0, 1, 4, 16)]
     assert found["current"] == pytest.approx([0.476, 0.353, 0.128, 0.001], abs=1e-3)
     assert found["confidence"] == pytest.approx([0.476, 0.357, 0.119, 0.001], abs=1e-3)
-
-
-@dataclass(slots=True, kw_only=True)
-class KeepsTheDraftsDensity(DraftRefine):
-    """Takes log q of the drafted tokens from the draft, although the reverse move draws them from the target."""
-
-    def extend(self, path, horizon, key):
-        return (yield Draw(path, horizon, SamplingParams(self.start_temperature), key, "draft"))
-
-
-@dataclass(slots=True, kw_only=True)
-class NoCutTerm(DraftRefine):
-    """Ignores that x and y are cut at the place with different probabilities."""
-
-    def log_cut(self, path, cut):
-        return 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class ConfidenceOfAllTokensAlike(DraftRefine):
-    """Uses the length term of uniform cuts for cuts that are not uniform."""
-
-    def log_cut(self, path, cut):
-        return -math.log(path.length)
-
-
-@pytest.mark.parametrize(("mutant", "cut"), [(NoCutTerm, "current"), (NoCutTerm, "confidence"),
-                                             (ConfidenceOfAllTokensAlike, "confidence")])
-def test_mutants_of_the_step_fail(mutant, cut):
-    options = {"cut": cut, "alpha": 1.5, "proposal_temperature": 1.0, "floor": 0.02}
-    assert errors(engine(scale=1.0), make(**options)) <= EXACT
-    assert errors(engine(scale=1.0), make(mutant, **options)) > WRONG
-
-
-def test_a_mutant_of_the_start_fails():
-    tabular = engine()
-    assert total_variation(chain_law(tabular, make()), chain_law(tabular, make(KeepsTheDraftsDensity))) > WRONG
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

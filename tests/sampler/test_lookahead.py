@@ -98,12 +98,6 @@ def test_the_record_has_the_effective_size_of_candidates():
     assert done.proposals == 0
 
 
-def test_the_expected_cost_counts_candidates_and_rollouts():
-    cost = make(num_candidates=4, num_rollouts=2, rollout_length=8, block_size=8).expected_cost(16, 64)
-    assert cost.extended == 4 * (16 + 2 * 8)  # nothing is rolled out after the last block
-    assert np.isclose(make(num_candidates=4, block_size=8).expected_cost(16, 64).extended, 64)
-
-
 @pytest.mark.parametrize(("overrides", "field"), [
     (["sampler.num_candidates=1"], "sampler.num_candidates: given 1"), (["sampler.num_rollouts=0"], "sampler.num_rollouts"),
     (["sampler.rollout_length=100000"], "sampler.rollout_length: given 100000"),

@@ -8,22 +8,22 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel import ROUNDING, MetropolisStep, decide
+from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry
 from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix
 from tests.composing import composed
 
-EXACT, WRONG = 1e-12, 1e-3
+EXACT = 1e-12
 SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
 ENGINE = TabularEngine(TabularModel(3, (0,), seed=4, scale=1.5))
 FORMS = ["multiple_try", "isir"]
 
 
-def make(cls=MultipleTry, **changes):
+def make(**changes):
     values = dict(alpha=3.0, form="isir", num_tries=2, proposal_temperature=0.6, num_blocks=1, num_steps=1, cut="current",
                   early_reject="off", top_k=0, top_p=1.0)
-    return cls(**{**values, **changes})
+    return MultipleTry(**{**values, **changes})
 
 
 def errors(sampler, engine=SMALL, horizon=3):
@@ -56,59 +56,6 @@ def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
 def test_each_form_is_exact_under_a_blend(form):
     engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
     assert max(errors(make(form=form), engine)) < EXACT
-
-
-class WithoutLengths(MultipleTry):
-    """Forgets that a cut is less probable in a longer state."""
-
-    __slots__ = ()
-
-    def log_weight(self, path, cut):
-        return MultipleTry.log_weight(self, path, cut) + np.log(path.length)
-
-
-class WithoutTheState(MultipleTry):
-    """Takes one of the tries and never stays."""
-
-    __slots__ = ()
-
-    def log_weight(self, path, cut):
-        return MultipleTry.log_weight(self, path, cut)
-
-    def _taken(self, path, drawn, cut, taken, *others):
-        return MetropolisStep(drawn[max(taken - 1, 0)], cut, drawn[0].length, 0.0, "accept")
-
-
-class AlwaysTakes(MultipleTry):
-    """Accepts the picked try whatever the state is."""
-
-    __slots__ = ()
-
-    def _accepted(self, path, drawn, cut, key):
-        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
-        shares = np.exp(log_weights - log_weights.max())
-        return decide(path, drawn[key.fold_in("pick").categorical(shares / shares.sum())], cut, 0.0,
-                      key.fold_in("accept").log_uniform())
-
-
-class ComparesOneTry(MultipleTry):
-    """Accepts the picked try by its own ratio, as if it were the only one."""
-
-    __slots__ = ()
-
-    def _accepted(self, path, drawn, cut, key):
-        log_weights = np.array([self.log_weight(each, cut) for each in drawn])
-        shares = np.exp(log_weights - log_weights.max())
-        picked = key.fold_in("pick").categorical(shares / shares.sum())
-        return decide(path, drawn[picked], cut, log_weights[picked] - self.log_weight(path, cut),
-                      key.fold_in("accept").log_uniform())
-
-
-@pytest.mark.parametrize(("cls", "form"), [(WithoutLengths, "isir"), (WithoutLengths, "multiple_try"),
-                                           (WithoutTheState, "isir"), (AlwaysTakes, "multiple_try"),
-                                           (ComparesOneTry, "multiple_try")])
-def test_mutants_are_wrong(cls, form):
-    assert errors(make(cls, form=form))[0] > WRONG
 
 
 def test_the_noise_chooses_in_proportion_to_the_weights():
@@ -150,6 +97,16 @@ def test_the_floor_compares_a_try_with_the_state(cut):
     assert floor.margin == pytest.approx(ROUNDING * 3.0 * 5, abs=1e-15)
     assert floor.reference == pytest.approx(3.0 * path.log_p[1:].sum() - path.log_q[1:].sum(), abs=1e-12)
     assert sampler._floor(path, 6, 1, None, 2) is None
+
+
+@pytest.mark.parametrize(("taken", "any_complete", "outcome"), [
+    (2, True, ((2, 1), -3.0, "accept")), (1, True, ((1, 0), -1.0, "identical")),
+    (0, True, ((1, 0), -1.0, "reject")), (0, False, ((1, 0), -1.0, "abandon"))])
+def test_a_step_of_isir_reports_the_try_that_it_took_or_else_the_best(taken, any_complete, outcome):
+    path, *drawn = (score(ENGINE, tokens, make().law(), "blended") for tokens in ((1, 0), (1, 0), (2, 1)))
+    step = make()._taken(path, drawn, 1, taken, np.array([0.0, -1.0, -3.0]), any_complete)
+    assert (tuple(step.trajectory.tokens.tolist()), step.log_ratio, step.decision) == outcome
+    assert step.proposal_length == 2
 
 
 def test_abandoned_tries_are_a_share():

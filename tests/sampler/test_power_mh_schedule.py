@@ -12,7 +12,6 @@ import pytest
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel import doubling
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
@@ -91,11 +90,6 @@ def test_the_law_of_a_chain_is_the_one_that_is_stated(options):
     law = enumerated(engine, sampler)
     assert abs(sum(law.values()) - 1.0) <= EXACT
     assert total_variation(law, by_hand(engine, sampler)) <= EXACT
-
-
-def test_blocks_that_are_no_power_of_two_double_up_to_the_horizon():
-    assert [doubling(n) for n in (1, 2, 3, 5, 8, 16)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 8],
-                                                          [1, 2, 4, 8, 16]]
 
 
 def law_of_last_stage(engine, sampler, start: dict) -> dict:

@@ -26,10 +26,10 @@ _END = -1
 """Separates the rungs' tokens in a joint state."""
 
 
-def make(cls=ReplicaExchange, **changes):
+def make(**changes):
     values = dict(alphas=[1.0, 3.0], temperatures=[0.9, 0.5], output=-1, num_blocks=1, num_steps=1, local_steps=1,
                   cut="current", early_reject="off", fault="none")
-    return cls(**{**values, **changes})
+    return ReplicaExchange(**{**values, **changes})
 
 
 def rungs_at(engine, sampler, states):
@@ -103,44 +103,6 @@ def test_a_round_is_exact_with_early_rejection():
     assert joint_error(TWO, sampler, 3, round_of(TWO, 3)) < EXACT
 
 
-class CutsOfOneLength(ReplicaExchange):
-    """Forgets that a cut is less probable in a longer state."""
-
-    __slots__ = ()
-
-    def _decided(self, rung, state, proposal, *others):
-        same = proposal._replace(tokens=proposal.tokens)
-        step = ReplicaExchange._decided(self, rung, state, same, *others)
-        log_ratio = step.log_ratio - np.log(state.length / proposal.length)
-        return step._replace(trajectory=proposal) if others[2] < log_ratio else step._replace(trajectory=state)
-
-
-class WrongTemperature(ReplicaExchange):
-    """Weighs the proposals of every rung by log q of the first one."""
-
-    __slots__ = ()
-
-    def _decided(self, rung, state, proposal, *others):
-        step = ReplicaExchange._decided(self, rung, state.under(0), proposal.under(0), *others)
-        return step
-
-
-class EachTemperatureOnce(ReplicaExchange):
-    """Exchanges the states of a pair only where the hotter one is likelier."""
-
-    __slots__ = ()
-
-    def swap(self, rungs, key):
-        if rungs.paths[0].log_p.sum() > rungs.paths[1].log_p.sum():
-            return Rungs(rungs.paths[::-1], rungs.born), (True,)
-        return rungs, (False,)
-
-
-@pytest.mark.parametrize("cls", [WrongTemperature, EachTemperatureOnce, CutsOfOneLength])
-def test_mutants_are_wrong(cls):
-    assert joint_error(TWO, make(cls), 3, round_of(TWO, 3)) > WRONG
-
-
 def test_a_swap_with_the_wrong_sign_is_wrong():
     assert joint_error(TWO, make(fault="swap_sign"), 3, swaps) > WRONG
 
@@ -157,7 +119,7 @@ def test_log_q_of_the_old_rung_is_wrong():
 
 
 def output(sampler, rungs, key):
-    return TWO.run(sampler.round(rungs, 2, key)).paths[sampler.place]
+    return TWO.run(sampler.round(rungs, 2, key)).paths[sampler.output_rung]
 
 
 def likeliest(sampler, rungs, key):
@@ -197,6 +159,16 @@ def test_a_swap_carries_states_with_their_origin():
         assert all(path is ladder.paths[rung] for path, rung in zip(swapped.paths, orders[accepted], strict=True))
         seen.add(accepted)
     assert seen == set(orders)
+
+
+def test_a_state_that_stays_keeps_its_origin():
+    sampler, moved = make(), set()
+    for seed in range(20):
+        ladder = rungs_at(THREE, sampler, [(1, 2), (2, 1)])._replace(born=(1, 0))
+        after, steps = THREE.run(sampler.local_step(ladder, 2, Key(seed)))
+        assert after.born == tuple(rung if step.moved else 1 - rung for rung, step in enumerate(steps))
+        moved |= {step.moved for step in steps}
+    assert moved == {True, False}
 
 
 def test_a_result_has_log_q_of_the_output_rung():
@@ -241,6 +213,8 @@ def test_the_record_has_swap_rates_and_round_trips():
     assert done.measures["born"] in (1, 2, 3)
     assert done.proposals == len(done.trace) == 90
     assert {entry["rung"] for entry in done.trace} == {1, 2, 3}
+    near = THREE.run(make(alphas=[1.0, 1.01, 9.0], temperatures=None, num_steps=30).chain(PROMPT, 4, Key(2))).measures
+    assert near["swaps_1_2"] > 0.9 > near["swaps_2_3"]
 
 
 def test_a_round_trip_needs_both_ends():

@@ -40,7 +40,8 @@ def serving(*overrides: str) -> Iterator[tuple[subprocess.Popen, int]]:
 def asked(port: int, **body: object) -> http.client.HTTPConnection:
     """A connection on which a request has been sent."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", "/v1/completions", json.dumps({"prompt": QUESTION, **body}))
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": QUESTION, **body}),
+                       {"Content-Type": "application/json"})
     return connection
 
 
@@ -68,7 +69,7 @@ def test_the_first_sigterm_finishes_the_requests():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_at_once(number):
-    with serving("condition=ps") as (process, port):
+    with serving("condition=ps", "serve.max_steps=1000000") as (process, port):
         connection = asked(port, sampler={"num_steps": 1_000_000})
         wait_until_live(port)
         process.send_signal(number)
@@ -141,7 +142,8 @@ def test_slow_clients_hold_up_nobody():
     """200 clients send a part of a header or of a body, and 20 do not read their answers."""
     with serving("condition=greedy", "serve.header_seconds=3", "serve.body_seconds=3") as (process, port):
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 50\r\n\r\n{")
         slow = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(200)]
         for number, connection in enumerate(slow):
             connection.sendall(head if number % 2 else head[:10])
@@ -165,7 +167,7 @@ def test_10_000_requests():
             connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=120), []
             for number in range(count):
                 body = {"prompt": QUESTION, **({"max_tokens": 1} if number % 2 else {"n": number * 10**6, "x": 1})}
-                connection.request("POST", "/v1/completions", json.dumps(body))
+                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
                 reply = connection.getresponse()
                 reply.read()
                 found.append(reply.status)

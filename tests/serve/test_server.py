@@ -30,7 +30,8 @@ KEY = "a-key-of-the-tests"
 OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=32",
              "hardware.num_slots=8", "serve.port=0", "serve.max_prompt_tokens=64", "serve.max_choices=8",
              "serve.max_waiting=16",
-             "serve.max_body_bytes=20000", "serve.body_seconds=0.5", "serve.header_seconds=0.5", f"serve.api_key={KEY}"]
+             "serve.max_body_bytes=20000", "serve.max_steps=5000000",
+             "serve.allowed_hosts=[friend.example]", f"serve.api_key={KEY}"]
 
 
 class Running:
@@ -54,11 +55,12 @@ class Running:
     def client(self, key: str = KEY) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=60)
 
-    def post(self, body: object, path: str = "/v1/completions", key: str = KEY) -> tuple[int, dict]:
+    def post(self, body: object, path: str = "/v1/completions", key: str = KEY, **headers: str) -> tuple[int, dict]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request("POST", path, data, {"Authorization": f"Bearer {key}"})
+            connection.request("POST", path, data, {"Authorization": f"Bearer {key}", "Content-Type": "application/json",
+                                                    **headers})
             reply = connection.getresponse()
             return reply.status, json.loads(reply.read())
 
@@ -87,6 +89,12 @@ def running() -> Iterator[Running]:
     found = Running(OVERRIDES)
     yield found
     found.stop()
+
+
+def head_of(length: int) -> bytes:
+    """The header of a request whose body has so many bytes."""
+    return (f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n").encode()
 
 
 def samples(prompt: object, chat: bool, **changes) -> list[dm.Sample]:
@@ -169,6 +177,11 @@ WRONG = {
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "at most 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
     "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"), "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs"),
     "law": ({"prompt": "x", "temperature": 0.5}, 400, "temperature: given 0.5; allowed: 1 with sampler=power_mh"),
+    "digits": (b'{"prompt": "x", "temperature": ' + b"9" * 4000 + b"}", 400, "temperature: given 999"),
+    "digits of a sampler": (b'{"prompt": "x", "sampler": {"alpha": ' + b"9" * 4000 + b"}}", 400, "sampler.alpha: given 999"),
+    "self": ({"prompt": "x", "sampler": {"self": 1}}, 400, "sampler.self: given 1; allowed: fields of sampler=power_mh"),
+    "steps": ({"prompt": "x", "sampler": {"num_steps": 10**9}}, 400, "sampler.num_steps: given 1000000000; allowed: at most"),
+    "characters": ({"prompt": ["x" * 2000] * 3}, 400, "prompt: given '6,000 characters'; allowed: at most 4,096"),
     "field": ({"prompt": "x", "sampler": {"alhpa": 2}}, 400, "did you mean 'alpha'?"),
     "bound": ({"prompt": "x", "sampler": {"alpha": -1}}, 400, "sampler.alpha: given -1"),
     "sampler": ({"prompt": "x", "sampler": "powermh"}, 400, "did you mean 'power_mh'?"),
@@ -187,6 +200,58 @@ def test_a_wrong_request_gets_one_line(running, kind):
     assert "\n" not in reply["error"]["message"]
     assert set(reply["error"]) == {"message", "type", "param", "code"}
     assert running.get("/health")[0] == 200
+
+
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"Content-Type": "text/plain"}, 415), ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ({"Host": "evil.example"}, 403), ({"Host": "localhost.evil.example:80"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+    ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://localhost:3000"}, 200),
+    ({"Host": "localhost:1"}, 200), ({"Host": "[::1]:1"}, 200), ({"Host": "Friend.Example:8000"}, 200)], ids=str)
+def test_a_page_of_another_site_is_refused(running, headers, status):
+    found, reply = running.post({"prompt": "x", "max_tokens": 1, "sampler": "greedy"}, **headers)
+    assert found == status, reply
+    if status != 200:
+        assert next(iter(headers)) in reply["error"]["message"]
+
+
+def test_bodies_together_are_limited(running, monkeypatch):
+    monkeypatch.setattr(running.service._held_bytes, "_most", 100)
+    status, reply = running.post({"prompt": "x" * 100})
+    assert (status, reply["error"]["code"]) == (503, "too_many_bytes")
+    assert running.post({"prompt": "x", "sampler": "greedy"})[0] == 200
+    assert running.service._held_bytes._held == 0
+
+
+def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(running, monkeypatch):
+    def asked(content: str, role: str = "user") -> tuple[int, dict]:
+        return running.post({"messages": [{"role": role, "content": content}], "max_tokens": 1, "sampler": "greedy"},
+                            "/v1/chat/completions")
+
+    for role in ("owner", "user<|im_end|>", ""):
+        status, reply = asked("x", role)
+        assert (status, "system, user, assistant, tool, developer" in reply["error"]["message"]) == (400, True)
+    plain, named = (asked(text)[1]["usage"]["prompt_tokens"] for text in ("x", "x<|im_end|>"))
+    assert named > plain + 1
+    monkeypatch.setattr(running.service.options, "special_tokens_in_text", True)
+    assert asked("x<|im_end|>")[1]["usage"]["prompt_tokens"] == plain + 1
+
+
+def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_step_is_made(running):
+    body = json.dumps({"prompt": QUESTION, "max_tokens": 8}).encode()
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        with running.held():
+            connection.sendall(head_of(len(body)) + body)
+            connection.shutdown(socket.SHUT_WR)
+            while not running.service.workers.counts[0]:
+                time.sleep(0.001)
+            assert running.get("/health")[0] == 200
+            running.service.workers.stepped -= 1000.0
+            status, state = running.get("/health")
+            assert (status, json.loads(state)["status"]) == (503, "stalled")
+        received = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert b"\r\n\r\nHTTP/1.1 200 OK" in received
+    assert b"text_completion" in received
 
 
 def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
@@ -213,8 +278,7 @@ def test_a_client_that_goes_frees_its_slots(running):
     """The chains of the request would make two million steps."""
     body = json.dumps({"prompt": QUESTION, "n": 4, "sampler": {"num_steps": 500_000}}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode()
-                           + b"\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        connection.sendall(head_of(len(body)) + body)
         while running.service.workers.counts[1] < 4:
             time.sleep(0.01)
     assert running.idle()
@@ -233,8 +297,10 @@ def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
     assert "never retrieved" not in caplog.text
 
 
-def test_slow_clients_are_let_go(running):
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n".encode()
+def test_slow_clients_are_let_go(running, monkeypatch):
+    monkeypatch.setattr(running.server.config.http_protocol_class, "header_seconds", 0.5)
+    monkeypatch.setattr(running.service.options, "body_seconds", 0.5)
+    head = head_of(50)
     for sent, answer in ((b"POST /v1", b""), (b"", b""), (head + b"{", b"HTTP/1.1 408")):
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(sent)

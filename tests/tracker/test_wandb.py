@@ -186,7 +186,7 @@ def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
             run.summary({"accuracy": 1.0}, records)
         run.finish(0)
     steps = [[entry["step"]["num"] for entry in entries(folder, "history")] for folder in runs(tmp_path)]
-    assert steps == [[2, 4], [5], [6, 8, 9]]
+    assert steps == [[3, 6], [7], [9, 12, 13]]
 
 
 @pytest.mark.slow

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.types import Message
 
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Who may speak. A template writes a role beside special tokens, so that any other text would be a turn of its own."""
 _LAST = ("user", "tool")
 _GAP = "\n\n"
+
+
+class PromptText(str):
+    """A prompt that a chat template made, in which names of special tokens stand in a message.
+
+    `plain` has the places (start, stop) of these names: they are tokenized as text, and never become special tokens.
+    """
+
+    plain: tuple[tuple[int, int], ...] = ()
 
 
 class Conversation(NamedTuple):
@@ -24,6 +37,8 @@ class Conversation(NamedTuple):
     """Few-shot examples: the prompt and the answer of each."""
     system: str | None = None
     """The system prompt; None if there is none, or if the turns begin with one."""
+    special_tokens_in_text: bool = False
+    """Whether the name of a special token in a message becomes the token, as in text that the template writes."""
 
     @classmethod
     def of(cls, text: str) -> Conversation:
@@ -56,10 +71,15 @@ class Conversation(NamedTuple):
         return _GAP.join(f"{turn['role']}: {turn['content']}" for turn in self.messages())
 
     def with_template(self, tokenizer: Any, enable_thinking: bool) -> str:
-        """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation."""
+        """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation.
+
+        Names of special tokens in messages stay text, unless `special_tokens_in_text`: see `PromptText`.
+        """
         messages, tools = self.messages(), list(self.tools) or None
-        text = _templated(tokenizer, messages, tools, enable_thinking)
-        if tools and text == _templated(tokenizer, messages, None, enable_thinking):
+        specials = [] if self.special_tokens_in_text else _specials_in(tokenizer, [messages, tools])
+        text = (_templated(tokenizer, messages, tools, enable_thinking) if not specials else
+                _with_plain_names(tokenizer, messages, tools, enable_thinking, specials))
+        if tools and not specials and text == _templated(tokenizer, messages, None, enable_thinking):
             raise UserError(f"dataset: given {len(tools)} tools, which the chat template of the tokenizer leaves out; "
                             "allowed: a model whose template shows tools, or problems without tools")
         return text
@@ -77,8 +97,8 @@ def messages_of(value: object, where: str) -> tuple[Message, ...]:
     """
     turns = turns_of(value)
     if turns is None:
-        raise UserError(f"dataset.path: {where} has no conversation for its messages; allowed: a list of role and content, "
-                        "both texts, with a turn of the user")
+        raise UserError(f"dataset.path: {where} has no conversation for its messages; allowed: a list of role "
+                        f"({', '.join(ROLES)}) and content, a text, with a turn of the user")
     while not is_answerable(turns):
         turns = turns[:-1]
     return turns
@@ -120,7 +140,7 @@ def last_question(messages: tuple[Message, ...]) -> str:
 
 def _is_turn(turn: dict[str, Any]) -> bool:
     text = turn.get("content", "" if turn.get("tool_calls") else None)
-    return isinstance(turn.get("role"), str) and isinstance(text, str)
+    return turn.get("role") in ROLES and isinstance(text, str)
 
 
 def _is_json(value: object) -> bool:
@@ -130,6 +150,44 @@ def _is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _specials_in(tokenizer: Any, value: object) -> list[str]:
+    """The special tokens whose names stand in the texts of a conversation, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    names = {token.content for token in added.values() if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    there = [name for name in names if name and json.dumps(name, ensure_ascii=False)[1:-1] in text]
+    return sorted(there, key=len, reverse=True)
+
+
+def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool,
+                      specials: Sequence[str]) -> PromptText:
+    """The text of a conversation with names of special tokens, and their places. The template sees marks instead of them."""
+    whole = json.dumps([messages, tools], ensure_ascii=False)
+    codes = (chr(code) for code in range(0xF0000, 0xFFFFD))  # characters for private use, of which a text has few
+    marks = {mark: name for name, mark in zip(specials, (code for code in codes if code not in whole), strict=False)}
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, str):
+            for mark, name in marks.items():
+                value = value.replace(name, mark)
+        elif isinstance(value, dict):
+            return {key: each if key == "role" else marked(each) for key, each in value.items()}
+        elif isinstance(value, (list, tuple)):
+            return [marked(each) for each in value]
+        return value
+
+    parts, plain, length = [], [], 0
+    for part in re.split(f"([{''.join(marks)}])", _templated(tokenizer, marked(messages), marked(tools), enable_thinking)):
+        name = marks.get(part, part)
+        if part in marks:
+            plain.append((length, length + len(name)))
+        parts.append(name)
+        length += len(name)
+    text = PromptText("".join(parts))
+    text.plain = tuple(plain)
+    return text
 
 
 def _joined(prompt: str, answer: str) -> str:

@@ -37,6 +37,28 @@ class PromptEncoder(NamedTuple):
         return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
 
 
+def id_bound(tokenizer: Any) -> int:
+    """One more than the largest id of a tokenizer. `len(tokenizer)` counts tokens, and is too small where ids have gaps."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
+def ids_of(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    """The token ids of a text. The first special token (bos) is not added to a text that begins with it already.
+
+    Args:
+        text: a `PromptText` has names of special tokens that stay text.
+    """
+    tokens, end = [], 0
+    for start, stop in getattr(text, "plain", ()):
+        tokens += tokenizer(text[end:start], add_special_tokens=False)["input_ids"]
+        tokens += tokenizer(text[start:stop], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        end = stop
+    tokens += tokenizer(text[end:], add_special_tokens=add_special_tokens and not end)["input_ids"]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    doubled = add_special_tokens and bos is not None and list(tokens[:2]) == [bos, bos]
+    return list(tokens[1:] if doubled else tokens)
+
+
 def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int | None, vocab_size: int | None) -> np.ndarray:
     """Token ids of a text, int64.
 
@@ -48,10 +70,10 @@ def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int |
         UserError: for a text that is too long for the tokenizer, or has a token that the model does not know.
     """
     _check_length(tokenizer, text, positions)
-    tokens = np.array(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], dtype=np.int64)
+    tokens = np.array(ids_of(tokenizer, text, add_special_tokens), dtype=np.int64)
     if vocab_size is not None and len(tokens) and tokens.max() >= vocab_size:
-        raise UserError(f"model.path: given a tokenizer of {len(tokenizer)} tokens, which gives the id {tokens.max()} for a "
-                        f"prompt; allowed: ids from 0 to {vocab_size - 1}, the model's vocabulary")
+        raise UserError(f"model.path: given a tokenizer of {id_bound(tokenizer)} tokens, which gives the id {tokens.max()} "
+                        f"for a prompt; allowed: ids from 0 to {vocab_size - 1}, the model's vocabulary")
     return tokens
 
 

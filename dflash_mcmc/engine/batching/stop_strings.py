@@ -14,7 +14,6 @@ The tables of several sets of strings are joined as one (`StopTables`), so that 
 A state belongs to a set. Two states belong to all sets: 0 of rows without strings, and 1 after a string was found. A row's
 set is therefore known by its state alone.
 """
-
 from __future__ import annotations
 
 import bisect
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
@@ -67,7 +67,7 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
         tokenizer: of `transformers`.
         vocab_size: ids of the model, of which some may have no token.
     """
-    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))
+    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
     added = tokenizer.added_tokens_decoder
     specials = {number: token.content for number, token in added.items() if token.special}
     specials.update({number: names[number] for number in tokenizer.all_special_ids if number < len(names)})

@@ -13,7 +13,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.grading.choice.pool import LetterPool
+    from dflash_mcmc.grading.choice.letters import LetterPool
 
 
 @register("grader", "choice")
@@ -44,6 +44,6 @@ class ChoiceGrader(AnswerGrader):
 
     def start(self) -> LetterPool:
         """The pool, which needs no processes."""
-        from dflash_mcmc.grading.choice.pool import LetterPool
+        from dflash_mcmc.grading.choice.letters import LetterPool
 
         return LetterPool(self.letters, self.extraction())

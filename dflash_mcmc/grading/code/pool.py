@@ -11,8 +11,7 @@ from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
 from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking
-from dflash_mcmc.grading.timing import timed
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000

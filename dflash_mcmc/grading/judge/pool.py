@@ -10,8 +10,7 @@ from typing import Any
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.judge.endpoint import Endpoint, Failed
 from dflash_mcmc.grading.judge.rubrics import Unreadable, rubrics_of, satisfied
-from dflash_mcmc.grading.timing import timed
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
 from dflash_mcmc.types import Grade
 
 _MAX_LISTED = 20

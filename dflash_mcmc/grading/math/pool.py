@@ -19,8 +19,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
-from dflash_mcmc.grading.timing import timed
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, signal_name
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, signal_name, timed
 from dflash_mcmc.types import Grade
 
 _INTEGER = re.compile(r"[+-]?\d{1,60}")

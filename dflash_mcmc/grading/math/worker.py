@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -12,8 +15,10 @@ from dflash_mcmc.grading.math.deciding import decide
 from dflash_mcmc.grading.math.self_test import self_test
 from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.verdicts import ERROR, Decision
-from dflash_mcmc.grading.walls import die_with, leave_network, leave_session, limit_memory
 
+_GIBIBYTE = 1 << 30
+_PR_SET_PDEATHSIG = 1
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 OUT_OF_MEMORY = 86
 """Exit code of a worker that ran out of memory."""
 
@@ -72,3 +77,40 @@ def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, 
         return Decision(ERROR, "exception", type(error).__name__)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def limit_memory(gib: float) -> None:
+    """Limits the address space of this process to `gib` GiB, or to the hard limit if that is lower."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = int(gib * _GIBIBYTE)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def die_with(parent: int) -> None:
+    """On Linux, makes the kernel kill this process when its parent ends for any reason, even during a long C call.
+
+    `parent` is the parent's process id; if it has already ended, this process exits.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def leave_network() -> bool:
+    """On Linux, moves this process to a network namespace without connections. Returns whether the kernel allowed it."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.unshare(_CLONE_NEWNET) == 0 or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+
+
+def leave_session() -> None:
+    """Moves this process to a new session, away from the terminal's signals, and clears its environment.
+
+    The environment may contain access tokens.
+    """
+    if os.getpid() != os.getsid(0):
+        os.setsid()
+    os.environ.clear()

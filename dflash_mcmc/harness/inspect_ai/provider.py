@@ -161,9 +161,10 @@ class DflashAPI(ModelAPI):
 
     @cached_property
     def _texts(self) -> TokenTexts:
+        from dflash_mcmc.engine.batching.prompt_encoder import id_bound
         from dflash_mcmc.engine.batching.stop_strings import texts_of
 
-        return texts_of(self._target.tokenizer, len(self._target.tokenizer))
+        return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
     def _logprobs(self, answer: DrawnAnswer) -> Logprobs:
         path = answer.result.trajectory

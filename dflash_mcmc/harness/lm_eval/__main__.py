@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.harness.lm_eval.requests import without_cache
 from dflash_mcmc.process import program
 
 
@@ -22,7 +23,7 @@ def _main(arguments: list[str]) -> None:
 
     import dflash_mcmc.harness.lm_eval.model  # noqa: F401 - the import registers the model
 
-    sys.argv = ["lm_eval", *arguments]
+    sys.argv = ["lm_eval", *without_cache(arguments)]
     cli_evaluate()
 
 

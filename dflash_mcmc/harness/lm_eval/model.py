@@ -18,9 +18,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.api.mixed import AnswerRequest
 from dflash_mcmc.dataset.inputs import template_limits
+from dflash_mcmc.engine.batching.prompt_encoder import ids_of
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness.arguments import chosen
-from dflash_mcmc.harness.lm_eval.requests import GenerationSettings, request
+from dflash_mcmc.harness.lm_eval.requests import NO_CACHE, GenerationSettings, request
 
 _NO_LIMIT = 2048
 """`max_length` of a model without a limit, as in lm_eval."""
@@ -82,10 +83,12 @@ class DflashMcmcLM(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids as in lm_eval's `hf` model: with special tokens, unless the text begins with the first of them."""
-        if add_special_tokens is None:
-            add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
-        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+        """Token ids as in lm_eval's `hf` model: with special tokens, and with the first of them once."""
+        return ids_of(self.tokenizer, string, add_special_tokens is not False)
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuses the cache of `use_cache`. Raises UserError."""
+        raise UserError(f"use_cache: given a file of answers; allowed: none, {NO_CACHE}")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The text of a conversation. Without a generation prompt its last message is continued. Raises UserError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dflash_mcmc.api.choices import component
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _MOST = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
 """Names of the longest answer, the strongest first, as in lm_eval."""
+NO_CACHE = "because its key of an answer has neither the sampler and its fields nor the number of the repeat"
+"""Why the option `use_cache` of lm_eval, which takes answers of earlier evaluations again, is off."""
 _DEFAULT_MOST = 256
 _Number = TypeVar("_Number", int, float)
 _TRUNCATIONS = ("top_k", "top_p", "min_p", "repetition_penalty")
@@ -54,6 +56,20 @@ def request(args: ModelArguments, kwargs: Mapping[str, Any]) -> GenerationSettin
     if temperature == 0.0:
         raise ConfigError("generation_kwargs.temperature", temperature, "above 0 with do_sample=true")
     return GenerationSettings(component("sampler", "temperature", temperature=temperature, **laws), most, stop)
+
+
+def without_cache(arguments: Sequence[str]) -> list[str]:
+    """The arguments of lm_eval's command without `--use_cache` and its file, with a note, where the model is ours."""
+    kept, rest = [], iter(arguments)
+    ours = any(text in ("dflash_mcmc", "--model=dflash_mcmc") for text in arguments)
+    for text in rest:
+        name, _, file = text.partition("=")
+        if not (ours and name in ("--use_cache", "-c")):
+            kept.append(text)
+            continue
+        file = file or next(rest, "")
+        note(f"lm_eval: --use_cache {file} has no effect with --model dflash_mcmc, {NO_CACHE}")
+    return kept
 
 
 def _until(given: Any) -> list[str]:

@@ -29,6 +29,8 @@ TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "
                  "proposals", "accepted", "acceptance", "moved", "seconds", "finish_reason", "question", "prompt", "text")
 _UNWRITTEN_SECONDS = 3.0
 """The longest time for which logged metrics may be unwritten. W&B's process writes and sends every one or two seconds."""
+_STEPS = 3
+"""Steps of W&B's history for each record: the record, and, if it is the last one, the samples and the report."""
 _IN_ARTIFACT = ("records*.jsonl", PROBLEMS, "config.yaml", "run.json", "summary.json", "*.csv")
 
 
@@ -116,7 +118,7 @@ class WandbRun:
     def log(self, metrics: dict, step: int) -> None:
         """Logs a sample. `step`, the number of samples so far, is the x axis: a resumed run continues the count."""
         self._finished = step
-        self._log(metrics, 2 * step)
+        self._log(metrics, _STEPS * step)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
         """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs.
@@ -127,7 +129,7 @@ class WandbRun:
         problems = dict(read_problems(self._info.folder))
         rows = [{**problems.pop(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
         if rows:
-            self._log({"samples": _table(rows, TABLE_COLUMNS)}, 2 * self._finished + 1)
+            self._log({"samples": _table(rows, TABLE_COLUMNS)}, _STEPS * self._finished + 1)
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
@@ -137,7 +139,7 @@ class WandbRun:
         shown: dict[str, Any] = {f"tables/{name}": _table(rows) for name, rows in tables.items()}
         shown.update({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
         if shown:
-            self._log(shown, 2 * self._finished + 1)
+            self._log(shown, _STEPS * self._finished + 2)
         identity = json.loads((folder / "run.json").read_text())["identity"]
         artifact = wandb.Artifact(artifact_name("records", self._info.experiment, self._info.identity), "records",
                                   description=f"records of {self._info.name or self._info.condition}",
@@ -171,10 +173,10 @@ class WandbRun:
             wandb.teardown()
         self._begin()
         for _, step, values in self._recent:
-            self._run.log(values, step)
+            self._run.log(values, step, commit=True)
 
     def _log(self, values: dict, step: int) -> None:
-        """Logs values at a step of W&B's history: 2 n for record number n, 2 n + 1 for what follows n records.
+        """Logs values at a step of W&B's history: 3 n for record number n, 3 n + 1 and 3 n + 2 for what follows n records.
 
         A new session without a connection would count from 0 again, and its upload would replace the steps of the session
         before it. These numbers follow from the run's records instead, so that they are the same in every session.
@@ -184,7 +186,7 @@ class WandbRun:
             self._recent.popleft()
         try:
             self._define(values)
-            self._run.log(self._recent[-1][2], step)
+            self._run.log(self._recent[-1][2], step, commit=True)  # else a kill loses it
         except Exception:
             if not stopping.requested():
                 raise

@@ -36,11 +36,11 @@ DOUBLING = ("{% set held = namespace(text='x' * 1000) %}{% for a in range(60) %}
 
 @pytest.fixture
 def of_template(tmp_path, monkeypatch):
-    """The folder of a checkpoint with another template. A template has one second."""
-    monkeypatch.setattr(template_limits, "SECONDS", 1)
+    """The folder of a checkpoint with another template, which has one second if it would run for ever."""
     monkeypatch.setattr(template_limits, "_tried", {})
 
     def make(template):
+        monkeypatch.setattr(template_limits, "SECONDS", 1 if FOR_EVER in template else 60)
         checkpoint = shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint", dirs_exist_ok=True)
         (checkpoint / "chat_template.jinja").write_text(template)
         return checkpoint

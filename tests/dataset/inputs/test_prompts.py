@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
 from dflash_mcmc.dataset.inputs.prompts import TEMPLATES, resolve
+from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.runner.build import first_prompt, prompts
 from tests.refusals import refused
 
@@ -152,3 +154,27 @@ def test_the_whole_prompt_is_shown_and_nothing_is_written(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
     refused = command("dflash_mcmc", "show=prompts")
     assert refused.stderr.startswith("error: show: given 'prompts'; allowed: one of 'prompt' or null")
+
+
+class Gapped:
+    """A tokenizer with a gap: three tokens, ids up to 9. It adds bos to every text."""
+
+    bos_token_id = 9
+
+    def get_vocab(self):
+        return {"a": 0, "b": 1, "<s>": 9}
+
+    def __len__(self):
+        return 3
+
+    def __call__(self, text, add_special_tokens=True, split_special_tokens=False):
+        ids = [self.get_vocab()[part] for part in re.findall("<s>|.", text)]
+        return {"input_ids": [9] * add_special_tokens + ids}
+
+
+@pytest.mark.parametrize(("text", "add", "ids"), [
+    ("ab", True, [9, 0, 1]), ("<s>ab", True, [9, 0, 1]), ("<s>ab", False, [9, 0, 1]), ("ab", False, [0, 1]),
+    ("<s><s>a", True, [9, 9, 0]), ("a<s>", True, [9, 0, 9])])
+def test_bos_stands_once_at_the_beginning_and_ids_may_have_gaps(text, add, ids):
+    assert prompt_encoder.encode(Gapped(), text, add, 64, 10).tolist() == ids
+    assert prompt_encoder.id_bound(Gapped()) == 10

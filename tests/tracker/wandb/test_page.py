@@ -149,7 +149,7 @@ def test_the_page_uses_the_names_that_the_tracker_writes(make_config):
         def define_metric(self, name, **given):
             pass
 
-        def log(self, values):
+        def log(self, values, step, commit):
             sent.update(values)
 
     running, records = RunningAccuracy(), read_records(result.folder)
