@@ -99,8 +99,8 @@ class DFlashDraft(CheckpointDraft):
         block_size = self.num_drafted(network.shape) + 1
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)
-        from dflash_mcmc.draft.adaptation import AdaptSettings
         from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
                                  self.adapt_blocks, self.adapt_every_blocks)

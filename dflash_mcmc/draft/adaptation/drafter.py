@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from dflash_mcmc.draft.adaptation import (
+from dflash_mcmc.draft.adaptation.learning import (
     Adapter,
     AdaptSettings,
     LowRankDraft,

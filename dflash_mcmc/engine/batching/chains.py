@@ -16,7 +16,7 @@ from dflash_mcmc.ops import Chain, Operation, Request, Together
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.adaptation import Adapter
+    from dflash_mcmc.draft.adaptation.learning import Adapter
     from dflash_mcmc.engine.batching.slot_memory import Offloaded
 
 

@@ -20,15 +20,18 @@ import bisect
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
+
+if TYPE_CHECKING:
+    import torch
+
+    from dflash_mcmc.engine.batching.rows import Rows
 
 _MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
 _SAMPLES, _LENGTH = 32, 24
@@ -322,6 +325,8 @@ class StopTables:
 
     def _add(self, strings: StopStrings) -> None:
         """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
+        import torch
+
         if not self._offsets:
             self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=self._device)
                                           for size in (len(strings.classes), 2))
@@ -348,6 +353,8 @@ class Endings:
 
     def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: torch.device,
                  compiled: Callable[[tuple[str, ...]], StopStrings] | None = None):
+        import torch
+
         self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
         self._stop_ids, self._strings, self._compiled = frozenset(stop_ids), strings, compiled
         self._tables = StopTables(device)
@@ -373,6 +380,8 @@ class Endings:
             tokens: int64 (rows, slots), consecutive tokens.
             offered: bool (rows, slots); other slots change no state.
         """
+        import torch
+
         if not self._tables.version:
             return None
         state, found = rows.matched[: len(tokens)], list[torch.Tensor]()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.adaptation import AdaptSettings
+    from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
 _MODES, _MODULES = ("context", "online"), ("fc", "fc+attention")
 
@@ -120,7 +120,7 @@ class Adaptation(ProblemProbe):
 
     def settings(self) -> list[AdaptSettings]:
         """All combinations of the listed values."""
-        from dflash_mcmc.draft.adaptation import AdaptSettings
+        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         return [AdaptSettings(mode, modules, rank, rate, pace if mode == "context" else 1, self.blocks,
                               pace if mode == "online" else 1)

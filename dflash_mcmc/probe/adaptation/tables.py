@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.draft.adaptation import AdaptSettings
+from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Table

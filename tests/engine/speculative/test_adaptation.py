@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from dflash_mcmc.draft import adaptation
-from dflash_mcmc.draft.adaptation import MODULES, Adapter, AdaptSettings, LowRankDraft
+from dflash_mcmc.draft.adaptation import learning
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+from dflash_mcmc.draft.adaptation.learning import MODULES, Adapter, AdaptSettings, LowRankDraft
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -245,22 +245,22 @@ def test_steps_reduce_the_loss(qwen3):
     features, anchors, tokens, counts = torch.randn(1, 9, 96, generator=generator), *map(np.array, ([4, 9], [5, 6], [4, 2]))
     student, losses = drafter._student, []
     adapter = Adapter.fresh(student.start)
-    blocks = adaptation.Blocks(*adaptation.padded(features), *map(torch.from_numpy, (anchors, tokens)),
-                             adaptation.slot_weights(torch.from_numpy(counts), BLOCK - 1))
+    blocks = learning.Blocks(*learning.padded(features), *map(torch.from_numpy, (anchors, tokens)),
+                             learning.slot_weights(torch.from_numpy(counts), BLOCK - 1))
     for _ in range(30):
         with torch.no_grad():
-            losses.append(float(adaptation.law_loss(student.logits(blocks, adapter.values), target, blocks.weights)))
+            losses.append(float(learning.law_loss(student.logits(blocks, adapter.values), target, blocks.weights)))
         student.learn_verified(adapter, features, anchors, tokens, counts, target)
     assert losses[-1] < 0.5 * losses[0]
     assert adapter.steps == adapter.number == 30
 
 
 def test_only_slots_with_kept_tokens_before_them_are_learned():
-    weights = adaptation.slot_weights(torch.tensor([1, 3, 4]), 4)
+    weights = learning.slot_weights(torch.tensor([1, 3, 4]), 4)
     assert (weights > 0).sum(dim=1).tolist() == [1, 3, 4]
     assert weights[2, 2] == pytest.approx(float(np.exp(-2 / 2.5)))
-    loss = adaptation.law_loss(torch.zeros(1, 2, 3), torch.tensor([[[0.0, 0.0, 0.0], [torch.nan] * 3]]),
-                             adaptation.slot_weights(torch.tensor([1]), 2))
+    loss = learning.law_loss(torch.zeros(1, 2, 3), torch.tensor([[[0.0, 0.0, 0.0], [torch.nan] * 3]]),
+                             learning.slot_weights(torch.tensor([1]), 2))
     assert float(loss) == 0.0
 
 
@@ -268,7 +268,7 @@ def test_only_slots_with_kept_tokens_before_them_are_learned():
 def test_a_gradient_that_is_not_finite_is_dropped_and_counted(qwen3, mode, monkeypatch):
     frozen = run(qwen3, SAMPLERS["temperature"], reject(), ONLINE._replace(every_blocks=1000))
     name = "law_loss" if mode == "online" else "token_loss"
-    monkeypatch.setattr(f"dflash_mcmc.draft.adaptation.{name}",
+    monkeypatch.setattr(f"dflash_mcmc.draft.adaptation.learning.{name}",
                         lambda logits, *_: logits.sum() * torch.nan)
     done = run(qwen3, SAMPLERS["temperature"], reject(), MODES[mode])
     for tag, each in frozen.items():

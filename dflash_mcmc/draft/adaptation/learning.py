@@ -1,0 +1,299 @@
+"""A draft that learns while it is used: low-rank changes of its projections, and the steps that train them.
+
+The changes are those of LoRA (Hu et al. 2021, arXiv 2106.09685), and each row has one of its own. A projection W becomes W
++ A B, with A (inputs, rank) and B (rank, outputs). B is zero at first, so that the draft begins as its checkpoint. All
+changes of a row are one vector.
+
+A draft learns the tokens of a prompt (cross-entropy), or the target's distributions in blocks that were verified (KL
+divergence). Slot k of a block has the weight exp(-(k - 1) / gamma), as in training (DFlash, arXiv 2602.06036). Gamma is
+half of the block size, which is the published value for blocks of 8 and 10. Each update is one step of Adam (Kingma & Ba
+2015, arXiv 1412.6980), as in Test-Time Speculation (arXiv 2605.09329).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import embedding, log_softmax, pad
+
+from dflash_mcmc.draft.network.dflash import DFlash, block_pass
+from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.rng import Key
+
+MODULES = {"fc": ("fc",), "fc+attention": ("fc", "q_proj", "k_proj", "v_proj", "o_proj")}
+"""The projections that each value of `draft.adapt_modules` changes: that of the target's features, and those of attention."""
+
+
+class ChangedLinear(torch.nn.Module):
+    """A linear map with a low-rank change.
+
+    Args:
+        base: the map of the checkpoint.
+
+    Attributes:
+        factors: A (rows, inputs, rank) and B (rows, rank, outputs); None for no change.
+    """
+
+    def __init__(self, base: torch.nn.Linear):
+        super().__init__()
+        self.base = base
+        self.factors: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The checkpoint's weights."""
+        return self.base.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The outputs (rows, m, outputs) of (rows, m, inputs)."""
+        mapped = self.base(hidden)
+        if self.factors is None:
+            return mapped
+        down, up = self.factors
+        return mapped + (hidden.to(down.dtype) @ down @ up).to(mapped.dtype)
+
+
+class _Part(NamedTuple):
+    """A changed projection, and where its factors are in the vector of a row."""
+
+    name: str
+    linear: ChangedLinear
+    start: int
+    inputs: int
+    outputs: int
+
+
+class LowRankDraft:
+    """A draft's network whose projections can be changed.
+
+    Args:
+        network: the network of the checkpoint. Its weights are shared and never changed.
+        modules: a key of `MODULES`.
+        rank: rank of the changes.
+
+    Attributes:
+        network: a network with the same weights, whose changes `changed` sets.
+        size: numbers in the vector of a row.
+    """
+
+    def __init__(self, network: DFlash, modules: str, rank: int):
+        self.rank, self.size = rank, 0
+        self.network = copy.deepcopy(network, {id(weight): weight for weight in network.parameters()})
+        self._parts: list[_Part] = []
+        for name, module in list(self.network.named_modules()):
+            parent, _, last = name.rpartition(".")
+            if last in MODULES[modules] and isinstance(module, torch.nn.Linear):
+                linear = ChangedLinear(module)
+                setattr(self.network.get_submodule(parent), last, linear)
+                self._parts.append(_Part(name, linear, self.size, module.in_features, module.out_features))
+                self.size += rank * (module.in_features + module.out_features)
+
+    def start(self) -> torch.Tensor:
+        """The vector of a row that has learned nothing, float32 (size,): A uniform with deviation 1 / sqrt(inputs), B zero."""
+        values = torch.zeros(self.size)
+        for part in self._parts:
+            count = part.inputs * self.rank
+            uniforms = torch.from_numpy(Key(0).fold_in("draft", "low rank", part.name).uniforms(0, count))
+            values[part.start : part.start + count] = ((2.0 * uniforms - 1.0) * (3.0 / part.inputs) ** 0.5).float()
+        return values
+
+    @contextmanager
+    def changed(self, values: torch.Tensor) -> Iterator[DFlash]:
+        """A context in which the network has the changes of some rows, (rows, size)."""
+        for part in self._parts:
+            middle = part.start + part.inputs * self.rank
+            end = middle + self.rank * part.outputs
+            part.linear.factors = (values[:, part.start : middle].unflatten(1, (part.inputs, self.rank)),
+                                   values[:, middle:end].unflatten(1, (self.rank, part.outputs)))
+        try:
+            yield self.network
+        finally:
+            for part in self._parts:
+                part.linear.factors = None
+
+
+_BETAS, _EPSILON = (0.9, 0.95), 1e-8
+LENGTH_STEP = 64
+"""Lengths of features are multiples of it, so that the numbers of a row do not depend on the batch (`batching/ladder.py`)."""
+
+
+class AdaptSettings(NamedTuple):
+    """How a draft learns; see the fields of `draft=dflash`."""
+
+    mode: str
+    """`context` or `online`."""
+    modules: str
+    rank: int
+    rate: float
+    steps: int
+    """Steps on a prompt, for `context`."""
+    blocks: int
+    """Blocks of a prompt in a step, for `context`."""
+    every_blocks: int
+    """Verified blocks between two steps, for `online`."""
+
+
+@dataclass(slots=True)
+class Adapter:
+    """What a draft has learned, and the state of Adam.
+
+    Attributes:
+        values, mean, square: float32 (size,), the changes and the running moments of their gradient.
+        number: steps that the moments have seen.
+        steps: steps that were made.
+        dropped: steps that were left out, because their gradient was not finite.
+        learned: whether a prompt has been learned, for `context`.
+    """
+
+    values: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    number: int = 0
+    steps: int = 0
+    dropped: int = 0
+    learned: bool = False
+
+    @staticmethod
+    def fresh(values: torch.Tensor) -> Adapter:
+        """An adapter that has made no steps."""
+        return Adapter(values, torch.zeros_like(values), torch.zeros_like(values))
+
+    def again(self) -> Adapter:
+        """A copy whose steps do not change this one. Its counts are zero."""
+        return Adapter(self.values, self.mean, self.square, self.number)
+
+    def step(self, loss_of: Callable[[torch.Tensor], torch.Tensor], rate: float) -> None:
+        """Makes one step of Adam on `loss_of(values)`, or counts it as dropped if its gradient is not finite."""
+        with torch.inference_mode(False), torch.enable_grad():
+            values = self.values.clone().requires_grad_()
+            gradient = torch.autograd.grad(loss_of(values), values)[0]
+        if bool(torch.isfinite(gradient).all()):
+            first, second = _BETAS
+            self.number, self.steps = self.number + 1, self.steps + 1
+            self.mean = first * self.mean + (1.0 - first) * gradient
+            self.square = second * self.square + (1.0 - second) * gradient**2
+            scale = (self.square / (1.0 - second**self.number)).sqrt() + _EPSILON
+            self.values = self.values - rate * self.mean / (1.0 - first**self.number) / scale
+        else:
+            self.dropped += 1
+
+
+class Blocks(NamedTuple):
+    """Blocks of one sequence.
+
+    Attributes:
+        features: (1, length, features), the target's features; padded.
+        positions: int64 (1, length), -1 for padding.
+        anchors: int64 (blocks,), their positions.
+        tokens: int64 (blocks,), the tokens at the anchors.
+        weights: float32 (blocks, n), 0 for slots that are not learned.
+    """
+
+    features: torch.Tensor
+    positions: torch.Tensor
+    anchors: torch.Tensor
+    tokens: torch.Tensor
+    weights: torch.Tensor
+
+
+def slot_weights(counts: torch.Tensor, num_drafted: int) -> torch.Tensor:
+    """Weights float32 (blocks, num_drafted) of the first `counts` slots of each block; the others have weight 0."""
+    slots = torch.arange(num_drafted, device=counts.device)
+    return (slots < counts[:, None]) * torch.exp(-slots / ((num_drafted + 1) / 2))
+
+
+class Student:
+    """A draft that learns: the network with its changes, and the steps that train them.
+
+    Args:
+        draft: the network.
+        table: the target's embedding, (vocabulary, hidden).
+        head: hidden states -> the draft's logits.
+        num_drafted: tokens of a block.
+        settings: how it learns.
+
+    Attributes:
+        start: the changes before the first step, float32 (size,).
+    """
+
+    def __init__(self, draft: LowRankDraft, table: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor],
+                 num_drafted: int, settings: AdaptSettings):
+        self.draft, self.settings, self.num_drafted = draft, settings, num_drafted
+        self._table, self._head = table, head
+        self.start = draft.start().to(table.device)
+
+    def logits(self, blocks: Blocks, values: torch.Tensor) -> torch.Tensor:
+        """The draft's logits in blocks, float32 (blocks, n, vocabulary). Differentiable in `values`, (size,)."""
+        shape = self.draft.network.shape
+        given = torch.full((len(blocks.anchors), self.num_drafted + 1), shape.mask_token_id, device=blocks.tokens.device)
+        given[:, 0] = blocks.tokens
+        embeddings = (embedding(given, self._table) * shape.embedding_scale).to(blocks.features.dtype)
+        with self.draft.changed(values[None]) as network:
+            keys, kept = network.keys_values(network.context(blocks.features), blocks.positions)
+            hidden = block_pass(network, keys, kept, blocks.positions, blocks.anchors[None], embeddings[None])[0, :, 1:]
+        return self._head(hidden)
+
+    def learn_prompt(self, adapter: Adapter, features: torch.Tensor, prompt: np.ndarray) -> None:
+        """Makes the steps on the prompt's own tokens, from random blocks of it. The last token is a label only.
+
+        Args:
+            features: (1, tokens - 1, features).
+            prompt: int64 (tokens,), at least two.
+        """
+        last = len(prompt) - 1
+        for number in range(1, self.settings.steps + 1):
+            chosen = Key(0).fold_in("draft", "prompt", number).uniforms(0, last).argsort()[: self.settings.blocks]
+            at = np.sort(chosen)
+            labels = prompt[np.minimum(at[:, None] + np.arange(1, self.num_drafted + 1), last)]
+            self._step(adapter, features, at, prompt[at], last - at, token_loss, torch.from_numpy(labels))
+
+    def learn_verified(self, adapter: Adapter, features: torch.Tensor, anchors: np.ndarray, tokens: np.ndarray,
+                       counts: np.ndarray, target: torch.Tensor) -> None:
+        """Makes a step on the target's laws in verified blocks.
+
+        Args:
+            features: (1, length, features), at least up to the last anchor.
+            anchors, tokens: int64 (blocks,), positions of the anchors and their tokens.
+            counts: int64 (blocks,), slots that are learned.
+            target: the target's logits, (blocks, n, vocabulary).
+        """
+        self._step(adapter, features[:, : max(int(anchors[-1]), 1)], anchors, tokens, counts, law_loss, target)
+
+    def _step(self, adapter: Adapter, features: torch.Tensor, anchors: np.ndarray, tokens: np.ndarray, counts: np.ndarray,
+              loss_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], truth: torch.Tensor) -> None:
+        with torch.inference_mode(False):  # tensors that gradients need must not be made in inference mode
+            device = features.device
+            weights = slot_weights(torch.from_numpy(counts).to(device), self.num_drafted)
+            blocks = Blocks(*padded(features.clone()), torch.from_numpy(anchors).to(device),
+                            torch.from_numpy(tokens).to(device), weights)
+            truth = truth.to(device).clone()
+        adapter.step(lambda values: loss_of(self.logits(blocks, values), truth, weights), self.settings.rate)
+
+
+def padded(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (1, length, width) and their positions, padded to a multiple of `LENGTH_STEP`."""
+    length = features.shape[1]
+    more = round_up(length, LENGTH_STEP) - length
+    positions = pad(torch.arange(length, device=features.device), (0, more), value=-1)
+    return pad(features, (0, 0, 0, more)), positions[None]
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted mean cross-entropy in nats of logits (blocks, n, vocabulary) for labels int64 (blocks, n)."""
+    losses = -log_softmax(logits, dim=-1).gather(2, labels[..., None])[..., 0]
+    return torch.where(weights > 0, weights * losses, 0.0).sum() / weights.sum()
+
+
+def law_loss(logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted mean of KL(p | q) in nats, for logits and the target's logits, each (blocks, n, vocabulary)."""
+    log_p = log_softmax(target, dim=-1)
+    # Ids without a token have probability 0 under both laws and would give 0 · (-inf + inf).
+    ratio = torch.where(torch.isneginf(target), 0.0, log_p - log_softmax(logits, dim=-1))
+    losses = (log_p.exp() * ratio).sum(dim=-1)
+    return torch.where(weights > 0, weights * losses, 0.0).sum() / weights.sum()
