@@ -155,16 +155,17 @@ class BatchRows:
     def take(self, slot: Slot) -> None:
         """Takes a slot's row, if it has one, and moves out what the row holds."""
         if slot.row is not None:
-            row = slot.row
-            self._loop.drop(row, 0)
+            self._loop.drop(slot.row, 0)
             self._memory.move_out(slot)
-            self._slots[row] = slot.row = None
+            self._slots[slot.row] = None
+            slot.row = None
 
     def release(self, slot: Slot) -> None:
         """Frees the row of a slot that holds nothing any more."""
         if slot.row is not None:
             self._loop.drop(slot.row, 0)
-            self._slots[slot.row] = slot.row = None
+            self._slots[slot.row] = None
+            slot.row = None
 
     def arrange(self) -> list[Slot]:
         """Brings the rows into their order. Returns the slots that work, by row."""
