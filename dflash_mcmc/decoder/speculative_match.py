@@ -51,9 +51,9 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
-        rule, fault = faults.matching(self.fault, self.fault_window)
+        rule, fault = rules.matching(self.fault, self.fault_window)
         return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
                            noisy=self.fault is not None, fault=fault, trace=self.trace)

@@ -44,10 +44,10 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine.speculative import faults, rules
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
-        rule, fault = faults.REJECTION[self.fault] if self.fault else (right, Fault())
+        rule, fault = rules.REJECTION[self.fault] if self.fault else (right, Fault())
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
                            fault=fault, trace=self.trace)

@@ -12,9 +12,9 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 
@@ -53,7 +53,7 @@ class DFlashDraft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash."""
-        from dflash_mcmc.draft.network.dflash.checkpoint import DFLASH
+        from dflash_mcmc.draft.network.checkpoint import DFLASH
 
         return DFLASH
 

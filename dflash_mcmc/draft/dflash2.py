@@ -10,9 +10,9 @@ from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dflash2")
@@ -36,12 +36,12 @@ class DFlash2Draft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash 2."""
-        from dflash_mcmc.draft.network.dflash2.network import FAMILY
+        from dflash_mcmc.draft.network.dflash2 import FAMILY
 
         return FAMILY
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

@@ -22,8 +22,8 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -85,7 +85,7 @@ class HFModel(Model):
             return None
         import torch
 
-        from dflash_mcmc.engine.batching.target_shape import TargetShape
+        from dflash_mcmc.engine.batching.plan import TargetShape
 
         config = self._config()
         if not isinstance(config.dtype, (torch.dtype, NoneType)):

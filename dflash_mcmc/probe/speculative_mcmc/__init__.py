@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 PROPOSALS = 4
@@ -148,10 +148,10 @@ class SpeculativeMCMC(ProblemProbe):
 
     def check_target(self, target: TargetShape) -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
-        from dflash_mcmc.forcing import branches
+        from dflash_mcmc.forcing import sequences
 
         if target.cache_shape.recurrent is not None and (self.weights == "joint" or self.autoregressive):
-            branches.refuse()
+            sequences.refuse()
 
     def temperatures(self) -> list[float]:
         """The temperatures of the draft, from the highest to the lowest."""
