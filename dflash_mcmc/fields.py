@@ -12,6 +12,7 @@ import json
 import math
 import numbers
 import os
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -30,7 +31,10 @@ _NEVER = object()
 
 
 class Spec(NamedTuple):
-    """The metadata of a field. Bounds apply to numbers and to every number of a list, `choices` to strings."""
+    """The metadata of a field. Bounds apply to numbers and to every number of a list, `choices` to strings.
+
+    The choices come from the field's type, `Literal["a", "b"]` (`schema_of`).
+    """
 
     role: str
     help: str
@@ -130,6 +134,38 @@ def inherit_specs(cls: Any) -> None:
                               if field.name in getattr(base, "__dataclass_fields__", ())), None)
             if inherited is not None:
                 field.metadata = inherited.metadata  # type: ignore[misc]
+
+
+def schema_of(cls: type[T]) -> type[T]:
+    """The dataclass as OmegaConf can hold it, which knows no `Literal`: a field's literals become the choices of its Spec.
+
+    The annotation is a plain text from then on. Editors and type checkers read the source, and see the literals.
+    """
+    for base in reversed(cls.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            schema_of(base)
+    inherit_specs(cls)
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            schema_of(hint)  # type: ignore[arg-type]
+        plain, literals = _without_literals(hint)
+        if literals:
+            owner = next(base for base in cls.__mro__ if field.name in vars(base).get("__annotations__", {}))
+            owner.__annotations__[field.name] = plain
+            field.metadata = types.MappingProxyType({"spec": spec_of(field)._replace(choices=literals)})  # type: ignore[misc]
+    return cls
+
+
+def _without_literals(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """A type with `str` in place of its `Literal`, and the literals."""
+    inner, optional = _strip_optional(hint)
+    if typing.get_origin(inner) is typing.Literal:
+        return (str | None if optional else str), typing.get_args(inner)
+    if typing.get_origin(inner) is list and typing.get_origin(typing.get_args(inner)[0]) is typing.Literal:
+        return list[str], typing.get_args(typing.get_args(inner)[0])
+    return hint, ()
 
 
 def spec_of(field: dataclasses.Field) -> Spec:

@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import MISSING, default_of, inherit_specs, values_of
+from dflash_mcmc.fields import MISSING, default_of, schema_of, values_of
 
 T = TypeVar("T", bound=type[Component])
 
@@ -71,7 +71,7 @@ def register(group: str, name: str) -> Callable[[T], T]:
         if not issubclass(cls, Component) or cls.group != group:
             raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{ROOMS.get(group, group)}."
                             f"{group.capitalize()}")
-        inherit_specs(cls)
+        schema_of(cls)
         known = _components.get((group, name))
         # A module that runs as `__main__` and is also imported defines the class twice.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):

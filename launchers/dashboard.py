@@ -20,9 +20,6 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 
@@ -52,13 +49,14 @@ def _main(arguments: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from dflash_mcmc.tracker.wandb import WandbTracker
     from dflash_mcmc.tracker.wandb.page import SWEPT
 
-    project = OmegaConf.load(config_folder() / "tracker/wandb.yaml").project
+    project = WandbTracker().project
     parser = program.OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folder of a run or an experiment, whose report is logged too")
     parser.add_argument("--experiment", metavar="NAME", help="only its runs; default: that of RUNS, else all of the project")
-    parser.add_argument("--project", default=project, help=f"default: {project}, that of conf/tracker/wandb.yaml")
+    parser.add_argument("--project", default=project, help=f"default: {project}, that of tracker=wandb")
     parser.add_argument("--entity", help="user or team; default: that of your account")
     parser.add_argument("--swept", nargs="+", default=list(SWEPT), metavar="FIELD",
                         help=f"fields of the configuration that were swept; default: {' '.join(SWEPT)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import dflash_mcmc as dm
-from dflash_mcmc.draft.network.dflash import checkpoint
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.dflash import DFlashShape
 from tests.bench import random_weights
 from tests.targets import random_model
 

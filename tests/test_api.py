@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import dflash_mcmc
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.api import sampling
-from dflash_mcmc.config import defaults
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
@@ -280,7 +279,6 @@ def test_threads_load_a_model_once(monkeypatch):
 
 def test_threads_make_components_at_once():
     """Hydra's state belongs to the process."""
-    defaults._composed.cache_clear()
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda number: dflash_mcmc.PowerMH(alpha=number), range(1, 9)))
         named = list(pool.map(lambda number: dflash_mcmc.component("sampler", "power_mh", alpha=number), range(1, 9)))

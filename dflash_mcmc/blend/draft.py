@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.decoder import check_plain
@@ -28,8 +28,9 @@ class DraftBlend(Blend):
     """
 
     beta: float = identity(0.05, "share of the draft's logits", ge=0, le=1)
-    grid: str = identity("absolute", "where blocks start: absolute = at fixed tokens; cut = where a draw starts, as "
-                         "published: no law is left invariant", choices=("absolute", "cut"))
+    grid: Literal["absolute", "cut"] = identity(
+        "absolute", "where blocks start: absolute = at fixed tokens; cut = where a draw starts, as published: no law is left "
+        "invariant")
 
     needs_draft = True
 

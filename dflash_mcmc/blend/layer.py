@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.errors import ConfigError
@@ -30,8 +30,8 @@ class LayerBlend(Blend):
     layer: int = identity(-3, "0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
     layers: list[int] | None = identity(None, "several decoder layers, whose logits are averaged, instead of blend.layer; "
                                         "null = blend.layer alone", off=None)
-    norm: str = identity("none", "norm of the layer's hidden state before the head: none, as published; final = the model's "
-                         "final norm", choices=("none", "final"))
+    norm: Literal["none", "final"] = identity(
+        "none", "norm of the layer's hidden state before the head: none, as published; final = the model's final norm")
 
     def check(self, config: Config) -> None:
         """Checks that the layers exist, where the model's configuration is available. Raises ConfigError."""

@@ -14,18 +14,25 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dflash_mcmc.config import flags
-from dflash_mcmc.config.compose import SEARCH_PATH, Composer
+from dflash_mcmc.config import flags, mistakes
+from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.groups import config_folder
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.launcher import Slurm, store_schema, to_launcher
 from dflash_mcmc.config.overrides import given_value, text_of
-from dflash_mcmc.config.points import job_of, jobs_of, optional_of
+from dflash_mcmc.config.points import job_of, jobs_of, note_idle, optional_of
 from dflash_mcmc.config.schema import PACKAGE, Root, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, points
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.grid.launcher import Slurm, store_schema, to_launcher
+from dflash_mcmc.fields import schema_of
 
 _LAUNCHERS = ("basic", "slurm")
+_LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
+"""The settings of Hydra that have an effect on every command line."""
+_SWEEPING = ("hydra/sweeper", "hydra.sweeper.params")
+"""Those that have one in a sweep."""
+_SEARCHING = ("hydra.sweeper.", "hydra.sweep.dir")
+"""Those that have one in a search: Hydra's sweeper chooses the points, and writes its result into the folder."""
 _composing = threading.RLock()
 """Held while Hydra is initialised, because its state belongs to the process and not to a thread."""
 
@@ -45,7 +52,7 @@ def composer(root: str, overrides: Sequence[str] = ()) -> Iterator[Composer]:
         overrides: the overrides that will be composed. If they have a search path, the composer is new, because options in a
             folder of the user may change while the process runs (in a notebook).
     """
-    own = any(SEARCH_PATH in text for text in overrides)
+    own = any(mistakes.SEARCH_PATH in text for text in overrides)
     with _composing:
         prepare()
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
@@ -62,8 +69,11 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
 
     Raises UserError.
     """
-    ConfigStore.instance().store(group="schema", name=root, node=cls, provider="dflash_mcmc")
+    ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
     with composer(root) as composing:
+        parsed = [composing.parse(text) for text in overrides]
+        mistakes.check_search_path(parsed)
+        mistakes.check_idle(parsed)
         values, choices = composing.compose(overrides)
         return to_typed(values, cls), choices
 
@@ -101,8 +111,11 @@ def check_command(arguments: Sequence[str]) -> Command:
         return Command([], shows=True)
     with composer("config", parsed.overrides) as composing:
         overrides = [composing.parse(text) for text in parsed.overrides]
+        mistakes.check_search_path(overrides)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
+        mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
+                                        *(_SEARCHING if sweep and sweep.searches else ())))
         texts = _points(composing, overrides, sweep)
         optional = optional_of(composing, texts, flags.names_if_present(parsed))
         if sweep and sweep.searches:
@@ -110,6 +123,8 @@ def check_command(arguments: Sequence[str]) -> Command:
             jobs = [job_of(composing, point, optional) for point in texts]
         else:
             jobs = list(jobs_of(composing, texts, optional))
+            if sweep is None:
+                note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     shows = bool(parsed.cfg or parsed.info)

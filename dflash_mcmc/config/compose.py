@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from dflash_mcmc.config import mistakes
+from dflash_mcmc.config.mistakes import SEARCH_PATH
 from dflash_mcmc.config.overrides import readable, text_of
 from dflash_mcmc.errors import UserError, shortened
 from dflash_mcmc.registry import GROUPS
 
-SEARCH_PATH = "hydra.searchpath"
 _ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError)
 """The errors that Hydra raises for options that it cannot compose."""
 
@@ -170,7 +170,8 @@ class Composer:
                 raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
                                 f"{text_of(override).lstrip('+')}")
             else:
-                OmegaConf.update(values, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+                OmegaConf.update(values, key, value, merge=present is not None,  # OmegaConf cannot merge into null
+                                 force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
             raise mistakes.unknown_key(key, values, self.root) from error
         except OmegaConfBaseException as error:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.errors import UserError, did_you_mean, shortened
 from dflash_mcmc.registry import GROUPS, components
 
 _WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
@@ -28,6 +28,8 @@ def parsed(arguments: Sequence[str]) -> Namespace:
         if getattr(found, option):
             raise UserError(f"--{option.replace('_', '-')}: given {getattr(found, option)!r}; allowed: group=option, "
                             "field=value, and a folder of your own options with --config-dir")
+    if found.hydra_help and found.overrides:
+        raise UserError(f"--hydra-help: given with {shortened(' '.join(found.overrides))}; allowed: --hydra-help alone")
     if found.config_dir:
         if not Path(found.config_dir).is_dir():
             raise UserError(f"--config-dir: given {found.config_dir!r}; allowed: a folder that exists")

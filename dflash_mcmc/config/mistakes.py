@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.config.groups import option_files
-from dflash_mcmc.config.overrides import given_value
+from dflash_mcmc.config.launcher import PREFIX
+from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.grid.launcher import PREFIX
 from dflash_mcmc.registry import GROUPS, components
+
+SEARCH_PATH = "hydra.searchpath"
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
@@ -28,6 +31,33 @@ def check_choices(overrides: Sequence[Override]) -> None:
         elif not isinstance(value, str):
             given = "null" if value is None else given_value(override)
             raise UserError(f"{name}: given {given} for a group; allowed: one of its options, or no override of the group")
+
+
+def check_search_path(overrides: Sequence[Override]) -> None:
+    """Raises UserError for a folder of options that does not exist, which Hydra would leave out with a warning."""
+    for override in overrides:
+        value = override.value() if override.key_or_group == SEARCH_PATH else None
+        for path in value if isinstance(value, list) else ():
+            scheme, separator, _ = str(path).partition("://")
+            try:
+                exists = SourcesRegistry.instance().resolve(scheme if separator else "file")("", str(path)).available()
+            except (HydraException, ImportError):
+                exists = False
+            if not exists:
+                raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")
+
+
+def check_idle(overrides: Sequence[Override], effective: Sequence[str] = ()) -> None:
+    """Raises UserError for a setting of Hydra that has no effect.
+
+    Args:
+        effective: the settings that have an effect, besides the search path: names, or prefixes that end in a dot.
+    """
+    for override in overrides:
+        if override.is_hydra_override() and not override.key_or_group.startswith((SEARCH_PATH, *effective)):
+            allowed = ", ".join(f"{name}*" if name.endswith(".") else name for name in (SEARCH_PATH, *effective))
+            raise UserError(f"{override.key_or_group}: given {given_value(override) or text_of(override)}, which has no "
+                            f"effect here; allowed of Hydra's settings: {allowed}")
 
 
 def left_out(group: str) -> UserError:

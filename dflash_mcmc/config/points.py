@@ -6,6 +6,7 @@ A field or a group that applies to no point is an error.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.identity import effects_of
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.overrides import text_of
-from dflash_mcmc.config.schema import Config, to_typed, unused
+from dflash_mcmc.config.schema import Config, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.registry import components, name_of
+from dflash_mcmc.fields import has_spec, spec_of
+from dflash_mcmc.registry import GROUPS, components, name_of
 
 Texts = tuple[str, ...]
 _INPUTS = ("model", "draft", "dataset")
@@ -50,6 +52,20 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
         raise ConfigError(name, value, f"no override of {_group(override)}, since probe={probe} does not use it")
     left_out = tuple(composing.parse(text).key_or_group for text in texts if text not in kept)
     return Job(config, tuple(text_of(one) for one in overrides if not one.is_hydra_override()), choices, left_out)
+
+
+def note_idle(job: Job, overrides: Sequence[Override]) -> None:
+    """Prints a note for each override of a job that has no effect. In a sweep such values are common, outside it a mistake."""
+    for override in overrides:
+        group, dot, last = override.key_or_group.partition(".")
+        if not dot or group not in GROUPS:
+            continue
+        component, chosen = component_of(job.config, group), job.choices[group]
+        if group == "draft" and component.is_null and chosen != name_of(component):
+            note(f"{override.key_or_group} has no effect: nothing uses draft={chosen}")
+        elif any(spec_of(field).no_effect for field in dataclasses.fields(component)
+                 if field.name == last and has_spec(field)):
+            note(f"{override.key_or_group} has no effect with {group}={chosen}")
 
 
 def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Collection[str]) -> frozenset[str]:

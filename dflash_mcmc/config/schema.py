@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
-from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, spec_of, types_of
+from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
 
@@ -85,20 +85,21 @@ class Config:
                              "softsat, answer_power, or log_p = the likeliest; a list gives a row for each, and a search "
                              "maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
-    objective: str = runtime("accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = "
-                             "correct samples per million token-forwards", choices=("accuracy", "accuracy_per_cost"))
+    objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
+        "accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
+        "million token-forwards")
     budget: float | None = runtime(None, "token-forwards (or seconds) for each answer: chooses the sampler's setting, such as "
                                    "sampler.num_steps, or num_chains with sampler=temperature; null takes the settings as "
                                    "they are", gt=0)
-    budget_unit: str = runtime("token_forwards", "unit of budget: token_forwards, or seconds = device seconds",
-                               choices=("token_forwards", "seconds"))
+    budget_unit: Literal["token_forwards", "seconds"] = runtime(
+        "token_forwards", "unit of budget: token_forwards, or seconds = device seconds")
     pilot_problems: int = runtime(24, "problems of the short runs that correct the settings of budget; 0 takes the estimates",
                                   ge=0)
     repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
                            "again; false stops with an error that names the line")
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")
-    show: str | None = runtime(None, "prompt = print the whole text that the model receives for the first problem; load no "
-                               "weights and write nothing", choices=("prompt",))
+    show: Literal["prompt"] | None = runtime(
+        None, "prompt = print the whole text that the model receives for the first problem; load no weights and write nothing")
     assumed: Assumed = dataclasses.field(default_factory=Assumed)
     model: Model = MISSING
     draft: Draft = MISSING
@@ -128,7 +129,7 @@ class Config:
 def store_schemas() -> None:
     """Registers the schemas of all components and of the root with Hydra."""
     load_all()
-    ConfigStore.instance().store(group="schema", name="config", node=Config, provider="dflash_mcmc")
+    ConfigStore.instance().store(group="schema", name="config", node=schema_of(Config), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:

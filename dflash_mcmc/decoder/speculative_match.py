@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
@@ -30,10 +30,9 @@ class SpeculativeMatch(SpeculativeDecoder):
     draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
                                         "its most likely tokens", ge=0, le=LARGEST)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
-    fault: str | None = identity(
-        None, "a known mistake instead of the rule, for experiment=faults alone",
-        choices=("greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
-                                          "greedy_walk", "finite_window"))
+    fault: (Literal["greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty", "greedy_walk", "finite_window"]
+            | None) = identity(
+        None, "a known mistake instead of the rule, for experiment=faults alone")
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1, off=None)
 
@@ -52,9 +51,9 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
-        rule, fault = faults.matching(self.fault, self.fault_window)
+        rule, fault = rules.matching(self.fault, self.fault_window)
         return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
                            noisy=self.fault is not None, fault=fault, trace=self.trace)

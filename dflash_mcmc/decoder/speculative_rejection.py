@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
@@ -28,14 +28,13 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     draft_temperature: float | None = identity(None, "temperature of the draft; null takes the sampler's own, 0 proposes its "
                                                "most likely tokens", ge=0, le=LARGEST)
-    verification: str = identity("token", "unit of verification: token = each token by itself; block = the longest prefix "
-                                 "that passes, on average at least as long as with token (Sun et al. 2024, arXiv 2403.10444)",
-                                 choices=("token", "block"))
+    verification: Literal["token", "block"] = identity(
+        "token", "unit of verification: token = each token by itself; block = the longest prefix that passes, on average at "
+        "least as long as with token (Sun et al. 2024, arXiv 2403.10444)")
     trace: bool = runtime(False, "record the outcome of every block, position by position")
-    fault: str | None = identity(
-        None, "a known mistake instead of the rule, for experiment=faults alone",
-        choices=("argmax_proposal", "reject_then_p", "residual_by_draft_noise",
-                                          "unprocessed_draft", "late_penalty"))
+    fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty"]
+            | None) = identity(
+        None, "a known mistake instead of the rule, for experiment=faults alone")
 
     def check(self, config: Config) -> None:
         """Checks that a fault is run in experiment=faults and with the token rule. Raises ConfigError."""
@@ -45,10 +44,10 @@ class SpeculativeRejection(SpeculativeDecoder):
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
-        from dflash_mcmc.engine.speculative import faults, rules
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
-        rule, fault = faults.REJECTION[self.fault] if self.fault else (right, Fault())
+        rule, fault = rules.REJECTION[self.fault] if self.fault else (right, Fault())
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
                            fault=fault, trace=self.trace)

@@ -17,9 +17,9 @@ from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize, TargetShape
+    from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 
 
@@ -95,7 +95,7 @@ class CheckpointDraft(Draft):
 
     def check_target(self, target: TargetShape) -> None:
         """Checks both config.json against each other, and the tensors that a folder has. Raises UserError."""
-        from dflash_mcmc.draft.network.dflash.checkpoint import check_pair, check_tensors
+        from dflash_mcmc.draft.network.checkpoint import check_pair, check_tensors
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -113,7 +113,7 @@ class CheckpointDraft(Draft):
         import torch
 
         from dflash_mcmc.engine.batching.cache import CacheShape
-        from dflash_mcmc.engine.batching.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.plan import DraftSize
 
         folder = self._checkpoint().config_folder()
         if folder is None:
@@ -145,7 +145,7 @@ class CheckpointDraft(Draft):
 
     def network(self, target: LanguageModel) -> Any:
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.draft.network.dflash.checkpoint import check_copies, check_pair
+        from dflash_mcmc.draft.network.checkpoint import check_copies, check_pair
 
         folder, family = self._checkpoint().local(), self.family()
         shape = self._shape(folder)
@@ -168,7 +168,7 @@ class CheckpointDraft(Draft):
 def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
     import torch
 
-    from dflash_mcmc.draft.network.dflash import checkpoint
+    from dflash_mcmc.draft.network import checkpoint
 
     return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
 

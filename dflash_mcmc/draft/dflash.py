@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 
@@ -30,15 +29,16 @@ class DFlashDraft(CheckpointDraft):
     path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
                         "location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", *PRECISIONS))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
     block_size: int | None = identity(None, "positions of a block, including its anchor; null takes the number that the draft "
                                       "was trained for, which is also the largest", ge=2)
-    adapt: str = identity("none", "whether the draft learns while it is used, by low-rank changes that begin anew with each "
-                          "chain: context = from the prompt, before the answer; online = from blocks that the target has "
-                          "verified", choices=("none", "context", "online"), off="none")
-    adapt_modules: str = identity("fc", "projections that are changed: fc = that of the target's features; fc+attention = "
-                                  "those of attention too", choices=("fc", "fc+attention"), off=None)
+    adapt: Literal["none", "context", "online"] = identity(
+        "none", "whether the draft learns while it is used, by low-rank changes that begin anew with each chain: context = "
+        "from the prompt, before the answer; online = from blocks that the target has verified", off="none")
+    adapt_modules: Literal["fc", "fc+attention"] = identity(
+        "fc", "projections that are changed: fc = that of the target's features; fc+attention = those of attention too",
+        off=None)
     adapt_rank: int = identity(8, "rank of the changes", ge=1, le=256, off=None)
     adapt_rate: float = identity(0.003, "learning rate of Adam", gt=0, le=1, off=None)
     adapt_steps: int = identity(10, "steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
@@ -53,7 +53,7 @@ class DFlashDraft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash."""
-        from dflash_mcmc.draft.network.dflash.checkpoint import DFLASH
+        from dflash_mcmc.draft.network.checkpoint import DFLASH
 
         return DFLASH
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dflash2")
@@ -28,8 +27,8 @@ class DFlash2Draft(CheckpointDraft):
     path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
                         "location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", *PRECISIONS))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
 
     presets = ("tiny_dflash2",)
     is_slotwise = True
@@ -37,12 +36,12 @@ class DFlash2Draft(CheckpointDraft):
 
     def family(self) -> Family:
         """DFlash 2."""
-        from dflash_mcmc.draft.network.dflash2.network import FAMILY
+        from dflash_mcmc.draft.network.dflash2 import FAMILY
 
         return FAMILY
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

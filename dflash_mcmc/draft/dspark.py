@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.network.dflash.checkpoint import Family
+    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
 
 @register("draft", "dspark")
@@ -30,8 +29,8 @@ class DSparkDraft(CheckpointDraft):
     path: str = runtime("deepseek-ai/dspark_qwen3_4b_block7", "folder of a checkpoint, or a hub name; its content is part of "
                         "the identity, but its location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("auto", "precision of the draft's weights and activations; auto = the checkpoint's own",
-                          choices=("auto", *PRECISIONS))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
     confidence_threshold: float = identity(0.0, "a block ends before the first slot whose confidence is below it; 0 proposes "
                                            "whole blocks. It changes no law", ge=0, le=1)
 
@@ -41,7 +40,7 @@ class DSparkDraft(CheckpointDraft):
 
     def family(self) -> Family:
         """DSpark."""
-        from dflash_mcmc.draft.network.dspark.network import FAMILY
+        from dflash_mcmc.draft.network.dspark import FAMILY
 
         return FAMILY
 
@@ -54,7 +53,7 @@ class DSparkDraft(CheckpointDraft):
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
 
         network = self.network(target)
         if self.confidence_threshold and not network.shape.confidence:

@@ -11,7 +11,7 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
 
@@ -27,7 +27,7 @@ class NgramDraft(Draft):
 
     def size(self) -> DraftSize:
         """The number of tokens of a block; the draft has no cache of its own."""
-        from dflash_mcmc.engine.batching.target_shape import DraftSize
+        from dflash_mcmc.engine.batching.plan import DraftSize
 
         return DraftSize(self.num_drafted)
 

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.engine import Engine
+from dflash_mcmc.errors import note
+from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainRunner
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.interface import ChainRunner, Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
+    from dflash_mcmc.engine.speculative.drafter import Drafter
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
 
 @register("engine", "slots")
@@ -32,6 +39,58 @@ class Slots(Engine):
 
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
-        from dflash_mcmc.runner import build
+        return slots_engine(config, target, prompt_length, num_chains)
 
-        return build.slots_engine(config, target, prompt_length, num_chains)
+
+def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
+    """The engine of slots with the configured draft, blend and decoder. Raises UserError if the memory does not suffice.
+
+    Args:
+        prompt_length: length of the longest prompt.
+        num_chains: number of chains that all processes draw together.
+    """
+    model = model.stopping_at(config.dataset.stop)
+    drafter = config.draft.load(model)
+    uses_draft = config.blend.needs_draft or config.sampler.needs_draft
+    speculation = config.decoder.speculation(drafter)
+    num_draws = num_chains * config.sampler.width()
+    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, uses_draft)
+
+
+def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
+              speculation: Speculation | None = None, drafter: Drafter | None = None,
+              uses_draft: bool = False) -> BatchedEngine:
+    """An engine with the configuration's hardware. Raises UserError.
+
+    Args:
+        num_draws: number of draws that all processes together can have in progress.
+        uses_draft: whether blend or sampler use the draft.
+    """
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+
+    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
+    if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
+        note(planned.describe())
+    return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
+                         drafter if uses_draft else None, planned.num_pages)
+
+
+def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
+                drafter: Drafter | DraftSize | None, still_to_load: int = 0) -> tuple[Options, MemoryPlan]:
+    """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
+
+    Args:
+        num_draws: number of draws that all processes together can have in progress.
+        still_to_load: bytes of weights that are not loaded yet.
+    """
+    from dflash_mcmc.engine.batching.plan import Workload, options_within, plan
+
+    processes = ranks.place().total
+    share = -(-num_draws // processes)
+    options = config.hardware.options()
+    if processes > 1:  # a process that reads many prompts ahead claims them before the others can
+        options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
+    length = prompt_length + config.dataset.max_new_tokens
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter)
+    planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
+    return options_within(work, planned), planned

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.registry import name_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.probe import Unit, Work
 
 SOURCES = ("gold", "greedy")
 
@@ -91,7 +93,7 @@ def solutions(config: Config, model: LanguageModel | PromptEncoder,
 
 
 def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
-    engine = build.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
+    engine = slots.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
 
     def chain(prompt: np.ndarray) -> Chain:
         greedy = SamplingParams(temperature=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
@@ -26,9 +26,9 @@ class Local(Hardware):
                                     ge=1)
     memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
                                       "% of the free memory", gt=0)
-    kv_cache: str = runtime("auto", "contiguous: a row of the longest length for each slot; paged: memory that follows the "
-                            "text, and draws that wait if it is full; auto = contiguous where it fits",
-                            choices=("auto", "contiguous", "paged"))
+    kv_cache: Literal["auto", "contiguous", "paged"] = runtime(
+        "auto", "contiguous: a row of the longest length for each slot; paged: memory that follows the text, and draws that "
+        "wait if it is full; auto = contiguous where it fits")
     prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
     read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
     reuse_prefix: bool = runtime(True, "keep keys and values of a proposal's and the state's common prefix; false reads it "
@@ -46,8 +46,8 @@ class Local(Hardware):
                                    "model")
     few_rows: bool = runtime(True, "compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second "
                              "copy of the weights; in float32 on a CPU with num_slots below 8")
-    attention: str = runtime("auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU",
-                             choices=("auto", "grouped", "sdpa", "eager", "flash_attention_2"))
+    attention: Literal["auto", "grouped", "sdpa", "eager", "flash_attention_2"] = runtime(
+        "auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU")
     cuda_graphs: bool = runtime(True, "replay decode steps as CUDA graphs on a GPU")
     steps_between_checks: int | None = runtime(None, "decode steps between checks for ended chains; null takes 1 on a CPU, 4 "
                                                "on a GPU", ge=1, le=64)

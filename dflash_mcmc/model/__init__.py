@@ -12,8 +12,8 @@ from dflash_mcmc.model.files.sizes import CheckpointSize
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
 
 
 class Files(NamedTuple):

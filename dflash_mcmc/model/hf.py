@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
 from dflash_mcmc.model.files.checkpoint import Checkpoint
-from dflash_mcmc.model.files.precision import PRECISIONS
 from dflash_mcmc.model.files.sizes import CheckpointSize, size_of
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
@@ -23,8 +22,8 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -41,8 +40,8 @@ class HFModel(Model):
     path: str = runtime(MISSING, "folder of a checkpoint, or a hub name such as Qwen/Qwen3-4B; its content is part of the "
                         "identity, but its location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: str = identity("auto", "precision of weights and activations; auto = the checkpoint's own",
-                          choices=("auto", *PRECISIONS))
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of weights and activations; auto = the checkpoint's own")
     head_copy: bool | None = runtime(None, "keep a float32 copy of the head's weights; false multiplies the checkpoint's own, "
                                      "with float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
@@ -86,7 +85,7 @@ class HFModel(Model):
             return None
         import torch
 
-        from dflash_mcmc.engine.batching.target_shape import TargetShape
+        from dflash_mcmc.engine.batching.plan import TargetShape
 
         config = self._config()
         if not isinstance(config.dtype, (torch.dtype, NoneType)):

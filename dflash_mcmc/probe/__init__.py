@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft import Draft
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.types import UnitCost
 

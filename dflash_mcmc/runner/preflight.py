@@ -23,9 +23,8 @@ from dflash_mcmc.store.reading import recorded_keys
 if TYPE_CHECKING:
     from dflash_mcmc.config.jobs import Job
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.plan import MemoryPlan
+    from dflash_mcmc.engine.batching.plan import MemoryPlan, TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
     from dflash_mcmc.types import Problem
 
 T = TypeVar("T")
@@ -173,6 +172,6 @@ def _on(target: TargetShape, device: str) -> TargetShape:
 
 def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int) -> MemoryPlan:
     """Raises ConfigError."""
-    from dflash_mcmc.runner.build import memory_plan
+    from dflash_mcmc.engine.slots import memory_plan
 
     return memory_plan(config, target, longest, num_draws, config.draft.size(), weights)[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -32,8 +32,9 @@ class BestOfN(Sampler):
     """
 
     num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1)
-    select: str = identity("power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; "
-                           "power = drawn with weights exp(alpha * log p - log q)", choices=("log_p", "mean_log_p", "power"))
+    select: Literal["log_p", "mean_log_p", "power"] = identity(
+        "power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn with "
+        "weights exp(alpha * log p - log q)")
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
     temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -39,15 +39,17 @@ class DraftMH(Sampler):
     draft_temperature: float = identity(1.0, "temperature of the draft's law", ge=SMALLEST, le=LARGEST)
     num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
-    cut: str = identity("current", "where a suffix may start: current = any place of the current sequence; start = its start "
-                        "(an independence sampler)", choices=("current", "start"))
-    proposal: str = identity("draft", "draft = the draft alone; mixture = the draft or the target, drawn by weight",
-                             choices=("draft", "mixture"))
+    cut: Literal["current", "start"] = identity(
+        "current", "where a suffix may start: current = any place of the current sequence; start = its start (an independence "
+        "sampler)")
+    proposal: Literal["draft", "mixture"] = identity(
+        "draft", "draft = the draft alone; mixture = the draft or the target, drawn by weight")
     draft_weight: float = identity(0.5, "share of the draft in the mixture", gt=0, lt=1)
     proposal_temperature: float | None = identity(None, "temperature of the mixture's target part; null takes 1/alpha",
                                                   ge=SMALLEST, le=LARGEST)
-    early_reject: str = identity("off", "abandon a proposal of the draft once it cannot be accepted any more: eps = each "
-                                 "decision wrong with probability at most epsilon; off", choices=("off", "eps"))
+    early_reject: Literal["off", "eps"] = identity(
+        "off", "abandon a proposal of the draft once it cannot be accepted any more: eps = each decision wrong with "
+        "probability at most epsilon; off")
     epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
 
     needs_draft = True

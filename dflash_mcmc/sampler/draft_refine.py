@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -60,12 +60,14 @@ class DraftRefine(Sampler):
                                                   ge=SMALLEST, le=LARGEST)
     num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
-    cut: str = identity("current", "where a suffix may start: current = any place of the current sequence; confidence = any "
-                        "place, and more often one whose token the target finds unlikely", choices=("current", "confidence"))
+    cut: Literal["current", "confidence"] = identity(
+        "current", "where a suffix may start: current = any place of the current sequence; confidence = any place, and more "
+        "often one whose token the target finds unlikely")
     floor: float = identity(0.1, "with cut=confidence: the weight of a place whose token has probability 1; a place whose "
                             "token has probability 0 has this weight + 1", gt=0)
-    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
-                                 "as off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    early_reject: Literal["auto", "off", "exact"] = identity(
+        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
+        "where it holds, else off")
 
     needs_draft = True
 

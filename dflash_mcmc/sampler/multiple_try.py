@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -55,17 +55,20 @@ class MultipleTry(Sampler):
     """
 
     alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    form: str = identity("isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state "
-                         "and the tries by weight", choices=("multiple_try", "isir"))
+    form: Literal["multiple_try", "isir"] = identity(
+        "isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the tries by "
+        "weight")
     num_tries: int = identity(4, "suffixes that a step draws", ge=1)
     proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                   le=LARGEST)
     num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity(2, "steps in each stage", ge=0)
-    cut: str = identity("current", "where a suffix may start: current = any place of the state; horizon = any place up to the "
-                        "horizon, places past the end change nothing", choices=("current", "horizon"))
-    early_reject: str = identity("auto", "abandon a try once it cannot be taken any more, with form=isir: exact = the same "
-                                 "choices as off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
+    cut: Literal["current", "horizon"] = identity(
+        "current", "where a suffix may start: current = any place of the state; horizon = any place up to the horizon, places "
+        "past the end change nothing")
+    early_reject: Literal["auto", "off", "exact"] = identity(
+        "auto", "abandon a try once it cannot be taken any more, with form=isir: exact = the same choices as off; auto = "
+        "exact where it holds, else off")
     top_k: int = identity(0, "proposal keeps the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity(1.0, "proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 

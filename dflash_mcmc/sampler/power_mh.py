@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -67,27 +67,28 @@ class PowerMH(Sampler):
                                                   le=LARGEST)
     num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
-    schedule: str = identity("published", "stages of a chain: published = all num_blocks stages, also those after the answer "
-                             "has ended; adaptive = horizons that double from length / num_blocks, and the last stage as soon "
-                             "as the answer has ended", choices=("published", "adaptive"), off="published")
-    cut: str = identity("current", "where a suffix may start: current = any place of the current sequence, with the length "
-                        "term (law B); horizon = any place up to the horizon, places past the end change nothing (law A); "
-                        "entropy = more often where the entropy of p rises", choices=("current", "horizon", "entropy"))
+    schedule: Literal["published", "adaptive"] = identity(
+        "published", "stages of a chain: published = all num_blocks stages, also those after the answer has ended; adaptive = "
+        "horizons that double from length / num_blocks, and the last stage as soon as the answer has ended", off="published")
+    cut: Literal["current", "horizon", "entropy"] = identity(
+        "current", "where a suffix may start: current = any place of the current sequence, with the length term (law B); "
+        "horizon = any place up to the horizon, places past the end change nothing (law A); entropy = more often where the "
+        "entropy of p rises")
     cut_grid: int = identity(1, "a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is "
                              "any", ge=1, off=1)
     entropy_power: float = identity(4.0, "with cut=entropy: the weight of a place is the rise of the entropy there, to this "
                                     "power; 0 gives all rises the same weight", ge=0, off=4.0)
-    proposal: str = identity("base", "logits that proposals are drawn from under a blend: base = without it, as published; "
-                             "matched = with it", choices=("base", "matched"))
-    rule: str = identity("exact", "exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for "
-                         "comparison: capped at the current length, overlap only, no length term, ends at the first stop id",
-                         choices=("exact", "published"))
-    after_eos: str = identity("continue", "when a stage ends in a finished sequence: continue = make the steps of all later "
-                              "stages too; return = end the chain there, as published (rule=published always returns)",
-                              choices=("continue", "return"))
-    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
-                                 "as off; eps = for any proposal, each decision wrong with probability at most epsilon; auto "
-                                 "= exact where it holds, else off", choices=("auto", "off", "exact", "eps"))
+    proposal: Literal["base", "matched"] = identity(
+        "base", "logits that proposals are drawn from under a blend: base = without it, as published; matched = with it")
+    rule: Literal["exact", "published"] = identity(
+        "exact", "exact = the kernel above; published = the kernel of arXiv 2510.14901's code, for comparison: capped at the "
+        "current length, overlap only, no length term, ends at the first stop id")
+    after_eos: Literal["continue", "return"] = identity(
+        "continue", "when a stage ends in a finished sequence: continue = make the steps of all later stages too; return = "
+        "end the chain there, as published (rule=published always returns)")
+    early_reject: Literal["auto", "off", "exact", "eps"] = identity(
+        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; eps = for any "
+        "proposal, each decision wrong with probability at most epsilon; auto = exact where it holds, else off")
     epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
     rescore: bool = identity(False, "score the current suffix again before each proposal, for blend.grid=cut, under which its "
                              "probability depends on the cut")

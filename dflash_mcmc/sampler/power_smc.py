@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -66,26 +66,26 @@ class PowerSMC(Sampler):
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
-    resampling: str = identity("systematic", "multinomial = independent parents; systematic = one uniform number for all "
-                               "parents", choices=("multinomial", "systematic"))
+    resampling: Literal["multinomial", "systematic"] = identity(
+        "systematic", "multinomial = independent parents; systematic = one uniform number for all parents")
     temperature: float | None = identity(None, "temperature of the proposals; null takes 1/alpha, with a ramp 1/alpha of the "
                                          "block", ge=SMALLEST, le=LARGEST)
     top_k: int = identity(0, "proposals keep the k most likely tokens; 0 keeps all", ge=0)
     top_p: float = identity(1.0, "proposals keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
     ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp",
                          ge=0)
-    proposal: str = identity("target", "target = tokens from the target; draft = blocks from the draft, the first token of a "
-                             "block from the target", choices=("target", "draft"))
-    wrapper: str = identity("none", "none = one run; pimh = particle-independent Metropolis-Hastings; csmc = conditional SMC",
-                            choices=("none", "pimh", "csmc"))
+    proposal: Literal["target", "draft"] = identity(
+        "target", "target = tokens from the target; draft = blocks from the draft, the first token of a block from the target")
+    wrapper: Literal["none", "pimh", "csmc"] = identity(
+        "none", "none = one run; pimh = particle-independent Metropolis-Hastings; csmc = conditional SMC")
     num_steps: int = identity(4, "steps of the wrapper after the first run", ge=0)
-    cut: str = identity("current", "where a step of csmc starts: start = at the first token; current = any place of the "
-                        "state; horizon = any place up to the horizon, places past the end change nothing",
-                        choices=("start", "current", "horizon"))
-    fault: str = identity("none", "a known mistake of public code, only under name=faults: keeps_weights = weights are not "
-                          "reset after resampling; shares_first = all particles have one first token, whose weight is left "
-                          "out; drops_finished = finished particles are left out of resampling",
-                          choices=("none", "keeps_weights", "shares_first", "drops_finished"))
+    cut: Literal["start", "current", "horizon"] = identity(
+        "current", "where a step of csmc starts: start = at the first token; current = any place of the state; horizon = any "
+        "place up to the horizon, places past the end change nothing")
+    fault: Literal["none", "keeps_weights", "shares_first", "drops_finished"] = identity(
+        "none", "a known mistake of public code, only under name=faults: keeps_weights = weights are not reset after "
+        "resampling; shares_first = all particles have one first token, whose weight is left out; drops_finished = finished "
+        "particles are left out of resampling")
 
     takes_draft = True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -64,13 +64,15 @@ class ReplicaExchange(Sampler):
     num_blocks: int = identity(4, "stages of the progressive schedule; at most as many as tokens", ge=1)
     num_steps: int = identity(4, "rounds of each stage", ge=0)
     local_steps: int = identity(1, "Metropolis-Hastings steps of every rung in a round", ge=1)
-    cut: str = identity("current", "where the suffix of a step starts: current = any place of the state; horizon = any place "
-                        "up to the horizon, places past the end change nothing", choices=("current", "horizon"))
-    early_reject: str = identity("auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions "
-                                 "as off; auto = exact where it holds, else off", choices=("auto", "off", "exact"))
-    fault: str = identity("none", "a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of "
-                          "its ratio; old_log_q = after a swap a state keeps log q of its old rung",
-                          choices=("none", "swap_sign", "old_log_q"))
+    cut: Literal["current", "horizon"] = identity(
+        "current", "where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
+        "horizon, places past the end change nothing")
+    early_reject: Literal["auto", "off", "exact"] = identity(
+        "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
+        "where it holds, else off")
+    fault: Literal["none", "swap_sign", "old_log_q"] = identity(
+        "none", "a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of its ratio; "
+        "old_log_q = after a swap a state keeps log q of its old rung")
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

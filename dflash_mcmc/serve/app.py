@@ -29,7 +29,7 @@ from dflash_mcmc.serve.metrics import Metrics
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
-    from dflash_mcmc.engine.batching.token_texts import TokenTexts
+    from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.serve.options import ServeOptions
 
 _CHARACTERS = 64
@@ -228,7 +228,7 @@ class Service:
     @cached_property
     def _texts(self) -> TokenTexts:
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-        from dflash_mcmc.engine.batching.token_texts import texts_of
+        from dflash_mcmc.engine.batching.stop_strings import texts_of
 
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 

@@ -80,7 +80,7 @@ class PatientProtocol(H11Protocol):
         elif self._expiry is None and self.conn.trailing_data[0]:
             self._wait()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the connection open for the answer to a request that is whole."""
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             return False

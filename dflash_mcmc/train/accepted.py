@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.train.blocks import TrainingBlocks, gather, possible_anchors

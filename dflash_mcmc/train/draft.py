@@ -13,35 +13,91 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from omegaconf import OmegaConf
 
-from dflash_mcmc.draft.network.dflash import checkpoint
-from dflash_mcmc.draft.network.dflash.config import default_target_layers
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
-from dflash_mcmc.draft.network.dflash2.network import DFlash2
-from dflash_mcmc.draft.network.dspark.network import DSpark
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.config import default_target_layers
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
+from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
+from dflash_mcmc.draft.network.dflash2 import BlockConvolution, DFlash2
+from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
+from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train import accepted, loop, networks, schedule, slotwise_loss
-from dflash_mcmc.train.blocks import Epochs, TrainingBlocks
-from dflash_mcmc.train.candidates import CandidateIds, Candidates
-from dflash_mcmc.train.features import KeptReader, Known, TargetReader
-from dflash_mcmc.train.loss import Objective, loss_sum, slot_weights
-from dflash_mcmc.train.networks import FAMILIES
-from dflash_mcmc.train.prompts import questions
-from dflash_mcmc.train.recipe import DraftPlan, identity_of, responses_folder, run_folder
-from dflash_mcmc.train.responses import Request, Response, responses
+from dflash_mcmc.train import accepted, loop
+from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, TargetReader, TrainingBlocks
+from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slot_weights, slotwise_loss_sum
+from dflash_mcmc.train.recipe import DraftPlan, Heads, identity_of, responses_folder, run_folder
+from dflash_mcmc.train.responses import Request, Response, questions, responses
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+
+FAMILIES = {"dflash": checkpoint.DFLASH, "dspark": DSPARK, "dflash2": DFLASH2}
+"""The kinds of networks by the values of `heads.network`."""
+
+
+def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape:
+    """The shape of the plan's kind of network. Raises ConfigError."""
+    family = FAMILIES[heads.network]
+    if heads.network == "dflash":
+        return shape
+    more: dict[str, Any] = {"vocab_size": vocab_size}
+    if heads.network == "dspark":
+        more.update(markov_rank=heads.rank or 0, markov_head=heads.markov_head, confidence=heads.confidence,
+                    confidence_with_markov=heads.confidence and heads.rank is not None)
+    else:
+        if shape.hidden_size % (heads.group_size or 1):
+            raise ConfigError("heads.group_size", heads.group_size, f"a divisor of the hidden size {shape.hidden_size}")
+        more.update(kernel_size=heads.kernel_size, group_size=heads.group_size, selector_rank=heads.rank,
+                    selector_top_k=min(heads.top_k or 1, vocab_size))
+    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    return family.config.shape_type(**{**fields, **more})
+
+
+def initialise(draft: DFlash) -> None:
+    """Initialises the heads, so that the network computes what DFlash's computes with the same backbone.
+
+    The matrix that a head's output passes last is zero, as are the convolutions' dynamic coefficients; their base kernel is
+    the identity.
+    """
+    if isinstance(draft, DSpark):
+        if draft.markov_head is not None:
+            torch.nn.init.zeros_(draft.markov_head.markov_w2.weight)
+        if draft.confidence_head is not None:
+            torch.nn.init.zeros_(draft.confidence_head.proj.weight)
+            torch.nn.init.zeros_(draft.confidence_head.proj.bias)
+    if isinstance(draft, DFlash2):
+        torch.nn.init.zeros_(draft.candidate_selector.successor_codebook)
+        for module in draft.modules():
+            if isinstance(module, BlockConvolution):
+                torch.nn.init.zeros_(module.kernel_projection.weight)
+                with torch.no_grad():
+                    module.base_kernel.zero_()[:, 0] = 1.0
+
+
+def start_from(draft: DFlash, heads: Heads) -> None:
+    """Copies the tensors of the plan's backbone into the draft. Raises UserError if they do not fit."""
+    if heads.backbone is None:
+        return
+    tensors = checkpoint.load(heads.start().local(), torch.float32, "cpu").state_dict()
+    mine = draft.state_dict()
+    for name, tensor in tensors.items():
+        if name not in mine or mine[name].shape != tensor.shape:
+            wanted = f"is of shape {tuple(mine[name].shape)}" if name in mine else "is in the plan's shape"
+            raise ConfigError("heads.backbone", heads.backbone, f"a draft whose {name} {wanted}")
+    if missing := [name for name in mine if name.startswith("layers.") and name not in tensors and "_conv." not in name]:
+        raise ConfigError("heads.backbone", heads.backbone, f"a draft with {missing[0]}, as the plan's shape")
+    draft.load_state_dict({**mine, **tensors})
+
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
@@ -108,7 +164,7 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
     )
-    shape = networks.with_heads(shape, plan.heads, model.vocab_size)
+    shape = with_heads(shape, plan.heads, model.vocab_size)
     checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                                  field="shape")
     return shape
@@ -130,7 +186,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
     family = FAMILIES[plan.heads.network]
     if plan.init is None:
         draft = new_draft(shape, model, plan.seed, family.network)
-        networks.start_from(draft, plan.heads)
+        start_from(draft, plan.heads)
         return draft
     found = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
     for field in dataclasses.fields(shape):
@@ -158,7 +214,7 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
-        networks.initialise(draft)
+        initialise(draft)
     return draft
 
 
@@ -195,7 +251,7 @@ class _Session:
             figures = loop.run(loop.TrainingLoop(
                 name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
                 max_norm=plan.max_norm,
-                rate=lambda step: schedule.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
+                rate=lambda step: loop.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
                 gradients=self.gradients, evaluate=self.evaluate, describe=_describe, track=track, first=first,
             ), self.draft, optimizer)
             exit_code = 0
@@ -223,7 +279,7 @@ class _Session:
     def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, known: Known | None) -> torch.Tensor:
         autocast = self.plan.precision == "bfloat16"
         if isinstance(self.draft, (DSpark, DFlash2)):
-            return slotwise_loss.loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
+            return slotwise_loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
         return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
 
     def _share(self, batch: TrainingBlocks) -> list[list[int]]:

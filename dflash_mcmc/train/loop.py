@@ -9,15 +9,52 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
 
 from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.rng import Key
 from dflash_mcmc.store.locks import Locks
 
 if TYPE_CHECKING:
     import torch
+
+
+def stable_then_linear(step: int, steps: int, peak: float, warmup_steps: int, decay_fraction: float) -> float:
+    """Warm-up, a constant rate, and a linear decay to zero over the last part of the run.
+
+    Source: Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations".
+    """
+    decay_start = steps * (1 - decay_fraction)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if step < decay_start:
+        return peak
+    return peak * (steps - step) / (steps - decay_start)
+
+
+def cosine(step: int, steps: int, peak: float, warmup_fraction: float) -> float:
+    """Warm-up over the first part of the run, then half a cosine down to zero (Loshchilov & Hutter 2017)."""
+    warmup_steps = math.ceil(steps * warmup_fraction)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
+
+
+POOL_BATCHES = 8
+"""Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
+T = TypeVar("T")
+
+
+def cut_by_length(items: Sequence[T], lengths: Sequence[int], size: int, key: Key) -> list[list[T]]:
+    """Batches of `size` items of similar length, in random order by `key`. An incomplete last batch is dropped."""
+    ordered = [items[i] for i in np.argsort(np.asarray(lengths), kind="stable")]
+    batches = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
+    return [batches[i] for i in key.uniforms(0, len(batches)).argsort()]
+
 
 EVALUATIONS = "metrics.jsonl"
 _CHECKPOINT = "checkpoint.pt"

@@ -4,21 +4,119 @@ Slot k of a block predicts the token k positions after the anchor. Its inputs ar
 the anchor's token. The prediction is compared with the token at that position, or with the target's distribution there.
 Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
 a wrong one are rejected (DFlash, arXiv 2602.06036).
+
+DSpark and DFlash 2 have slots that depend on the token before. All slots are computed with the response's tokens as the tokens
+before them (teacher forcing), with the same weights. Sources: DSpark (arXiv 2607.05147) and its trainer DeepSpec; NVIDIA NeMo
+Automodel for DFlash 2.
+
+The ids over which the loss of a step normalises, where they are not all ids.
+
+The logits of all ids are most of the work of a step with a real vocabulary: at 49 thousand ids and a draft of 7 million
+parameters, three quarters. A step with candidates computes those of some ids: the frequent ids of the training responses, the
+ids that occur in the step, and random others that stand for the rest. The sum of exp(logit) over all ids is estimated without
+bias, so that the loss of a step is the cross-entropy over all ids plus an error of mean about zero.
+
+Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash import DFlash
+from dflash_mcmc.draft.network.dflash2 import DFlash2
+from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.train.blocks import TrainingBlocks
-from dflash_mcmc.train.candidates import Candidates
-from dflash_mcmc.train.features import Known, TargetReader
+from dflash_mcmc.rng import Key
+from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks
+from dflash_mcmc.train.responses import Response
+
+
+class Candidates(NamedTuple):
+    """The ids of a step.
+
+    Attributes:
+        ids: int64 (n,). The first `num_certain` are different and ascending; the others are random, from outside them.
+        num_certain: number of ids that stand for themselves.
+        log_weight: log of the number of ids that each random one stands for.
+    """
+
+    ids: torch.Tensor
+    num_certain: int
+    log_weight: float
+
+    def to(self, device: torch.device) -> Candidates:
+        """The same candidates on another device."""
+        return self._replace(ids=self.ids.to(device))
+
+    def places(self, labels: torch.Tensor) -> torch.Tensor:
+        """The places of labels, int64 (rows,), in `ids`. All labels must be among the certain ids."""
+        return torch.searchsorted(self.ids[: self.num_certain], labels)
+
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Logits (rows, n) of hidden states (rows, width), with `log_weight` added to those of random ids.
+
+        Args:
+            weight: (ids, width), the head's. bias: (ids,), or None.
+        """
+        logits = torch.nn.functional.linear(hidden, weight[self.ids].to(hidden.dtype)).float()
+        if bias is not None:
+            logits = logits + bias[self.ids]
+        shift = torch.zeros(len(self.ids), device=logits.device)
+        shift[self.num_certain :] = self.log_weight
+        return logits + shift
+
+    def kl_divergences(self, logits: torch.Tensor, target: torch.Tensor, log_sums: torch.Tensor, power: float) -> torch.Tensor:
+        """KL(p | q) in nats, shape (n,): an estimate from the candidates, in which p has no error.
+
+        Args:
+            logits: (n, candidates), the draft's, as `logits` returns them.
+            target: (n, candidates), the target's logits of the candidates. p is softmax(power · target) over all ids.
+            log_sums: (n,), log of the sum of exp(power · logit of the target) over all ids.
+        """
+        shift = torch.zeros(len(self.ids), device=logits.device)
+        shift[self.num_certain :] = self.log_weight
+        log_p = power * target - log_sums[:, None]
+        log_q = torch.log_softmax(logits, dim=-1) - shift
+        return ((log_p + shift).exp() * (log_p - log_q)).sum(dim=-1)
+
+
+class CandidateIds:
+    """The candidates of each step. Step n depends only on the responses, the seed and n, so a resumed run has the same ones.
+
+    Args:
+        responses: the training responses.
+        num: number of candidates beside the ids of the step. Half of them are the most frequent ids of the answers.
+        forbidden: bool (ids,), True for ids without a token, which are never candidates.
+    """
+
+    def __init__(self, responses: Sequence[Response], num: int, forbidden: np.ndarray, seed: int):
+        answers = np.concatenate([response.tokens[response.prompt_length :] for response in responses])
+        counts = np.bincount(answers, minlength=len(forbidden))
+        counts[forbidden] = 0
+        frequent = np.argsort(-counts, kind="stable")[: num // 2]
+        self._frequent, self._forbidden = frequent[counts[frequent] > 0], forbidden
+        self._num_random = num - num // 2
+        self._key = Key(seed).fold_in("draft", "candidates")
+
+    def __call__(self, step: int, tokens: torch.Tensor) -> Candidates:
+        """The candidates of a step with these tokens, int64 of any shape. All tokens are certain candidates."""
+        certain = np.union1d(self._frequent, tokens.cpu().numpy())
+        outside = ~self._forbidden
+        outside[certain] = False
+        rest = np.flatnonzero(outside)
+        if not len(rest):
+            return Candidates(torch.from_numpy(certain), len(certain), 0.0)
+        drawn = rest[(self._key.fold_in(step).uniforms(0, self._num_random) * len(rest)).astype(np.int64)]
+        ids = torch.from_numpy(np.concatenate([certain, drawn]))
+        return Candidates(ids, len(certain), float(np.log(len(rest) / self._num_random)))
+
 
 _SLOTS_AT_ONCE = 8192
 """Slots whose logits are in memory at the same time. With 152 thousand ids they take 5 GB in float32."""
@@ -121,3 +219,65 @@ def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> 
     # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).
     ratio = torch.where(torch.isneginf(target), 0.0, log_p - torch.log_softmax(logits, dim=-1))
     return (log_p.exp() * ratio).sum(dim=-1)
+
+
+_CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
+"""Weights of the terms of DSpark's loss."""
+_SLOTWISE_AT_ONCE = 8192
+"""Slots whose logits are in memory at the same time."""
+
+
+def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: TrainingBlocks, gamma: float,
+             autocast: bool) -> torch.Tensor:
+    """The sum over all slots of weight times loss; see `loss_sum`."""
+    weights = slot_weights(blocks, draft.shape.num_drafted, gamma)
+    rows, anchors = torch.nonzero(weights.sum(dim=-1), as_tuple=True)
+    layers = draft.shape.target_layers
+    reading = sequences.read(model, blocks.tokens, layers)
+    with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
+        hidden = sequences.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors]
+    before = blocks.anchors[rows, anchors][:, None] + torch.arange(weights.shape[-1], device=rows.device)
+    before = before.clamp(max=blocks.tokens.shape[1] - 2)  # slots after the end have weight 0
+    tokens, weights = blocks.tokens[rows], weights[rows, anchors]
+    previous, labels = tokens.gather(1, before), tokens.gather(1, before + 1)
+    teacher = reading.hidden[rows[:, None], before]
+    term = _dspark if isinstance(draft, DSpark) else _dflash2
+
+    def piece(part: slice) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
+            base = model.head_logits(hidden[part]).float()
+            logits = draft.along(base, hidden[part], previous[part])
+            confidence = draft.confidence_logits(hidden[part], previous[part])
+        return (weights[part] * term(base, logits, labels[part], model, teacher[part], confidence)).sum()
+
+    size = max(1, _SLOTWISE_AT_ONCE // weights.shape[-1])
+    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    if len(parts) == 1:
+        return piece(parts[0])
+    return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
+
+
+def _dspark(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,
+            confidence: torch.Tensor | None) -> torch.Tensor:
+    """0.1 cross-entropy + 0.9 |p - q| + the confidence's cross-entropy to 1 - |p - q| / 2, for each slot (blocks, n)."""
+    with torch.no_grad():
+        target = torch.softmax(model.logits(teacher), dim=-1)
+    variation = (torch.softmax(logits, dim=-1) - target).abs().sum(dim=-1)
+    loss = _CROSS_ENTROPY * _cross_entropy(logits, labels) + _VARIATION * variation
+    if confidence is None:
+        return loss
+    accepted = (1.0 - 0.5 * variation.detach()).clamp(0.0, 1.0)
+    return loss + _CONFIDENCE * torch.nn.functional.binary_cross_entropy_with_logits(
+        confidence.float(), accepted, reduction="none")
+
+
+def _dflash2(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,
+             confidence: torch.Tensor | None) -> torch.Tensor:
+    """Cross-entropy of the head's logits + that of the selector where the label is a candidate, for each slot (blocks, n)."""
+    among = torch.isfinite(logits.gather(-1, labels[..., None])[..., 0])
+    finite = torch.where(torch.isfinite(logits), logits, torch.finfo(logits.dtype).min)
+    return _cross_entropy(base, labels) + torch.where(among, _cross_entropy(finite, labels), 0.0)
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)

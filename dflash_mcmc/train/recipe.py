@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -21,7 +21,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime
+from dflash_mcmc.fields import identity, identity_values, runtime, schema_of
 from dflash_mcmc.model.files.checkpoint import Checkpoint
 
 RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
@@ -55,10 +55,10 @@ class Shape:
 class Heads:
     """The kind of network, and the sizes of what it has besides DFlash's tensors."""
 
-    network: str = identity("dflash", "kind of network", choices=("dflash", "dspark", "dflash2"), off="dflash")
+    network: Literal["dflash", "dspark", "dflash2"] = identity("dflash", "kind of network", off="dflash")
     rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1,
                                 off=None)
-    markov_head: str = identity("vanilla", "kind of DSpark's Markov head", choices=("vanilla", "gated", "rnn"), off="vanilla")
+    markov_head: Literal["vanilla", "gated", "rnn"] = identity("vanilla", "kind of DSpark's Markov head", off="vanilla")
     confidence: bool = identity(False, "whether DSpark has a confidence head", off=False)
     top_k: int | None = identity(None, "candidates of DFlash 2's selector", ge=1, off=None)
     kernel_size: int | None = identity(None, "taps of DFlash 2's convolutions", ge=1, off=None)
@@ -117,9 +117,9 @@ class DraftPlan:
     heads: Heads = dataclasses.field(default_factory=Heads)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
-    target: str = identity("tokens", "what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's "
-                           "distribution of each token (KL divergence); p_alpha = p to the power alpha, normalised (KL "
-                           "divergence)", choices=("tokens", "p", "p_alpha"))
+    target: Literal["tokens", "p", "p_alpha"] = identity(
+        "tokens", "what the draft learns: tokens = the responses' tokens (cross-entropy); p = the target's distribution of "
+        "each token (KL divergence); p_alpha = p to the power alpha, normalised (KL divergence)")
     alpha: float = identity(4.0, "exponent for target=p_alpha", gt=0)
     loss_ids: int | None = identity(None, "number of ids over which the loss normalises besides those of the step: half are "
                                     "the most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
@@ -137,8 +137,8 @@ class DraftPlan:
     warmup_fraction: float = identity(0.04, "fraction of the steps in which the learning rate rises", ge=0, lt=1)
     weight_decay: float = identity(0.0, "weight decay of AdamW", ge=0)
     max_norm: float = identity(1.0, "maximal norm of the gradient; larger gradients are scaled down", gt=0)
-    precision: str = identity("bfloat16", "number format of the forward pass; the weights are kept in float32",
-                              choices=("float32", "bfloat16"))
+    precision: Literal["float32", "bfloat16"] = identity(
+        "bfloat16", "number format of the forward pass; the weights are kept in float32")
     seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
     keep_features: bool = runtime(False, "keep the target's features of all training responses in memory after the first "
                                   "epoch; false reads the target again in every step")
@@ -204,7 +204,7 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
     if name not in RECIPES:
         raise UserError(f"draft: given {name!r}{did_you_mean(name, RECIPES)}; allowed: {', '.join(map(repr, RECIPES))}")
     command.prepare()
-    ConfigStore.instance().store(group="schema", name="train_draft", node=DraftPlan, provider="dflash_mcmc")
+    ConfigStore.instance().store(group="schema", name="train_draft", node=schema_of(DraftPlan), provider="dflash_mcmc")
     plan, _ = command.compose_once(RECIPES[name], overrides, DraftPlan)
     plan.check()
     return plan

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from dflash_mcmc.dataset.arith import LEVELS, make_problem
+from dflash_mcmc.dataset.inputs import rows
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.train.recipe import DraftPlan
+from dflash_mcmc.train.recipe import DraftPlan, Prompts
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -28,6 +30,48 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+
+class Questions(NamedTuple):
+    """The questions. Their order matters: random numbers depend on a question's index."""
+
+    training: list[str]
+    held_out: list[str]
+
+
+def questions(plan: DraftPlan) -> Questions:
+    """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for."""
+    found = _generated(plan) if plan.prompts.path is None else _from_file(plan.prompts)
+    if plan.batch_size > len(found.training):
+        raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
+    return found
+
+
+def _generated(plan: DraftPlan) -> Questions:
+    """Questions of alternating levels. The held-out ones are neither training questions nor problems of `dataset=arith`."""
+    def make(split: str, use: str, count: int) -> list[str]:
+        key = Key(plan.seed).fold_in("draft", use)
+        return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
+
+    num = plan.prompts.num
+    assert num is not None, "DraftPlan.check refuses a plan with neither prompts.path nor prompts.num"
+    return Questions(make("train", "prompt", num), make("test", "held out", plan.prompts.held_out))
+
+
+def _from_file(prompts: Prompts) -> Questions:
+    """The questions of a file. Raises UserError."""
+    found = [row[prompts.field] for row in rows.of_file(prompts.path, [prompts.field], "prompts.path")]
+    for number, question in enumerate(found, start=1):
+        if not isinstance(question, str):
+            raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {number} has {question!r:.60}")
+    left = len(found) - prompts.held_out
+    if left < 1:
+        raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(found) - 1} of the file's {len(found)} lines")
+    if prompts.num is not None and prompts.num > left:
+        raise ConfigError("prompts.num", prompts.num, f"at most {left}: {prompts.held_out} of the file's {len(found)} lines "
+                          "are held out")
+    return Questions(found[: prompts.num or left], found[left:])
+
 
 _PIECE = 256
 _POLL_SECONDS = 0.1
@@ -115,9 +159,8 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.plan import options_within
+    from dflash_mcmc.engine.batching.plan import Workload, options_within
     from dflash_mcmc.engine.batching.plan import plan as plan_memory
-    from dflash_mcmc.engine.batching.workload import Workload
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
     if model.max_positions is not None and prompt_length + horizon > model.max_positions:

@@ -20,8 +20,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
-from dflash_mcmc.train import loop, schedule
-from dflash_mcmc.train.batches import POOL_BATCHES, cut_by_length
+from dflash_mcmc.train import loop
+from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class TrainingPlan:
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
     """Learning rate of a step: warm-up, constant, then linear decay to zero."""
-    return schedule.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
+    return loop.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Compares the engine's speculation with `generate(assistant_model=...)` of `transformers`, for the same draft.
 
 The class for DFlash in `transformers` has the same weights, two of them under other names.
-`tests/draft/network/dflash/test_network.py` checks this.
+`tests/draft/network/test_dflash.py` checks this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.sampler.greedy import Greedy

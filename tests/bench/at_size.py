@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.draft.network.dflash.config import default_target_layers
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.config import default_target_layers
+from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import predict
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.sampler import Sampler
 from tests.bench import decoders, random_weights

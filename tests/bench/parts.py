@@ -16,10 +16,9 @@ from transformers import DynamicCache, GenerationConfig
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.engine.batching.cache import cache_argument
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.plan import predict
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.rng import Key
 from tests.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, serving, sharing, together
 from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from dflash_mcmc.draft.network.dflash import checkpoint
-from dflash_mcmc.draft.network.dflash.config import read_shape
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.config import read_shape
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.process import program
 from tests.bench import random_weights

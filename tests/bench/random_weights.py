@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 
 SHARPNESS = 8.0
 """Standard deviation of the target's logits. Continuations then have about a nat of entropy per token, as real texts have."""

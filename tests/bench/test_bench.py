@@ -12,9 +12,8 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.draft.network.dflash import checkpoint
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
 from tests.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
 from tests.bench.__main__ import Bench, main, table

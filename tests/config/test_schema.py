@@ -8,6 +8,7 @@ import typing
 import pytest
 
 from dflash_mcmc.catalogue import options
+from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.schema import Condition, Config, Paths
 from dflash_mcmc.fields import ROLES, has_spec, identity, identity_values, spec_of
@@ -80,13 +81,33 @@ MISTAKES = {
     "more chains than memory holds": (["num_chains=999999999999"], "num_chains", "a whole number >= 1 and <= 1e+06"),
     "endless range": (["-m", "seed=range(1,1000000000)"], "seed", "given more than 100,000 values in a sweep; allowed: at"),
     "product of ranges": (["-m", "seed=range(1,1000)", "num_chains=range(1,1000)"], "", "given 999 values in a sweep"),
+    "folder of Hydra's run": (["hydra.run.dir=/x"], "hydra.run.dir", "/x, which has no effect here; allowed of Hydra's set"),
+    "variable of Hydra's job": (["+hydra.job.env_set.A=b"], "hydra.job.env_set.A", "which has no effect here"),
+    "verbose Hydra": (["hydra.verbose=true"], "hydra.verbose", "which has no effect here; allowed of Hydra's settings:"),
+    "logging of Hydra": (["hydra/job_logging=none"], "hydra/job_logging", "which has no effect here"),
+    "folder of a search that is none": (["-m", "seed=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir", "which has no effect"),
+    "sweeper without a sweep": (["hydra.sweeper.params={seed: '1,2'}"], "hydra.sweeper.params", "which has no effect here"),
+    "search path that is not": (["hydra.searchpath=[file:///no/such]"], "hydra.searchpath", "'file:///no/such'; allowed: a"),
+    "package that is not": (["hydra.searchpath=[pkg://no.such]"], "hydra.searchpath", "'pkg://no.such'; allowed: a folder"),
+    "help with a field": (["--hydra-help", "x=1"], "--hydra-help", "given with x=1; allowed: --hydra-help alone"),
     "long field": ([f"sampler.{'x' * 10_000}=1"], "sampler." + "x" * 100, "...: unknown field; allowed in sampler"),
 }
 
 
+@pytest.mark.filterwarnings("error")  # a warning is another line
 @pytest.mark.parametrize(("arguments", "field", "allowed"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistake_is_one_line_that_names_field_and_what_is_allowed(arguments, field, allowed):
     command_is_refused(arguments, field, allowed)
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["sampler=greedy", "sampler.alpha=2"], "sampler.alpha has no effect with sampler=greedy"),
+    (["draft=dflash", "draft.path=/no/such"], "draft.path has no effect: nothing uses draft=dflash"),
+    (["-m", "sampler=greedy", "sampler.alpha=2,4"], ""),
+    (["draft=tiny", "decoder=speculative_match", "sampler.alpha=2"], "")])
+def test_field_without_effect_is_one_line(arguments, line, capsys):
+    check_command(arguments)
+    assert [text for text in capsys.readouterr().err.splitlines() if "no effect" in text] == ([line] if line else [])
 
 
 def test_mistake_ends_the_process_with_two_and_leaves_nothing(command, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.speculative import faults
+from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
@@ -51,7 +51,7 @@ CASES = [*((decoder, "dflash", "temperature") for decoder in RIGHT),
          *((decoder, "dflash", setting) for setting in ("stops", "filters", "penalty")
            for decoder in ("match_sampled", "token", "block"))]
 WRONG = [pytest.param(decoder, name, id=f"{word}-{name}") for word, decoder, names in (
-    ("match", match(1.0), faults.MATCH), ("rejection", reject(), faults.REJECTION)) for name in names]
+    ("match", match(1.0), rules.MATCH), ("rejection", reject(), rules.REJECTION)) for name in names]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative import faults, rules
+from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, transition_matrix
@@ -49,5 +49,5 @@ def test_power_mh_keeps_its_law(name, early_reject):
 
 
 def test_a_faulty_rule_changes_the_transition_matrix():
-    matrix, target = matrix_and_target(faults.reject_then_p, sampler("off"), shared_noise=False, temperature=None)
+    matrix, target = matrix_and_target(rules.reject_then_p, sampler("off"), shared_noise=False, temperature=None)
     assert invariance_error(matrix, target) > 1e-4

@@ -7,7 +7,7 @@ import pytest
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.engine.oracle.tabular import TabularEngine
-from dflash_mcmc.engine.speculative import faults
+from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
 from tests.speculation import (
@@ -64,7 +64,7 @@ def test_counts_that_lack_tokens_of_the_step_are_caught(mutant, monkeypatch):
 def test_late_penalty_is_caught():
     assert speculative_error(rule("parallel", fault="late_penalty"), LAWS["penalty"]) > 0.02
     assert speculative_error(rule("small", fault="late_penalty"), LAWS["counts"], model=SMALL) > 1e-3
-    assert set(faults.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
+    assert set(rules.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
                                  "greedy_walk", "finite_window"}  # all are tested
 
 

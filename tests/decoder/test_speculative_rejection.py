@@ -6,7 +6,7 @@ import pytest
 
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.oracle.tabular import TabularEngine
-from dflash_mcmc.engine.speculative import faults
+from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
@@ -61,7 +61,7 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 @pytest.mark.parametrize(("name", "law"), [("unprocessed_draft", "filters"), ("late_penalty", "penalty")])
 def test_faults_of_processing_are_caught(name, law):
     assert speculative_error(rule("parallel", fault=name), LAWS[law], horizon=2) > 0.01
-    assert len(faults.REJECTION) == 5  # all are tested
+    assert len(rules.REJECTION) == 5  # all are tested
 
 
 def kept(verification: str, draft: str) -> float:

@@ -7,7 +7,7 @@ import json
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.train.recipe import compose
 from tests.composing import composed
 

@@ -14,8 +14,8 @@ import transformers
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of, run_folder
-from dflash_mcmc.engine.vllm import cache_plan, core, starting
-from dflash_mcmc.engine.vllm.settings import CONFIG, VllmSettings
+from dflash_mcmc.engine.vllm import core, starting
+from dflash_mcmc.engine.vllm.core import CONFIG, VllmSettings
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import estimate
 
@@ -93,7 +93,7 @@ def test_the_plan_of_the_experiments_fits_80_gb(make_config, shared_data, experi
                  "model.dtype=bfloat16", "dataset=math500", "dataset.max_new_tokens=3072", *dataset)
     config = make_config(*overrides, "hardware.memory_gb=60")
     shape = config.model.shape("cpu")
-    plan = cache_plan.of(config.engine, config, shape)
+    plan = starting.plan_cache(config.engine, config, shape)
     assert plan.token_bytes == 2 * 36 * 8 * 128 * 2  # keys and values, layers, heads, width, bytes
     assert plan.longest - 32 < config.assumed.prompt_length + 3072 <= plan.longest
     assert 59.5 < plan.of_requests(plan.longest) <= 60
@@ -123,7 +123,7 @@ def test_a_dry_run_prints_the_plan_and_refuses_too_little_memory(make_config):
     line = config.engine.memory_note(config)
     assert "keys and values of 4 requests, " in line
     assert line in estimate.of(check_command([*SMALL, "dry_run=true", "hardware.num_slots=4"]))
-    whole, half = (cache_plan.of(one.engine, one, one.model.shape("cpu")) for one in (config, shared))
+    whole, half = (starting.plan_cache(one.engine, one, one.model.shape("cpu")) for one in (config, shared))
     assert (whole.token_bytes, whole.weights) == (2 * half.token_bytes, 2 * half.weights)
     with pytest.raises(UserError, match=r"hardware.memory_gb: given 0.0001; allowed: at least 0.00\d+, the keys and values"):
         estimate.of(check_command([*SMALL, "dry_run=true", "hardware.memory_gb=0.0001"]))
@@ -163,7 +163,7 @@ def test_the_memory_chooses_the_number_of_chains_by_default(make_config, monkeyp
 @pytest.mark.parametrize(("slots", "total", "width", "expected"), [(32, 100, 1, 32), (32, 3, 1, 3), (32, 100, 5, 6),
                                                                    (2, 9, 5, 1), (None, 999, 1, 256)])
 def test_chains_in_progress(slots, total, width, expected):
-    assert starting.chains(slots, total, width) == expected
+    assert starting.chains_at_once(slots, total, width) == expected
 
 
 def test_processes_share_the_gpus_of_a_machine(make_config, monkeypatch):

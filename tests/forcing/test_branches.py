@@ -8,8 +8,8 @@ import torch
 
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.forcing import branches, sequences
-from dflash_mcmc.forcing.branches import Tree, predictors
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.forcing.sequences import Tree, predictors
 from tests.targets import FAMILIES, random_model
 
 PREFIX = torch.randint(0, 58, (20,), generator=torch.Generator().manual_seed(5))
@@ -41,7 +41,7 @@ def test_each_is_read_as_if_alone(family, length, tokens, monkeypatch):
     model = LanguageModel(random_model(family))
     expected = alone(model, length, tokens)
     for at_once in (512, 6, 1):
-        monkeypatch.setattr(branches, "_ROWS_AT_ONCE", at_once)
+        monkeypatch.setattr(sequences, "_ROWS_AT_ONCE", at_once)
         for share in (True, False):
             torch.testing.assert_close(together(model, length, tokens, share), expected, atol=2e-4, rtol=1e-3)
 
@@ -67,8 +67,8 @@ def test_no_forward_reads_more_than_is_allowed(monkeypatch):
             sizes.append(len(tokens))
             return super().read(parents, tokens)
 
-    monkeypatch.setattr(branches, "Tree", Counted)
-    monkeypatch.setattr(branches, "_ROWS_AT_ONCE", 6)
+    monkeypatch.setattr(sequences, "Tree", Counted)
+    monkeypatch.setattr(sequences, "_ROWS_AT_ONCE", 6)
     together(model, 20, ALIKE)
     assert max(sizes) <= 6
     assert len(sizes) > 1
@@ -92,7 +92,7 @@ class SeesNeighbours(Tree):
         return super().read([number - 1 for number in range(len(parents))], tokens)
 
 
-class Forgets(branches._Nodes):
+class Forgets(sequences._Nodes):
     """A mutant: equal tokens share a node even after different prefixes."""
 
     @classmethod
@@ -105,7 +105,7 @@ class Forgets(branches._Nodes):
 def test_what_is_wrong_is_noticed(name, mutant, monkeypatch):
     model = LanguageModel(random_model())
     right = alone(model, 20, ALIKE)
-    monkeypatch.setattr(branches, name, mutant)
+    monkeypatch.setattr(sequences, name, mutant)
     assert (together(model, 20, ALIKE) - right).abs().max() > 1e-2
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import block_pass
+from dflash_mcmc.draft.network.dflash import block_pass
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer

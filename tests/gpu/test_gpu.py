@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_mcmc.engine import slots
 from dflash_mcmc.process import program
-from dflash_mcmc.runner import build
 
 pytestmark = pytest.mark.gpu
 SAMPLERS = {
@@ -89,7 +89,7 @@ def test_peak_memory_is_as_planned(make_config, on_gpu, draw, kv_cache):
     overrides = (*SAMPLERS["power_mh"], "hardware.device=cuda", f"hardware.kv_cache={kv_cache}", "hardware.memory_gb=1")
     config = make_config("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1", *overrides)
     model = config.engine.load(config, "cuda")
-    planned = build.memory_plan(config, model, 64, 24, None)[1]
+    planned = slots.memory_plan(config, model, 64, 24, None)[1]
     draw(*overrides)  # kernels and their work space are loaded
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -102,7 +102,7 @@ def test_null_fills_the_memory_that_is_given(make_config, device):
     config = make_config("sampler=temperature", f"hardware.device={device}", "hardware.num_slots=null",
                          "hardware.memory_gb=0.2", "dataset=arith")
     model = config.engine.load(config, device)
-    planned = build.memory_plan(config, model, 64, 1000, None)[1]
+    planned = slots.memory_plan(config, model, 64, 1000, None)[1]
     assert planned.num_slots > 8
     assert planned.total <= 0.2e9
 

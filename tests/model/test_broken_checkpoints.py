@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import dflash_mcmc as dm
 from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.network.dflash import checkpoint as drafts
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network import checkpoint as drafts
+from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.model.files import weight_files
 from dflash_mcmc.model.files.stop_ids import stop_ids_of
 from dflash_mcmc.runner import preflight

@@ -12,8 +12,8 @@ import resource, sys
 import numpy as np, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlash
+from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.probe.speculative_mcmc import SpeculativeMCMC

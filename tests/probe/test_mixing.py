@@ -9,11 +9,11 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import Config
+from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.mixing.chains import compact
 from dflash_mcmc.report import figure
-from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
@@ -177,9 +177,9 @@ class Failing:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, monkeypatch, number):
-    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), build.slots_engine
+    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), slots.slots_engine
     failing = [problem.id for problem in config.dataset.problems()][:number]
-    monkeypatch.setattr(build, "slots_engine", lambda *arguments: Failing(engine(*arguments), failing))
+    monkeypatch.setattr(slots, "slots_engine", lambda *arguments: Failing(engine(*arguments), failing))
     found = execute(config)
     assert found.summary["num_failed"] == 2 * 2 * number
     assert set(figures) == {*FIGURES, "fig_mixing_grid"}

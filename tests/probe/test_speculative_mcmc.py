@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binom
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors

@@ -12,11 +12,11 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.chains import LiveChain
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.live_chain import LiveChain
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.forcing.branches import Tree
+from dflash_mcmc.forcing.sequences import Tree
 from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key

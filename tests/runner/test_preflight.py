@@ -14,6 +14,7 @@ import torch
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan
 from dflash_mcmc.runner import build, preflight
 from dflash_mcmc.store.lines import to_line
@@ -123,9 +124,9 @@ def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make
     assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
     longest = max(map(len, prompts.values()))
-    _, planned = build.memory_plan(config, shape, longest, 198, None)
+    _, planned = slots.memory_plan(config, shape, longest, 198, None)
     monkeypatch.setattr(plan, "free_bytes", lambda _: planned.total / 0.9 + 1e6)
-    build.memory_plan(config, shape, longest, 198, None)
+    slots.memory_plan(config, shape, longest, 198, None)
     with pytest.raises(preflight.UserError, match="slots"):
         preflight.check([Job(config)])
 
@@ -170,7 +171,7 @@ def test_plan_without_weights_is_the_plan_of_the_loaded_pair(make_config, monkey
     assert shape.num_parameters == sum(weight.numel() for weight in {*model.decoder.parameters(), *model.head.parameters()})
     config.draft.check_target(shape)
     monkeypatch.setattr(plan, "free_bytes", lambda _: 10**10)
-    assert build.memory_plan(config, shape, 100, 50, config.draft.size()) == build.memory_plan(
+    assert slots.memory_plan(config, shape, 100, 50, config.draft.size()) == slots.memory_plan(
         config, model, 100, 50, config.draft.load(model))
 
 

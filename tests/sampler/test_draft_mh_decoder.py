@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative import faults, rules
+from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import cost
@@ -73,8 +73,8 @@ def test_a_decoder_changes_no_law_of_a_chain(name):
 
 
 @pytest.mark.parametrize(("rule", "settings"), [
-    pytest.param(faults.reject_then_p, RULES["rejection"][1], marks=pytest.mark.slow, id="rejection"),
-    pytest.param(faults.redraw_after_mismatch, RULES["match"][1], id="match")])
+    pytest.param(rules.reject_then_p, RULES["rejection"][1], marks=pytest.mark.slow, id="rejection"),
+    pytest.param(rules.redraw_after_mismatch, RULES["match"][1], id="match")])
 def test_a_faulty_decoder_changes_the_law(rule, settings):
     matrix, target = matrix_and_target(engine(rule, **settings), make(proposal="mixture", cut="start"))
     assert invariance_error(matrix, target) > 1e-4
@@ -82,7 +82,7 @@ def test_a_faulty_decoder_changes_the_law(rule, settings):
 
 def test_draws_from_the_draft_do_not_use_the_decoder():
     """A faulty decoder changes nothing where all draws are the draft's."""
-    faulty = engine(faults.reject_then_p, **RULES["rejection"][1])
+    faulty = engine(rules.reject_then_p, **RULES["rejection"][1])
     matrices = [matrix_and_target(each, make())[0] for each in (faulty, engine())]
     assert np.abs(matrices[0] - matrices[1]).max() <= EXACT
 

@@ -339,7 +339,7 @@ def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(
     def failing(*_: object) -> None:
         raise UserError("the tokenizer: no bytes of its tokens")
 
-    monkeypatch.setattr("dflash_mcmc.engine.batching.token_texts.texts_of", failing)
+    monkeypatch.setattr("dflash_mcmc.engine.batching.stop_strings.texts_of", failing)
     running.service.__dict__.pop("_texts", None)
     before = running.service.workers._number
     status, reply = running.post({"prompt": "x", "logprobs": 0})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.train.responses import Response
 from tests.targets import random_model

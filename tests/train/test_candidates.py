@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dflash_mcmc.train.blocks import gather
-from dflash_mcmc.train.candidates import CandidateIds
-from dflash_mcmc.train.loss import Objective, loss_sum
+from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import random_draft, random_responses, random_target
 

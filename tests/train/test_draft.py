@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import accepted, draft, loop, networks, responses
-from dflash_mcmc.train.networks import FAMILIES as NETWORKS
-from dflash_mcmc.train.prompts import questions
+from dflash_mcmc.train import accepted, draft, loop, responses
+from dflash_mcmc.train.draft import FAMILIES as NETWORKS
 from dflash_mcmc.train.recipe import compose, identity_of
+from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.targets import FAMILIES, random_model
@@ -167,7 +167,7 @@ def test_heads_start_as_dflash(name):
     plan = compose(name, [])
     target = plan.model.load("cpu")
     made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
-    networks.start_from(made, plan.heads)
+    draft.start_from(made, plan.heads)
     base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
     found = made.along(base, hidden, torch.tensor([[3, 4]]))
     assert torch.equal(torch.where(torch.isfinite(found), found, base), base)

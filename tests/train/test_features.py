@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.train.blocks import Epochs, gather
-from dflash_mcmc.train.features import KeptReader, TargetReader
+from dflash_mcmc.train.blocks import Epochs, KeptReader, TargetReader, gather
 from dflash_mcmc.train.loss import Objective, loss_sum
 from tests.train.drafts import random_draft, random_responses, random_target
 

@@ -10,8 +10,8 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
-from dflash_mcmc.train.prompts import questions
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Prompts, Responses, Shape, compose, identity_of, run_folder
+from dflash_mcmc.train.responses import questions
 from tests.refusals import refused
 
 

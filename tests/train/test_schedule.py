@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.train.schedule import cosine
+from dflash_mcmc.train.loop import cosine
 
 
 def test_cosine_rises_and_falls_to_zero():

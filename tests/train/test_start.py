@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.network.dflash import checkpoint
+from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.errors import RunBusy
 from dflash_mcmc.train import draft, loop
 from dflash_mcmc.train.recipe import identity_of, responses_folder, run_folder

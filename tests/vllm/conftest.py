@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.engine.vllm import core, settings
+from dflash_mcmc.engine.vllm import core
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +30,7 @@ def guard_of_a_module() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def vllm() -> Iterator[None]:
     """Imports vLLM for the whole session: it changes variables and threads of the process."""
-    settings.prepare_environment()
+    core.prepare_environment()
     pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
     from vllm.engine import arg_utils  # noqa: F401 - the import that changes the process
 

@@ -34,10 +34,10 @@ class Clock:
     """CPU seconds of this thread in functions of the session, the processor and vLLM, by name."""
 
     def __init__(self) -> None:
-        from dflash_mcmc.engine.vllm import core, rows
+        from dflash_mcmc.engine.vllm import core, drawing
 
         self.seconds: dict[str, float] = {}
-        for name, owner, method in (("processor", rows.BatchRows, "apply"), ("rows", rows.BatchRows, "update"),
+        for name, owner, method in (("processor", drawing.BatchRows, "apply"), ("rows", drawing.BatchRows, "update"),
                                     ("take", core.VllmCore, "take"), ("add", core.VllmCore, "add"),
                                     ("step", core.VllmCore, "step")):
             setattr(owner, method, self._timed(name, getattr(owner, method)))
@@ -56,7 +56,7 @@ class Process:
     """An engine with its model, in this process."""
 
     def __init__(self, name: str, folder: Path, horizon: int, most_chains: int, cache_bytes: int):
-        from dflash_mcmc.engine.vllm import target as vllm_target
+        from dflash_mcmc.engine.vllm import starting as vllm_target
         from dflash_mcmc.model.hf import HFModel
 
         chosen = HFModel(path=str(folder), revision=None, dtype="float32", chat=True, enable_thinking=False,
@@ -109,7 +109,7 @@ def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
     """The engine of slots, with pages if a size of the cache is given."""
     from dflash_mcmc.blend.none import NoBlend
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.page_table import PAGE_SIZE
+    from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 
     pages = cache_bytes // (PAGE_SIZE * model.cache_shape.token_bytes())
     return BatchedEngine(model, NoBlend(), count, longest, num_pages=pages)
@@ -118,7 +118,7 @@ def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
 def _import(name: str) -> None:
     """Imports what the engine needs."""
     if name == "vllm":
-        from dflash_mcmc.engine.vllm.settings import prepare_environment
+        from dflash_mcmc.engine.vllm.core import prepare_environment
 
         prepare_environment()
         import vllm.v1.engine.llm_engine  # noqa: F401

@@ -10,10 +10,9 @@ import numpy as np
 
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.vllm.core import shared
+from dflash_mcmc.engine.vllm.core import VllmSettings, shared
 from dflash_mcmc.engine.vllm.session import VllmEngine
-from dflash_mcmc.engine.vllm.settings import VllmSettings
-from dflash_mcmc.engine.vllm.target import VllmTarget
+from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.types import ChainResult
 
 TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ import torch
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
-from dflash_mcmc.engine.vllm import cache_plan, scratch
+from dflash_mcmc.engine.vllm import core, starting
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
@@ -62,7 +62,7 @@ def test_the_memory_chooses_the_number_of_chains_of_the_plan(make_config):
     """A dry run's number of chains is vLLM's own count of requests that fit at full length."""
     config = make_config("engine=vllm", "sampler=greedy", "hardware.device=cpu", "hardware.num_slots=null", "num_chains=2",
                          "hardware.memory_gb=0.02", "dataset.max_new_tokens=100")
-    plan = cache_plan.of(config.engine, config, config.model.shape("cpu"))
+    plan = starting.plan_cache(config.engine, config, config.model.shape("cpu"))
     assert 1 < plan.requests < config.dataset.num_chosen() * config.num_chains
     engine = config.engine.start(config, config.engine.load(config, "cpu"), config.assumed.prompt_length,
                                  config.dataset.num_chosen() * config.num_chains)
@@ -165,7 +165,7 @@ FAILURES = {signal.SIGKILL: "error: engine: worker 1 of 2 of vLLM has ended with
 def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, monkeypatch, sent):
     """Tensor parallelism by two processes. Another run, with one process, draws what is missing."""
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "120")
-    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))  # other processes have some
+    segments = set(core.SEGMENTS.glob("vllm_dist_*"))  # other processes have some
     process = start(tmp_path, *SHORT, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
@@ -178,7 +178,7 @@ def test_a_worker_of_two_that_dies_or_hangs_ends_the_run_in_one_line(tmp_path, m
     assert line.startswith(FAILURES[sent])
     _, left = psutil.wait_procs(children, timeout=HANG)
     assert not left
-    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
+    assert set(core.SEGMENTS.glob("vllm_dist_*")) <= segments
     before = recorded(tmp_path)
     assert 0 < len(before) < MANY
     output, _ = (process := start(tmp_path, *SHORT)).communicate(timeout=HANG)
@@ -192,7 +192,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     """Tensor parallelism: the workers notice, and the same command removes their segments and draws what is missing."""
     temporary = Path(tempfile.mkdtemp())  # a path that is short enough for sockets
     monkeypatch.setenv("TMPDIR", str(temporary))
-    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
+    segments = set(core.SEGMENTS.glob("vllm_dist_*"))
     process = start(tmp_path, *SHORT, *TWO)
     while process.poll() is None and not recorded(tmp_path):
         time.sleep(0.05)
@@ -209,7 +209,7 @@ def test_a_killed_parent_of_two_workers_leaves_no_process_and_the_next_start_no_
     after = recorded(tmp_path)
     assert before.items() <= after.items()
     assert len(after) == MANY
-    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
+    assert set(core.SEGMENTS.glob("vllm_dist_*")) <= segments
     assert not list(temporary.glob("dflash_mcmc-vllm-*"))
     shutil.rmtree(temporary)
 

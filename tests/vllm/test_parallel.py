@@ -7,7 +7,7 @@ import contextlib
 import psutil
 import pytest
 
-from dflash_mcmc.engine.vllm import core, scratch
+from dflash_mcmc.engine.vllm import core
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS
 from tests.processes import HANG
@@ -44,7 +44,7 @@ def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
                 for index, prompt in enumerate(PROMPTS[:2])]
 
     one = {done.tag: done for done in engine_of(target).run(chains())}
-    segments = set(scratch.SEGMENTS.glob("vllm_dist_*"))
+    segments = set(core.SEGMENTS.glob("vllm_dist_*"))
     two = {done.tag: done for done in engine_of(target, more=EAGER + shared).run(chains())}
     workers = workers_of(psutil.Process())
     assert len(workers) == 2
@@ -55,4 +55,4 @@ def test_two_processes_draw_the_tokens_of_one(tmp_path, way):
     assert max(found.log_p, found.log_q) < TOLERANCE
     _, left = psutil.wait_procs(workers, HANG)
     assert not left
-    assert set(scratch.SEGMENTS.glob("vllm_dist_*")) <= segments
+    assert set(core.SEGMENTS.glob("vllm_dist_*")) <= segments

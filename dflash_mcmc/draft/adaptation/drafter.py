@@ -21,11 +21,11 @@ from torch.nn.functional import pad
 from dflash_mcmc.draft.adaptation.learning import (
     Adapter,
     AdaptSettings,
+    LowRankDraft,
     Student,
     padded,
 )
-from dflash_mcmc.draft.adaptation.low_rank import LowRankDraft
-from dflash_mcmc.draft.network.dflash.network import DFlash
+from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Update

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.draft.check.forced import DraftSetting, with_shape
-from dflash_mcmc.draft.network.dflash.config import default_target_layers
+from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.model.files import precision
 
 if TYPE_CHECKING:
 
-    from dflash_mcmc.draft.network.dflash.network import DFlash
+    from dflash_mcmc.draft.network.dflash import DFlash
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 _THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)

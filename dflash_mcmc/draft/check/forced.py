@@ -18,7 +18,7 @@ from dflash_mcmc.draft.check.walks import BlockWalk
 from dflash_mcmc.forcing import sequences
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.dflash.network import DFlash
+    from dflash_mcmc.draft.network.dflash import DFlash
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 SHIFTS = (-2, -1, 0, 1, 2)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.rng import Key
@@ -82,7 +83,7 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
     """
     from tqdm import tqdm
 
-    engine = build.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
+    engine = slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
                              None, config.decoder.speculation(drafter), drafter)
     sampling, walks = SamplingParams(temperature=temperature), dict[str, BlockWalk]()
 

@@ -5,10 +5,10 @@ still holds are kept, and the rest of the sequence is read in pieces. Its last t
 token of every chain is therefore drawn by the same code.
 
     scheduler.py      admits waiting chains to slots and gives chains their answers
-    live_chain.py     the request of a chain, its answers and its cost
+    chains.py     the request of a chain, its answers and its cost
     operations.py     carries out a draw or a score in a slot
     slot_memory.py    keys and values of the slots
-    contents.py       tokens that these keys and values belong to
+    slot_memory.py       tokens that these keys and values belong to
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
@@ -35,30 +35,24 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention, few_rows
-from dflash_mcmc.engine.batching.blending import TargetBlend
-from dflash_mcmc.engine.batching.caches import Caches
+from dflash_mcmc.engine.batching.cache import num_recent
+from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Stop
 from dflash_mcmc.engine.batching.graphs import GraphedSteps, graphed
-from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag
+from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.meter import Meter
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.operations import Operations
 from dflash_mcmc.engine.batching.plain_steps import PlainSteps
-from dflash_mcmc.engine.batching.prompts import PromptReader
-from dflash_mcmc.engine.batching.recurrent_shape import num_recent
-from dflash_mcmc.engine.batching.rows import Rows
+from dflash_mcmc.engine.batching.plan import Caches
+from dflash_mcmc.engine.batching.rows import Rows, Stepper
 from dflash_mcmc.engine.batching.scheduler import Scheduler
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.stepper import Stepper
-from dflash_mcmc.engine.speculative.block_grid import BlockGrid
-from dflash_mcmc.engine.speculative.blockwise import BlockSteps
-from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
-from dflash_mcmc.engine.speculative.mixed_steps import MixedSteps
+from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
+from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter
 from dflash_mcmc.engine.speculative.speculation import Speculation
-from dflash_mcmc.engine.speculative.speculator import Speculator
-from dflash_mcmc.engine.speculative.trace import Tracer
+from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain
 
@@ -168,7 +162,7 @@ class BatchedEngine:
         self._loop.prepare()
         started = time.perf_counter()
         stop = self._loop.run(scheduler.live)
-        self._meter.count_steps(self._loop.steps_a_look, stop.row_steps, scheduler.busy_slots, started)
+        self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         return stop
 
 

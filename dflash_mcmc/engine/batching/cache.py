@@ -4,9 +4,12 @@ It is a `transformers` cache, so unmodified models run on it. The keys and value
 positions. The mask of a forward lets a query see the keys up to its own position. A rollback only lowers the position, because
 larger positions are overwritten before they are read again.
 
-    contiguous_cache.py   a row is one piece of memory, as long as the longest
-    paged_cache.py        a row is a list of pages, as long as its text
-    recurrent_state.py    either of them with the states of recurrent layers
+    ContiguousCache      a row is one piece of memory, as long as the longest
+    paged_cache.py       a row is a list of pages, as long as its text
+    recurrent_state.py   either of them with the states of recurrent layers
+
+A hybrid model mixes attention with layers of the gated delta rule (arXiv 2412.06464). Such a layer has no keys and values: its
+state after a token is a short convolution's last inputs, and a matrix for each head.
 """
 
 from __future__ import annotations
@@ -14,13 +17,91 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dflash_mcmc.engine.batching.recurrent_shape import RecurrentShape
+from dflash_mcmc.engine.batching.interface import Options
+
+
+def cache_argument(module: torch.nn.Module) -> str:
+    """`cache`, or `past_key_values` for a module of an earlier version. The remote code of a checkpoint may be older."""
+    return "cache" if "cache" in signature(module.forward).parameters else "past_key_values"
+
+
+LINEAR = "linear_attention"
+"""The name of a recurrent layer in `layer_types`."""
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Values of `model_type` whose recurrent layers `delta_net.py` computes."""
+PIECE = 64
+"""Most tokens of a piece of a replay, which limits its memory."""
+_WORK_COPIES = 6
+"""Number of float32 arrays, as large as the matrices or the channels of all tokens, that a layer holds at the same time."""
+
+
+class RecurrentShape(NamedTuple):
+    """Shape of the recurrent layers of a model, and of the state of one sequence in each of them."""
+
+    layers: tuple[int, ...]
+    """Numbers of the recurrent layers, from 0."""
+    width: int
+    """Hidden size, the size of a layer's input."""
+    window: int
+    """Earlier inputs that the convolution reads."""
+    channels: int
+    """Channels of the convolution."""
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    """Precision of inputs and windows. The matrices are in float32."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state after one token, in all layers."""
+        matrix = self.num_heads * self.key_dim * self.value_dim * torch.float32.itemsize
+        return len(self.layers) * (self.window * self.channels * self.dtype.itemsize + matrix)
+
+    def work_bytes(self, queries: int) -> int:
+        """Bytes that a layer takes to compute the states after so many tokens of one sequence."""
+        matrix = self.num_heads * self.key_dim * self.value_dim
+        return _WORK_COPIES * (matrix + queries * self.channels) * torch.float32.itemsize
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the inputs of one token, in all layers."""
+        return len(self.layers) * self.width * self.dtype.itemsize
+
+
+def recurrent_shape(config: Any, dtype: torch.dtype) -> RecurrentShape | None:
+    """The shape of a model's recurrent layers; None if it has none, or layers of another kind than `FAMILIES`."""
+    kinds = getattr(config, "layer_types", None) or ()
+    if LINEAR not in kinds or config.model_type not in FAMILIES:
+        return None
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    return RecurrentShape(
+        tuple(number for number, kind in enumerate(kinds) if kind == LINEAR), config.hidden_size,
+        config.linear_conv_kernel_dim - 1, 2 * keys + values, config.linear_num_value_heads, config.linear_key_head_dim,
+        config.linear_value_head_dim, dtype)
+
+
+def num_recent(options: Options, num_drafted: int) -> int:
+    """Number of states that a row keeps beside its snapshots: one for each position that a row can reach between two checks.
+
+    Args:
+        num_drafted: tokens of a draft's block.
+    """
+    return (options.steps_between_checks or 1) * (1 + num_drafted) + 1
+
+
+def num_snapshots(num_pages: int, page_size: int, every: int) -> int:
+    """Number of snapshots of a cache of pages: those of rows that share no page."""
+    return -(-num_pages * page_size // every)
+
 
 UNLIMITED = 2**62
 """A number of pages that always suffices."""
@@ -208,3 +289,183 @@ class SlotCache(Cache, ABC):
 
         This removes NaN: a masked position has weight zero, but zero times NaN is NaN.
         """
+
+
+_FIRST = slice(0, 1)
+
+
+class ContiguousLayer(SlotLayer):
+    """Keys and values of one decoder layer: each (num_rows, num_heads, length, dim)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+        super().__init__(keys.dtype, keys.device, keys.shape[2])
+        self.keys, self.values = keys, values
+        self.rows: slice | torch.Tensor = slice(0, 0)
+        self.row_ids = torch.empty(0)
+        self.positions = torch.empty(0)
+        self.only: int | None = None
+        self._read: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def aim(self, rows: slice | torch.Tensor, row_ids: torch.Tensor, positions: torch.Tensor, key_length: int,
+            only: int | None) -> None:
+        """See `SlotCache.aim`. `only` is the position of a forward that feeds one token of the first row, else None."""
+        if not isinstance(rows, slice) or self.rows != rows or self.key_length != key_length:
+            self._read = None
+        self.rows, self.row_ids, self.positions, self.key_length, self.only = rows, row_ids, positions, key_length, only
+
+    def resize(self, length: int, **memory: torch.Tensor) -> None:
+        """Takes other memory for keys or values."""
+        self.length, self._read = length, None
+        for name, tensor in memory.items():
+            setattr(self, name, tensor)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scatters keys and values, each (rows, heads, queries, dim), to the rows' positions.
+
+        Returns the keys and values of the rows up to `key_length`.
+        """
+        if self.only is not None:  # indexing by tensors takes longer
+            self.keys[0, :, self.only] = key_states[0, :, 0]
+            self.values[0, :, self.only] = value_states[0, :, 0]
+        else:  # advanced indices around a slice put the indexed axes first: (rows, queries, heads, dim)
+            self.keys[self.row_ids, :, self.positions] = key_states.transpose(1, 2)
+            self.values[self.row_ids, :, self.positions] = value_states.transpose(1, 2)
+        # Consecutive rows are a view, which stays the same for many steps; others are gathered.
+        if self._read is not None:
+            return self._read
+        found = self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
+        self._read = found if isinstance(self.rows, slice) else None
+        return found
+
+
+class ContiguousCache(SlotCache):
+    """A layer for each decoder layer. Every row is open.
+
+    Attributes:
+        keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers. One copy moves a span of a
+            row in all layers.
+    """
+
+    companion: ContiguousCache | None
+
+    def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
+                 companion: CacheShape | None = None):
+        self._shape = shape
+        self.keys, self.values = (
+            # Uninitialised memory may hold NaN. A masked position has weight zero, but zero times NaN is NaN.
+            torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
+            for dim in (shape.key_dim, shape.value_dim)
+        )
+        drafts = None if companion is None else ContiguousCache(companion, num_rows, length, device)
+        self._layers = [ContiguousLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
+        super().__init__(self._layers, num_rows, drafts)
+        self._row_ids = torch.arange(num_rows, device=device)[:, None]
+
+    def of_one_row(self, length: int) -> ContiguousCache:
+        """See `SlotCache`. The memory is the host's."""
+        return self.on_host(length)
+
+    def on_host(self, length: int) -> ContiguousCache:
+        return ContiguousCache(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None)
+
+    @property
+    def length(self) -> int:
+        return self.values.shape[3]
+
+    def reserve(self, length: int) -> None:
+        """See `SlotCache`.
+
+        On a CPU the cache grows on demand. A cache that is no longer than its longest sequence is read as one piece of
+        memory, which makes a decode step of many rows a fifth faster (notebook, "The engine").
+        """
+        if length <= self.length:
+            return
+        more = (0, 0, 0, length - self.length)
+        for name in ("keys", "values"):  # one after the other, to limit the memory for copies
+            setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
+            for layer, memory in zip(self._layers, getattr(self, name), strict=True):
+                layer.resize(length, **{name: memory})
+        if self.companion is not None:
+            self.companion.reserve(length)
+
+    def open(self, row: int, start: int, stop: int) -> None:
+        """Does nothing: all rows are open."""
+
+    def close(self, row: int) -> None:
+        """Does nothing: a step writes to a closed row only where the row holds nothing."""
+
+    def keep(self, row: int, start: int, stop: int) -> None:
+        """Does nothing: the memory of a row is its own."""
+
+    def extend(self, stops: np.ndarray) -> None:
+        """Does nothing: `reserve` makes all rows long enough."""
+
+    def restart(self) -> None:
+        """Does nothing: later tokens overwrite what rows hold."""
+
+    @property
+    def num_pages(self) -> int:
+        return UNLIMITED
+
+    @property
+    def num_free_pages(self) -> int:
+        return UNLIMITED
+
+    def has_pages(self, row: int) -> bool:
+        return False
+
+    def pages_of(self, length: int) -> int:
+        return 0
+
+    def pages_to_extend(self, stops: np.ndarray) -> int:
+        return 0
+
+    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
+        row_ids = self._row_ids[rows]
+        one = isinstance(rows, slice) and rows == _FIRST and positions.numel() == 1 and positions.device.type == "cpu"
+        only = int(positions) if one else None
+        for layer in self._layers:
+            layer.aim(rows, row_ids, positions, key_length, only)
+
+    def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        row_ids = self._row_ids[rows]
+        # Advanced indices with a slice between them come first: (rows, queries, layers, heads, dim).
+        self.keys[:, row_ids, :, positions] = keys.permute(1, 3, 0, 2, 4)
+        self.values[:, row_ids, :, positions] = values.permute(1, 3, 0, 2, 4)
+
+    def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row_ids = self._row_ids[rows]
+        keys, values = (memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
+        return keys, values
+
+    def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
+        self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop] = source.span(source_row, start, stop)
+        if self.companion is not None:
+            self.companion.copy(source.drafts, source_row, row, start, stop)
+
+    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
+
+    def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
+        if not length_a or not length_b:
+            source, row = (a, b) if length_a else (b, a)
+            self.copy(self, source, row, 0, max(length_a, length_b))
+            return
+        length = max(length_a, length_b)
+        for memory in (self.keys, self.values):
+            kept = memory[:, a, :, :length].clone()
+            memory[:, a, :, :length] = memory[:, b, :, :length]
+            memory[:, b, :, :length] = kept
+        if self.companion is not None:
+            self.companion.swap(a, b, length_a, length_b)
+
+    def clear(self, row: int | slice = slice(None)) -> None:
+        self.keys[:, row] = 0
+        self.values[:, row] = 0
+        if self.companion is not None:
+            self.companion.clear(row)

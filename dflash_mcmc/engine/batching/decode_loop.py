@@ -8,15 +8,22 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.ladder import Ladder
-from dflash_mcmc.engine.batching.rows import DrawnTokens, RowCounts, RowProgress, Rows, Start, Status
+from dflash_mcmc.engine.batching.rows import (
+    DrawnTokens,
+    Group,
+    RowCounts,
+    RowProgress,
+    Rows,
+    SharedForwards,
+    Start,
+    Status,
+    Stepper,
+)
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.slots import Slot
-from dflash_mcmc.engine.batching.stepper import Group, Riders, Stepper
-from dflash_mcmc.engine.speculative.trace import Tracer
+from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
-
-_NO_RIDERS: Riders | None = None
 
 
 class EndedDraw(NamedTuple):
@@ -27,7 +34,7 @@ class EndedDraw(NamedTuple):
     status: Status
 
 
-class Parted(NamedTuple):
+class Diverged(NamedTuple):
     """A row that has drawn another token than its leader, or whose leader has ended.
 
     Its keys and values up to `position` are those of its leader. `token` is the token at `position`, which comes next.
@@ -43,7 +50,7 @@ class Stop(NamedTuple):
 
     ended: list[EndedDraw]
     """In the order of their rows."""
-    parted: list[Parted]
+    parted: list[Diverged]
     row_steps: int
     """Steps since the last check, summed over rows."""
 
@@ -56,25 +63,30 @@ class DecodeLoop:
         stepper: makes the steps.
         memory: keys and values of the rows.
         ladder: shapes of the batch.
-        steps_a_look: steps between two checks for ended draws.
+        steps_per_sync: steps between two checks for ended draws.
         tracer: records the outcome of drafted blocks; None for no trace.
     """
 
-    def __init__(self, rows: Rows, stepper: Stepper, memory: SlotMemory, ladder: Ladder, steps_a_look: int,
+    def __init__(self, rows: Rows, stepper: Stepper, memory: SlotMemory, ladder: Ladder, steps_per_sync: int,
                  tracer: Tracer | None = None):
-        self.rows, self.stepper, self.steps_a_look = rows, stepper, steps_a_look
+        self.rows, self.stepper, self.steps_per_sync = rows, stepper, steps_per_sync
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
-        self.reset()
+        self._starts: dict[int, Start] = {}
+        self.groups: tuple[Group, ...] = ()
+        self._num_fed, self._num_riders = 0, 0
+        self._riders: SharedForwards | None = None
+        # On the host, per row: an upper bound on its position, its number of steps at the last check, and the position at
+        # which it is idle, or -1.
+        self._top, self._rounds, self._idle = (np.zeros(rows.num_rows, np.int64) for _ in range(3))
+        rows.idle(slice(None))
 
     def reset(self) -> None:
         """Forgets all draws."""
-        self._starts: dict[int, Start] = {}
-        self.groups: tuple[Group, ...] = ()
-        self._num_fed, self._num_riders, self._riders = 0, 0, _NO_RIDERS
+        self._starts, self.groups = {}, ()
+        self._num_fed, self._num_riders, self._riders = 0, 0, None
         self.rows.idle(slice(None))
-        # On the host, per row: an upper bound on its position, its number of steps at the last check, and the position at
-        # which it is idle, or -1.
-        self._top, self._rounds, self._idle = (np.zeros(self.rows.num_rows, np.int64) for _ in range(3))
+        for values in (self._top, self._rounds, self._idle):
+            values[:] = 0
 
     def begin(self, start: Start, draw: Draw) -> None:
         """Adds a draw: its row takes part from the next step on."""
@@ -115,7 +127,7 @@ class DecodeLoop:
             slots: the live slots in the order of their rows: slots that are fed, then slots that share their forwards.
             num_fed: the number of slots that are fed.
         """
-        self._num_fed, self._num_riders, self._riders = num_fed, len(slots) - num_fed, _NO_RIDERS
+        self._num_fed, self._num_riders, self._riders = num_fed, len(slots) - num_fed, None
         if len(self.groups) != 1:
             self.groups = ()
         if num_fed < len(slots):
@@ -123,7 +135,7 @@ class DecodeLoop:
             for row in range(num_fed, len(leader)):
                 rides = slots[row].leader if row < len(slots) else None
                 leader[row] = 0 if rides is None else rides.place
-            self._riders = Riders(len(leader), torch.tensor(leader, device=self.rows.device))
+            self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
 
 
     def prepare(self) -> None:
@@ -146,7 +158,7 @@ class DecodeLoop:
     def _step(self, slots: Sequence[Slot]) -> None:
         live, batch = len(slots), self._batch(self._num_fed)
         floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
-        for _ in range(self.steps_a_look):
+        for _ in range(self.steps_per_sync):
             keys = self._memory.reserve_step(self._top[:batch], self.stepper.reach)
             with self._memory.runner.step_of(batch):
                 self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, floors, self._riders)
@@ -156,20 +168,20 @@ class DecodeLoop:
 
     def num_pages(self) -> int:
         """Number of pages that the pending reading and the steps until the next check take."""
-        ahead = (self.steps_a_look - 1) * self.stepper.tokens_a_step + self.stepper.reach
+        ahead = (self.steps_per_sync - 1) * self.stepper.tokens_a_step + self.stepper.reach
         parting = self._memory.pages_to_follow(self._num_riders)
         return parting + self._memory.pages_of_step(self._top[: self._batch(self._num_fed)], ahead)
 
     def _batch(self, rows: int) -> int:
         return min(self._ladder.batch(rows), self.rows.num_rows)
 
-    def _parted(self, progress: RowProgress) -> list[Parted]:
-        rows = np.flatnonzero(progress.status == Status.PARTED).tolist()
+    def _parted(self, progress: RowProgress) -> list[Diverged]:
+        rows = np.flatnonzero(progress.status == Status.DIVERGED).tolist()
         tokens = self.rows.tokens_at(rows, progress.position[rows]) if rows else []
-        return [Parted(row, int(progress.position[row]), token) for row, token in zip(rows, tokens, strict=True)]
+        return [Diverged(row, int(progress.position[row]), token) for row, token in zip(rows, tokens, strict=True)]
 
     def _ended(self, slots: Sequence[Slot], progress: RowProgress) -> list[EndedDraw]:
-        ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.PARTED)).tolist()
+        ended = np.flatnonzero((progress.status != Status.LIVE) & (progress.status != Status.DIVERGED)).tolist()
         if not ended:
             return []
         for row in ended:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from dflash_mcmc.engine.batching.recurrent_shape import PIECE
+from dflash_mcmc.engine.batching.cache import PIECE
+from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache, RecurrentLayer
-from dflash_mcmc.engine.batching.slots import round_up
 
 _ROW_STEP = 8
 """A projection has the same bits in every batch whose number of rows is a multiple of it (notebook, "Bits")."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching.slots import round_up
+from dflash_mcmc.engine.batching.ladder import round_up
 
 NAME = "batch_invariant"
 _ROW_STEP = 8

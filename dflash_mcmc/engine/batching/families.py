@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from dflash_mcmc.engine.batching.cache import LINEAR, recurrent_shape
 from dflash_mcmc.engine.batching.masks import unmasked_types
-from dflash_mcmc.engine.batching.recurrent_shape import LINEAR, recurrent_shape
 from dflash_mcmc.errors import UserError
 
 _IN_VLLM = frozenset((

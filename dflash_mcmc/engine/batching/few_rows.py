@@ -28,7 +28,7 @@ from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.interface import Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import DraftSize
+    from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.speculation import Rule
 
 _WIDTH_STEP = 64

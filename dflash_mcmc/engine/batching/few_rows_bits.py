@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.few_rows import ATTENTION, EngineSteps, FewRows
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.piecewise_product import ROWS

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from dflash_mcmc.engine.batching.cache import SlotCache
-from dflash_mcmc.engine.batching.endings import Endings
-from dflash_mcmc.engine.batching.rows import Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders, Stepper
+from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
+from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.errors import note
 
 _WARM_UPS = 2
@@ -46,7 +45,7 @@ class GraphedSteps:
         self._pool: Any = None
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`."""
         if len(groups) > 1 or riders is not None:
             self._stepper.step(cache, state, batch, key_length, groups, floors, riders)

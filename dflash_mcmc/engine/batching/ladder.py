@@ -7,11 +7,12 @@ the shapes grow by factors of two, so that they are few.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from dflash_mcmc.engine.batching.slots import round_up
+_SMALLEST_CHUNK = 8
 
 
 class Ladder(NamedTuple):
@@ -48,3 +49,25 @@ def cache_size(device: torch.device, num_rows: int, max_length: int, padding: in
     """(rows, length) of a cache for sequences of `max_length`, with positions after them for padding."""
     ladder = ladder_of(device)
     return ladder.batch(num_rows), round_up(max_length + padding, ladder.key_step)
+
+
+def chunks(start: int, stop: int, largest: int) -> Iterator[tuple[int, int]]:
+    """(first position, size) of chunks that cover `start` to `stop - 1`. The last chunk may reach beyond.
+
+    There are few sizes (8, 16, 24, 32, 48, 64, 96, ...), which lets chunks of several rows share a forward. Less than half of
+    a chunk is padding.
+    """
+    while start < stop:
+        needed, size = min(stop - start, largest), _SMALLEST_CHUNK
+        while size < needed:
+            size *= 2
+        between = 3 * size // 4
+        if between >= needed and between % _SMALLEST_CHUNK == 0:
+            size = between
+        yield start, size
+        start += size
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is at least `value`."""
+    return -(-value // step) * step

@@ -13,13 +13,10 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from dflash_mcmc.engine.batching import attention, delta_net, experts, families, masks
-from dflash_mcmc.engine.batching.cache import CacheShape
-from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.engine.batching.cache import CacheShape, RecurrentShape, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
-from dflash_mcmc.engine.batching.recurrent_shape import RecurrentShape, recurrent_shape
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.token_texts import TokenTexts, texts_of
+from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.model.files.stop_ids import stop_ids_of
 from dflash_mcmc.process.turns import Turn

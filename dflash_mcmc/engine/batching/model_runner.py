@@ -11,17 +11,16 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.blending import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.delta_net import replay
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.few_rows import FewRows
+from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.masks import Reach
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
-from dflash_mcmc.engine.batching.slots import chunks, round_up
-from dflash_mcmc.engine.speculative.block_grid import BlockGrid, Said
-from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.batching.stop_strings import Endings
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, DraftStates
 
 
 class Span(NamedTuple):
@@ -162,7 +161,7 @@ class ModelRunner:
         return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
-               said: Said | None = None) -> dict[str, torch.Tensor]:
+               said: DraftStates | None = None) -> dict[str, torch.Tensor]:
         """Float32 logits (rows, vocabulary): `blended`, and the other sources that draws use.
 
         Args:

@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 
-from dflash_mcmc.engine.batching import scoring
-from dflash_mcmc.engine.batching.cache import UNLIMITED
-from dflash_mcmc.engine.batching.columns import split, width
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
+from dflash_mcmc.engine.batching.chains import LiveChain, Slot
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop
 from dflash_mcmc.engine.batching.draws import is_abandoned, start_of, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.live_chain import LiveChain
-from dflash_mcmc.engine.batching.rows import DrawnTokens
+from dflash_mcmc.engine.batching.ladder import chunks
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
+from dflash_mcmc.engine.batching.rows import DrawnTokens, columns_of_tokens, num_columns, split_columns
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.slots import Slot, chunks
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
 from dflash_mcmc.ops import Draw, Operation, Score, grid_origin
 from dflash_mcmc.types import Trajectory
+
+
+class ScoreRequest(NamedTuple):
+    """A score of a row.
+
+    Attributes:
+        row: this row of the cache holds the tokens before the scored ones, except the last of them.
+        sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
+    """
+
+    row: int
+    score: Score
+    sequence: np.ndarray
+
+    def span(self) -> Span:
+        """The tokens to read. The first logits are at the position before the first scored token."""
+        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1)
+
+
+Scored: TypeAlias = tuple[np.ndarray, ...]
+"""(log p, log q, intervals, columns) of scored tokens."""
+
+
+def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
+    """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
+
+    None is for a score with logits or processed logits that are not finite.
+
+    Args:
+        most_rows: rows of a forward.
+    """
+    spans = [each.span() for each in asked]
+    todo = [list(chunks(span.start, span.stop, runner.prefill_chunk)) for span in spans]
+    parts: list[list[Scored] | None] = [[] for _ in asked]
+    while waiting := [number for number, left in enumerate(todo) if left and parts[number] is not None]:
+        size = todo[waiting[0]][0][1]
+        together = [number for number in waiting if todo[number][0][1] == size][:most_rows]
+        pieces = [spans[number]._replace(start=todo[number].pop(0)[0]) for number in together]
+        hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
+        for place, (number, piece) in enumerate(zip(together, pieces, strict=True)):
+            score, found = asked[number].score, parts[number]
+            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[place],
+                                      [state[place] for state in tapped], {score.source})
+            part = _piece(logits, score, piece.sequence, piece.start)
+            if part is None or found is None:
+                parts[number] = None
+            else:
+                found.append(part)
+    return [None if found is None else tuple(np.concatenate(values) for values in zip(*found, strict=True)) for found in parts]
+
+
+def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> Scored | None:
+    """The scores of the tokens after the positions from `first` on; None if they are not finite. Each has its own history."""
+    if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
+        return None
+    values = logits[score.source]
+    targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
+    history = _history(values, score, sequence, first)
+    weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
+    further = values[:, :0].double()
+    if num_columns(score):
+        further = columns_of_tokens(targets, values, target, score.laws, history)
+    found = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
+                                            laws.intervals(weights, targets), further))
+    return None if any(np.isnan(values).any() for values in found) else found  # processed logits are not finite
+
+
+def _history(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
+    """The tokens that penalties read, for the logits `values` at the positions from `first` on."""
+    seen = counts = None
+    if any(params.repetition_penalty != 1.0 for params in (score.params, *score.laws)):
+        seen = torch.zeros_like(values, dtype=torch.bool)
+        for offset in range(len(values)):
+            seen[offset, sequence[: first + offset + 1]] = True
+    if any(params.counts_tokens for params in (score.params, *score.laws)):
+        counts = torch.zeros_like(values)
+        counts[0] = laws.counts_of(sequence[len(score.trajectory.prompt) : first + 1], counts[0])
+        later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)
+        counts[1:].scatter_(1, later[:, None], 1.0)
+        counts = counts.cumsum(dim=0)
+    return laws.History(seen, counts)
 
 
 class UnusableLogits(ArithmeticError):
@@ -108,7 +191,7 @@ class Operations:
         asked = slot.chain.operations[slot.number]
         ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
-                               *split(slot.operation, drawn.columns))
+                               *split_columns(slot.operation, drawn.columns))
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         self._memory.close(slot)
@@ -150,7 +233,7 @@ class Operations:
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
-        self._loop.rows.reserve_columns(width(draw))
+        self._loop.rows.reserve_columns(num_columns(draw))
         self._write_history(row, draw, sequence)
         self._loop.begin(start, draw)
 
@@ -178,7 +261,7 @@ class Operations:
             pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
             slot.chain.charge(slot.number, target_forwards=len(pieces))
             self._memory.open_to_score(slot, span.start, len(each.sequence))
-        scored = scoring.scores(self._runner, self._memory.cache, asked, self._most_rows)
+        scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
         for slot, each, found in zip(slots, asked, scored, strict=True):
             self._memory.close(slot)
             self._end_adapting(slot)
@@ -186,7 +269,7 @@ class Operations:
                 self._note_score(slot, each, found)
         return [found is not None for found in scored]
 
-    def _note_score(self, slot: Slot, asked: scoring.ScoreRequest, found: scoring.Scored) -> None:
+    def _note_score(self, slot: Slot, asked: ScoreRequest, found: Scored) -> None:
         _, score, sequence = asked
         start = len(sequence) - len(score.tokens)
         slot.contents.hold(sequence[:-1])
@@ -195,7 +278,7 @@ class Operations:
         log_p, log_q, interval, columns = found
         ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
         slot.chain.note(slot.number, score.trajectory.extended(
-            sequence[start:], log_p, log_q, interval, ended, *split(score, columns)))
+            sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
 
     def _blocks(self, score: Score, start: int, stop: int) -> int:
         return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0
@@ -204,9 +287,9 @@ class Operations:
         return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
 
 
-def _asked(slot: Slot) -> scoring.ScoreRequest:
+def _asked(slot: Slot) -> ScoreRequest:
     """The score of a slot that has a row. Raises TypeError for a draw."""
     if not isinstance(slot.operation, Score):
         raise TypeError(f"{slot.operation} is no score")
     given = np.asarray(slot.operation.tokens, dtype=np.int64)
-    return scoring.ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))
+    return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders
-from dflash_mcmc.engine.speculative.block_grid import Said
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative.commit import below_floor
+from dflash_mcmc.engine.speculative.drafter import DraftStates
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
@@ -42,7 +40,7 @@ class PlainSteps:
         return plain_cost(tokens, counts)
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
         rows, position = state.ids[:batch], state.position[:batch]
         fed = state.tokens[rows, position][:, None]
@@ -63,14 +61,15 @@ class PlainSteps:
         failed |= ~torch.isfinite(log_q)  # processed logits that are not finite give no number
         log_p = target.log_probability(tokens)
         scores = torch.cat([log_p[:, None], log_q[:, None], interval], dim=1)
-        further = columns.of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
+        further = columns_of_groups(groups, tokens, logits, target, history, 1, state.columns.shape[2])
         if further is not None:
             failed |= further.isnan().any(dim=1)
         self._write(state, batch, failed, tokens, scores, further, floors)
         if riders is not None:
             _part(state, riders, tokens)
 
-    def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Said | None:
+    def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
+              groups: tuple[Group, ...]) -> DraftStates | None:
         """The draft's hidden states for the next tokens; None if no row needs them."""
         grid = self.runner.grid
         if grid is None or not (self.runner.on_grid or any(group.source == "draft" for group in groups)):
@@ -110,17 +109,17 @@ class PlainSteps:
         return endings.ends(state, tokens[:, None], at[:, None], states)[:, 0]
 
 
-def _ridden(logits: dict[str, torch.Tensor], riders: Riders) -> dict[str, torch.Tensor]:
+def _ridden(logits: dict[str, torch.Tensor], riders: SharedForwards) -> dict[str, torch.Tensor]:
     """The logits of all rows that draw. A rider has those of its leader. Sources that share a tensor still share one."""
     found = {id(values): values[riders.leader] for values in logits.values()}
     return {name: found[id(values)] for name, values in logits.items()}
 
 
-def _part(state: Rows, riders: Riders, tokens: torch.Tensor) -> None:
+def _part(state: Rows, riders: SharedForwards, tokens: torch.Tensor) -> None:
     """Parts live riders from leaders that have drawn another token or have ended."""
     status = state.status[: riders.batch]
     apart = (tokens != tokens[riders.leader]) | (status[riders.leader] != Status.LIVE)
-    state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.PARTED, status)
+    state.status[: riders.batch] = torch.where((status == Status.LIVE) & apart, Status.DIVERGED, status)
 
 
 def _below_floor(state: Rows, batch: int, drawn: torch.Tensor, at: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

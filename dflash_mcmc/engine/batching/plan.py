@@ -1,21 +1,181 @@
-"""Predicts the memory of an engine before the engine is built."""
+"""What an engine's memory depends on, how much it is, and the caches that take it.
+
+All but the caches themselves is known before the weights are loaded.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 
+from dflash_mcmc.engine.batching import attention, few_rows, masks
+from dflash_mcmc.engine.batching.cache import (
+    PIECE,
+    CacheShape,
+    ContiguousCache,
+    SlotCache,
+    num_recent,
+    num_snapshots,
+    recurrent_shape,
+)
+from dflash_mcmc.engine.batching.float32_head import keeps_copy
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.ladder import cache_size
+from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.page_table import NUM_RESERVED, PAGE_SIZE
-from dflash_mcmc.engine.batching.recurrent_shape import PIECE
-from dflash_mcmc.engine.batching.target_shape import TargetShape
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.paged_cache import NUM_RESERVED, PAGE_SIZE, PagedCache, PagedMemory
+from dflash_mcmc.engine.batching.prompt_encoder import max_positions
+from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows
+from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.process import ranks
+
+
+class TargetShape(NamedTuple):
+    """The attributes of `LanguageModel` that the checks before a start need, under the same names."""
+
+    config: Any
+    """The configuration of `transformers`."""
+    device: torch.device
+    dtype: torch.dtype
+    num_parameters: int | None
+    """Parameters in the files of the checkpoint; None if it has no safetensors files here."""
+    head_copy: bool | None = None
+    """See `Float32Head`."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def max_positions(self) -> int | None:
+        return max_positions(self.config)
+
+    @property
+    def attention_needs(self) -> attention.Needs:
+        return attention.needs_of(self.config, masks.masks_of(self.config).plain)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """Shape of the keys and values of a token. Latent attention (DeepSeek) has one latent and one rotated part."""
+        heads, latent = self.config.num_attention_heads, getattr(self.config, "kv_lora_rank", None)
+        if latent is not None:
+            return CacheShape(self.num_layers, 1, latent, self.config.qk_rope_head_dim, self.dtype)
+        dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        recurrent = recurrent_shape(self.config, self.dtype)
+        attending = self.num_layers - (len(recurrent.layers) if recurrent else 0)
+        key_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        return CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
+
+    def weight_bytes(self) -> int | None:
+        """Bytes of the weights and of the float32 copy of the head; None if not known."""
+        if self.num_parameters is None:
+            return None
+        copied = keeps_copy(self.head_copy, self.device) and self.dtype != torch.float32
+        return self.num_parameters * self.dtype.itemsize + (4 * self.vocab_size * self.config.hidden_size if copied else 0)
+
+
+class DraftSize(NamedTuple):
+    """The sizes of a draft that an engine's memory depends on. A `Drafter` has attributes of the same names."""
+
+    num_drafted: int
+    companion: CacheShape | None = None
+    token_bytes: int = 0
+    """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""
+    num_weights: int | None = 0
+    """Weights in its files; None if they are not known, or if the draft learns while it is used."""
+
+
+class Workload(NamedTuple):
+    """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages."""
+
+    model: LanguageModel | TargetShape
+    max_length: int
+    prompt_length: int
+    options: Options
+    drafter: Drafter | DraftSize | None = None
+
+    @property
+    def padding(self) -> int:
+        """Positions after a sequence."""
+        return attention.padding(self.implementation, self.options.prefill_chunk, self.num_drafted)
+
+    @property
+    def implementation(self) -> str:
+        """The implementation of attention."""
+        model = self.model
+        return attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens of a draft's block."""
+        return self.drafter.num_drafted if self.drafter else 0
+
+    @property
+    def keeps_current(self) -> bool:
+        """Whether spare rows are kept."""
+        return self.options.keep_current and self.options.reuse_prefix
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of a token, those of the draft included."""
+        drafted = self.drafter.companion if self.drafter else None
+        return self.model.cache_shape.token_bytes() + (drafted.token_bytes() if drafted else 0)
+
+    def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
+        """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
+        shape = self.model.cache_shape.recurrent
+        if shape is None:
+            return 0
+        states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
+        return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
+
+    def state_bytes_of_pages(self, num_pages: int, num_rows: int) -> int:
+        """Bytes of the recurrent states and their inputs in so many pages, and in caches of so many rows together."""
+        shape = self.model.cache_shape.recurrent
+        if shape is None:
+            return 0
+        states = num_rows * num_recent(self.options, self.num_drafted)
+        states += 1 + num_snapshots(num_pages, PAGE_SIZE, self.options.snapshot_every)
+        return states * shape.state_bytes + (num_pages + NUM_RESERVED) * PAGE_SIZE * shape.input_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, and of its share of the snapshots."""
+        shape = self.model.cache_shape.recurrent
+        states = 0 if shape is None else (PAGE_SIZE * shape.input_bytes
+                                          - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
+        return PAGE_SIZE * self.token_bytes + states
+
+    def copied_bytes(self, num_slots: int) -> int:
+        """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
+        model, drafter = self.model, self.drafter
+        if not few_rows.asked_for(self.options, num_slots, self.implementation, drafter):
+            return 0
+        if isinstance(model, TargetShape) or isinstance(drafter, DraftSize):
+            return self._copied_bytes_by_files(model)
+        return few_rows.num_bytes(model, drafter) if few_rows.fits(model, drafter) else 0
+
+    def _copied_bytes_by_files(self, model: LanguageModel | TargetShape) -> int:
+        """`copied_bytes` before the weights are loaded."""
+        cache, drafter = model.cache_shape, self.drafter
+        drafted = drafter.companion if drafter else None
+        plain = model.device.type == "cpu" and all(shape.dtype == torch.float32 for shape in (cache, drafted) if shape)
+        weights = model.weight_bytes() if isinstance(model, TargetShape) else few_rows.num_bytes(model)
+        if not (plain and weights) or cache.recurrent:
+            return 0
+        return weights + 4 * (drafter.num_weights or 0 if drafter else 0)
+
+    def prompts(self, num_slots: int) -> tuple[int, int]:
+        """Rows and positions of the prompts that are read ahead."""
+        ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
+        return ahead, cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
+
 
 _SHARE = 0.9
 """Share of the free memory that a plan uses. The rest is left to other processes."""
@@ -233,3 +393,50 @@ def _activation_bytes(model: LanguageModel | TargetShape, queries: int, keys: in
     inner = getattr(config, "intermediate_size", None) or 4 * width
     scores = 2 * config.num_attention_heads * queries * keys * 4
     return queries * (6 * width + 3 * inner) * model.dtype.itemsize + scores
+
+
+class Caches:
+    """Makes caches.
+
+    Args:
+        model: gives the shape and the device.
+        companion: shape of a draft's keys and values; None without a draft.
+        num_rows, longest: rows and positions of the caches of all slots.
+        padding: number of positions for padding after a sequence.
+        num_pages: pages of all caches together; 0 for contiguous caches.
+        every, num_recent: snapshots and recent states of recurrent layers; see `HybridCache`.
+    """
+
+    def __init__(self, model: LanguageModel, companion: CacheShape | None, num_rows: int, longest: int, padding: int,
+                 num_pages: int, every: int, num_recent: int):
+        self._model, self._companion = model, companion
+        self._num_rows, self._longest, self._padding = num_rows, longest, padding
+        self._every, self._num_recent = every, num_recent
+        given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companion
+        self._pages: PagedMemory | None = None
+        if num_pages:
+            self._pages = HybridMemory(*given, every) if model.cache_shape.recurrent else PagedMemory(*given)
+
+    def rows(self) -> SlotCache:
+        """A cache with a row for each slot."""
+        if self._pages is not None:
+            return self._paged(self._pages, self._num_rows, self._longest)
+        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
+        length = self._longest if self._model.device.type == "cuda" else ladder_of(self._model.device).key_step
+        return self._contiguous(self._num_rows, length)
+
+    def prompts(self, num_rows: int, longest: int) -> SlotCache:
+        """A cache of prompts of at most `longest` tokens."""
+        length = cache_size(self._model.device, 1, longest, self._padding)[1]
+        return self._contiguous(num_rows, length) if self._pages is None else self._paged(self._pages, num_rows, length)
+
+    def _paged(self, pages: PagedMemory, num_rows: int, length: int) -> SlotCache:
+        if isinstance(pages, HybridMemory):
+            return HybridPages(pages, num_rows, length, self._num_recent)
+        return PagedCache(pages, num_rows, length)
+
+    def _contiguous(self, num_rows: int, length: int) -> SlotCache:
+        given = self._model.cache_shape, num_rows, length, self._model.device, self._companion
+        if self._model.cache_shape.recurrent:
+            return HybridRows(*given, self._every, self._num_recent)
+        return ContiguousCache(*given)

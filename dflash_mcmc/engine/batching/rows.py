@@ -1,15 +1,21 @@
-"""The state of the live chains on the device: tensors with a row for each slot, written and read in batches."""
+"""The state of all rows on the device, and the interface of the steps that change it.
+
+A step is plain, block by block, speculative, or a captured graph.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
+from dflash_mcmc.ops import Operation, SamplingParams
 
 
 class Status(enum.IntEnum):
@@ -22,7 +28,7 @@ class Status(enum.IntEnum):
     """The draw crossed its floor."""
     FAILED = 3
     """The model gave logits that are not numbers."""
-    PARTED = 4
+    DIVERGED = 4
     """The draw can no longer share the forwards of another row. It continues when it has keys and values of its own."""
 
 
@@ -78,7 +84,7 @@ class RowCounts(NamedTuple):
 class DrawnTokens(NamedTuple):
     """The tokens of a draw, int64 (n,), with their log p and log q, float64 (n,), and their intervals, float64 (n, 2).
 
-    `columns`, float64 (n, k), has the further columns of `columns.py`.
+    `columns`, float64 (n, k), has the further columns of `rows.py`.
     """
 
     tokens: np.ndarray
@@ -96,7 +102,7 @@ class Rows:
         tokens: int64 (rows, length), the tokens of the draw; only `set_tokens` writes earlier tokens.
         uniforms: float64 (rows, length), each at the position of the token that it draws.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
-        columns: float64 (rows, length, k), entropy and log q and intervals under further laws (`columns.py`); k may be 0.
+        columns: float64 (rows, length, k), entropy and log q and intervals under further laws (`rows.py`); k may be 0.
         position: int64 (rows,), position of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
@@ -215,3 +221,164 @@ class Rows:
         ends = np.cumsum([stop - start for _, start, stop in spans])[:-1]
         return [DrawnTokens(t, s[:, 0].copy(), s[:, 1].copy(), s[:, 2:].copy(), c)
                 for t, s, c in zip(*(np.split(values, ends) for values in (tokens, scores, columns)), strict=True)]
+
+
+class Group(NamedTuple):
+    """Rows that draw with the same sampling parameters from the same logits."""
+
+    params: SamplingParams
+    source: str
+    rows: torch.Tensor | None
+    """int64 indices; None for all rows of the batch."""
+    laws: tuple[SamplingParams, ...] = ()
+    """Further laws under which the tokens get log q and interval."""
+    entropy: bool = False
+    """Whether the tokens get the entropy of p."""
+
+    @property
+    def columns(self) -> bool:
+        """Whether the tokens get further columns."""
+        return bool(self.laws) or self.entropy
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a law of the group has a penalty, which depends on earlier tokens directly and not only by the logits."""
+        return any(params.has_penalty for params in (self.params, *self.laws))
+
+    def slots(self, count: int) -> torch.Tensor:
+        """Indices of `count` consecutive slots for each of the rows, int64 (rows * count,)."""
+        rows = self.members()
+        return (rows[:, None] * count + torch.arange(count, device=rows.device)).reshape(-1)
+
+    def members(self) -> torch.Tensor:
+        """The indices of the rows. Raises ValueError for a single group, which does not list its rows."""
+        if self.rows is None:
+            raise ValueError("a single group has all rows of the batch and does not list them")
+        return self.rows
+
+
+class SharedForwards(NamedTuple):
+    """Rows that share the forwards of other rows, since they have had the same tokens."""
+
+    batch: int
+    """Rows that draw: a shape of the ladder, at least the rows that are fed."""
+    leader: torch.Tensor
+    """int64 (batch,), the row that makes the forward for each row; a row's own number if it makes it itself."""
+
+
+class Stepper(Protocol):
+    """Makes decode steps."""
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens that a row can gain in a step."""
+
+    @property
+    def reach(self) -> int:
+        """Number of positions after the row's position that a step may touch."""
+
+    def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
+        """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: SharedForwards | None = None) -> None:
+        """One step for every live row among the first `batch`. The results are in `state`.
+
+        Args:
+            cache, state: the cache and the state of all rows.
+            batch, key_length: a shape of the ladder.
+            groups: the sampling parameters of the rows.
+            floors: whether any row has a floor. If not, floors are not checked.
+            riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
+        """
+
+
+class TwoPartStepper(Stepper, Protocol):
+    """A stepper whose steps consist of a proposal, one forward of the target over it, and a decision."""
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens that the target attends to; None for all."""
+
+    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
+                groups: tuple[Group, ...]) -> Any:
+        """What the target has to read for the first `batch` rows. Arguments are those of `step`.
+
+        The result has `fed` and `at`, int64 (rows, slots): tokens and their positions.
+        """
+
+    def settle(self, cache: SlotCache, state: Rows, proposed: Any, hidden: torch.Tensor, groups: tuple[Group, ...],
+               floors: bool) -> None:
+        """Gives live rows their tokens.
+
+        Args:
+            proposed: the result of `propose`.
+            hidden: the target's hidden states for it, (rows, slots, width).
+        """
+
+
+_LAW = 3
+"""Columns of a law: log q, and the two ends of the interval."""
+
+
+def num_columns(operation: Operation) -> int:
+    """The number of columns of an operation: 0 if it asks for none, else one for the entropy and three for each law."""
+    return 1 + _LAW * len(operation.laws) if operation.laws or operation.entropy else 0
+
+
+def split_columns(operation: Operation | None, columns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """(laws, entropy) of `Trajectory` from columns (tokens, k); None for a part that the operation does not ask for."""
+    if operation is None:
+        return None, None
+    count = len(operation.laws)
+    under = columns[:, 1 : 1 + _LAW * count].reshape(len(columns), count, _LAW).copy() if count else None
+    return under, columns[:, 0].copy() if operation.entropy else None
+
+
+def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, further: Sequence[SamplingParams],
+              history: laws.History) -> torch.Tensor:
+    """Columns of tokens, float64 (rows, k).
+
+    Args:
+        tokens: int64 (rows,).
+        logits: float32 (rows, vocabulary), of the source that the tokens are drawn from.
+        target: weights of the (blended) target.
+        further: the further laws.
+        history: the tokens that penalties read.
+    """
+    parts = [entropy(target)[:, None]]
+    for params in further:
+        weights = laws.weigh(laws.process(logits, params, history))
+        parts += [weights.log_probability(tokens)[:, None], laws.intervals(weights, tokens)]
+    return torch.cat(parts, dim=1)
+
+
+def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dict[str, torch.Tensor], target: laws.Weights,
+              history: laws.History, slots: int, num_columns: int) -> torch.Tensor | None:
+    """Columns of the tokens of all rows, each by its own group: float64 (rows * slots, num_columns).
+
+    Returns None if no group asks for columns.
+
+    Args:
+        slots: tokens of a row.
+    """
+    if not any(group.columns for group in groups):
+        return None
+    found = torch.zeros(len(tokens), num_columns, dtype=torch.float64, device=tokens.device)
+    for group in groups:
+        if group.columns:
+            mine = slice(None) if group.rows is None else group.slots(slots)
+            columns = columns_of_tokens(tokens[mine], logits[group.source][mine], _of_rows(target, mine), group.laws,
+                                history if group.rows is None else history.of_rows(group.slots(slots)))
+            found[mine, : columns.shape[1]] = columns
+    return found
+
+
+def entropy(weights: laws.Weights) -> torch.Tensor:
+    """Entropy in nats of rows of weights, float64 (rows,): log Z - sum v log v / Z for weights v with sum Z."""
+    total = weights.upto[:, -1]
+    return total.log() - torch.special.xlogy(weights.values, weights.values).sum(dim=(1, 2), dtype=torch.float64) / total
+
+
+def _of_rows(weights: laws.Weights, rows: slice | torch.Tensor) -> laws.Weights:
+    return laws.Weights(*(values[rows] for values in weights))

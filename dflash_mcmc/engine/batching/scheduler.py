@@ -1,27 +1,272 @@
 """Continuous batching: a row of the batch that becomes free takes the next waiting operation or chain before the next step.
 
 Rows are in this order: rows that are fed, rows that share the forwards of one of them, other rows. The other rows are free, or
-belong to slots that rest. A slot that rests gives up its row when another operation needs it, and is stashed.
+belong to slots that rest. A slot that rests gives up its row when another operation needs it, and moves out.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, EndedDraw, Parted, Stop
+import numpy as np
+
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
-from dflash_mcmc.engine.batching.live_chain import LiveChain
-from dflash_mcmc.engine.batching.meter import Meter
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
-from dflash_mcmc.engine.batching.room import Room
 from dflash_mcmc.engine.batching.rows import Status
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.slots import Slot, rests
-from dflash_mcmc.engine.batching.waiting import Waiting, prompt_of
-from dflash_mcmc.ops import Chain, Score
+from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Chain, Draw, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost
+
+
+class Next(NamedTuple):
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+
+    tag: Hashable
+    chain: Chain
+    request: Request | None
+    result: ChainResult | None
+
+
+class AdmissionQueue:
+    """Gives out chains in their order.
+
+    Args:
+        chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
+        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
+
+    Attributes:
+        seconds_each: the latest reading's seconds, divided among the chains that it was for.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
+                 was_read: Callable[[int, int, float], None]):
+        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
+        self._ahead: deque[Next] = deque()
+        self._drained = self._paused = False
+        self.seconds_each = 0.0
+
+    @property
+    def more(self) -> bool:
+        """Whether another chain may follow."""
+        return bool(self._ahead) or not self._drained
+
+    @property
+    def reads_next(self) -> bool:
+        """Whether `next` reads prompts first."""
+        return not self._ahead and not self._drained
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a chain waits now, after `chains` had none for a while."""
+        if self._paused and not self._ahead:
+            self._look_ahead()
+        return bool(self._ahead)
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends waiting chains before they begin."""
+        out = [entry for entry in self._ahead if entry.tag in tags]
+        self._ahead = deque(entry for entry in self._ahead if entry.tag not in tags)
+        for entry in out:
+            entry.chain.close()
+        return [Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED) for entry in out]
+
+    def next(self) -> Next | None:
+        """The next chain; None after the last."""
+        if not self._ahead and not self._drained:
+            self._look_ahead()
+        return self._ahead.popleft() if self._ahead else None
+
+    def read(self) -> None:
+        """Reads the prompts of the waiting chains, except those already read."""
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
+            self._was_read(*self._prompts.read(prompts), started)
+            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
+
+    def _look_ahead(self) -> None:
+        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
+        for arrival in self._chains:
+            if arrival is None:
+                self._paused = True
+                break
+            tag, chain = arrival
+            try:
+                self._ahead.append(Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        else:
+            self._drained = True
+        if self._ahead or not self._paused:
+            self.read()
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
+
+
+class BatchRows:
+    """Which slot has which row of the batch. No other object changes this.
+
+    Args:
+        memory, loop: hold the state of the rows.
+    """
+
+    def __init__(self, num_rows: int, memory: SlotMemory, loop: DecodeLoop):
+        self._slots: list[Slot | None] = [None] * num_rows
+        self._memory, self._loop = memory, loop
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_free(self) -> int:
+        """Rows that are free for an operation: those without a slot, and those of slots that rest."""
+        return sum(map(rests, self._slots))
+
+    def give(self, slot: Slot) -> bool:
+        """Gives a slot a row, if necessary the row of a resting slot. Returns False if all rows are in use."""
+        if slot.row is not None:
+            return True
+        idle = [row for row, other in enumerate(self._slots) if rests(other)]
+        if not idle:
+            return False
+        row = min(idle, key=lambda row: self._slots[row] is not None)
+        other = self._slots[row]
+        if other is not None:
+            self._memory.move_out(other)
+            other.row = None
+        self._slots[row], slot.row = slot, row
+        self._memory.move_in(slot)
+        return True
+
+    def take(self, slot: Slot) -> None:
+        """Takes a slot's row, if it has one, and moves out what the row holds."""
+        if slot.row is not None:
+            self._loop.drop(slot.row, 0)
+            self._memory.move_out(slot)
+            self._slots[slot.row] = None
+            slot.row = None
+
+    def release(self, slot: Slot) -> None:
+        """Frees the row of a slot that holds nothing any more."""
+        if slot.row is not None:
+            self._loop.drop(slot.row, 0)
+            self._slots[slot.row] = None
+            slot.row = None
+
+    def arrange(self) -> list[Slot]:
+        """Brings the rows into their order. Returns the slots that work, by row."""
+        working = [slot for slot in self._slots if slot is not None and slot.operation is not None]
+        fed = [slot for slot in working if slot.leader is None]
+        sharing = [slot for slot in working if slot.leader is not None]
+        self._bring(fed, 0)
+        self._bring(sharing, len(fed))
+        for row in range(len(working), len(self._slots)):
+            slot = self._slots[row]
+            self._loop.drop(row, 0 if slot is None else slot.contents.filled)
+        live = sorted([*fed, *sharing], key=lambda slot: slot.place)
+        self._loop.arrange(live, len(fed))
+        return live
+
+    def _bring(self, wanted: Sequence[Slot], start: int) -> None:
+        """Brings slots to the rows from `start` on."""
+        stop = start + len(wanted)
+        outside = [slot.place for slot in wanted if not start <= slot.place < stop]
+        gaps = [row for row in range(start, stop) if self._slots[row] not in wanted]
+        for row, gap in zip(reversed(outside), gaps, strict=True):
+            slots = self._slots[row], self._slots[gap]
+            self._memory.swap(row, gap, slots, [self._held(slot) for slot in slots])
+            self._loop.swap(row, gap)
+            self._slots[gap], self._slots[row] = slots
+            for slot, place in zip(slots, (gap, row), strict=True):
+                if slot is not None:
+                    slot.row = place
+
+    def _held(self, slot: Slot | None) -> int:
+        """Positions of a slot's row that hold keys and values."""
+        if slot is None:
+            return 0
+        works = slot.operation is not None and slot.leader is None
+        return self._loop.positions_held(slot.place) if works else slot.contents.filled
+
+class PagePreemption:
+    """Frees pages.
+
+    Args:
+        rows: the rows of the batch.
+        memory: keys and values of the slots.
+    """
+
+    def __init__(self, rows: BatchRows, memory: SlotMemory):
+        self._rows, self._memory = rows, memory
+
+    def suffices(self, pages: int) -> bool:
+        """Whether so many pages are free."""
+        return self._memory.num_free_pages >= pages
+
+    def free(self, pages: Callable[[], int], live_slots: Callable[[], Sequence[Slot]],
+             pinned: Slot | None = None) -> list[Slot]:
+        """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
+
+        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
+        memory. They come back with the same bits.
+
+        Args:
+            live_slots: gives the slots that may lose pages, the oldest chain's first.
+            pinned: a slot that goes on.
+
+        Returns:
+            The slots whose draws were stopped, in this order. They wait for a row.
+        """
+        stopped: list[Slot] = []
+        while not self.suffices(pages()):
+            slots = [slot for slot in live_slots() if slot is not pinned]
+            drawing = [slot for slot in slots if slot.leader is None and _draws(slot)]
+            oldest = None if pinned else min(drawing, key=_age, default=None)
+            young = [slot for slot in drawing if slot is not oldest]
+            if young:
+                stopped += self._stop(max(young, key=_age))
+                continue
+            idle = [slot for slot in slots if (slot.row is None or slot.operation is None) and self._memory.holds_pages(slot)]
+            if not idle:
+                raise UserError(f"hardware.memory_gb: the cache has {self._memory.num_pages} pages of "
+                                f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
+                                "dataset.max_new_tokens, or fewer draws together")
+            self._rows.take(idle[-1])
+            self._memory.move_to_host(idle[-1])
+        return stopped
+
+    def _stop(self, slot: Slot) -> list[Slot]:
+        """Stops a draw, and those that share its forwards."""
+        stopped = [each for each in slot.chain.slots if (each is slot or each.leader is slot) and each.row is not None]
+        for each in stopped:
+            self._memory.stop(each)
+            self._rows.take(each)
+            each.leader, each.walk = None, []
+        return stopped
+
+
+def _draws(slot: Slot) -> bool:
+    """Whether a slot has a row and a draw in progress."""
+    return slot.row is not None and isinstance(slot.operation, Draw)
+
+
+def _age(slot: Slot) -> tuple[float, int]:
+    """A number that is larger for a draw that has begun later."""
+    return slot.clock, slot.place
 
 
 class Scheduler:
@@ -40,25 +285,27 @@ class Scheduler:
     def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], num_rows: int, operations: Operations,
                  memory: SlotMemory, loop: DecodeLoop, meter: Meter):
         self.live: list[Slot] = []
-        self._rows: list[Slot | None] = [None] * num_rows
+        self._rows = BatchRows(num_rows, memory, loop)
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
-        self._waiting = Waiting(chains, memory.prompts, self._count_prompts)
+        self._queue = AdmissionQueue(chains, memory.prompts, self._count_prompts)
         self._late: deque[Slot] = deque()
         self._scores: list[Slot] = []  # they wait for those of other chains
-        self._room = Room(self._rows, self._late, memory, loop)
+        self._preemption = PagePreemption(self._rows, memory)
+        self._chains: dict[LiveChain, None] = {}  # in the order of their admission
+        self._ending: list[Slot] = []  # their draws have just ended, and they keep their rows
         self._finished: list[Finished] = []
 
     @property
     def busy_slots(self) -> int:
         """The number of rows while chains may wait; 0 afterwards."""
-        return len(self._rows) if self._waiting.more else 0
+        return len(self._rows) if self._queue.more else 0
 
     def fill(self) -> list[Finished]:
         """Gives all rows work, as far as there is work. Returns the chains that have ended."""
-        while ((any(map(rests, self._rows)) and (self._begin_late() if self._late else self._admit()))
+        while ((self._rows.num_free and (self._begin_late() if self._late else self._admit()))
                or self._carry_out_scores()):
             pass
-        self._arrange()
+        self.live = self._rows.arrange()
         finished, self._finished = self._finished, []
         return finished
 
@@ -76,34 +323,41 @@ class Scheduler:
 
     def make_room(self) -> None:
         """Stops the youngest draws until the next steps of the others have the pages that they take."""
-        if not self._room.suffices(self._loop.num_pages()):
-            self._room.make(self._pages_of_steps)
+        if not self._preemption.suffices(self._loop.num_pages()):
+            self._make_free(self._pages_of_steps)
+
+    def _make_free(self, pages: Callable[[], int], pinned: Slot | None = None) -> None:
+        """Makes `pages()` pages free. Draws that are stopped for it wait before the others that wait."""
+        self._late.extendleft(self._preemption.free(pages, self._may_lose_pages, pinned))
+
+    def _may_lose_pages(self) -> list[Slot]:
+        return [slot for chain in self._chains for slot in chain.slots if slot not in self._ending]
 
     def _pages_of_steps(self) -> int:
-        self._arrange()
+        self.live = self._rows.arrange()
         return self._loop.num_pages()
 
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
-            return self.fill() if any(map(rests, self._rows)) and self._waiting.arrived else []
+            return self.fill() if self._rows.num_free and self._queue.arrived else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
         ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
-        self._room.ending = [slot for slot, _ in reversed(ending)]
+        self._ending = [slot for slot, _ in reversed(ending)]
         for slot, draw in ending:
-            self._room.ending.pop()
+            self._ending.pop()
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
         return self.fill()
 
     def drop(self, tags: Collection[Hashable]) -> list[Finished]:
         """Ends live and waiting chains before their end, and fills the rows. Returns the chains that have ended."""
-        for chain in [chain for chain in self._room.chains if chain.tag in tags]:
+        for chain in [chain for chain in self._chains if chain.tag in tags]:
             self._give_up(chain, DROPPED)
-        self._finished += self._waiting.drop(tags)
+        self._finished += self._queue.drop(tags)
         return self.fill()
 
-    def _part(self, parted: Sequence[Parted]) -> None:
+    def _part(self, parted: Sequence[Diverged]) -> None:
         """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
         groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
         for row, position, token in parted:
@@ -131,22 +385,22 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
-        working = sum(not rests(slot) for slot in self._rows)
-        if working and not self._room.suffices(self._memory.pages_to_admit(self._waiting.reads_next) + working):
+        working = len(self._rows) - self._rows.num_free
+        if working and not self._preemption.suffices(self._memory.pages_to_admit(self._queue.reads_next) + working):
             return False
-        entry = self._waiting.next()
+        entry = self._queue.next()
         if entry is None:
             return False
         if entry.request is None:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
             return True
         chain, prompt = LiveChain(entry.tag, entry.chain), prompt_of(entry.request)
-        self._room.chains[chain] = None
-        chain.seconds = chain.prefill_seconds = self._waiting.seconds_each
+        self._chains[chain] = None
+        chain.seconds = chain.prefill_seconds = self._queue.seconds_each
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
-            self._give_row(chain.slots[0])
+            self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)
         if chain.complete and not chain.ended:
@@ -162,14 +416,14 @@ class Scheduler:
         bases = {number: base for number in range(len(chain.operations))
                  if (base := self._operations.prepare(chain, number)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
-        riders = sum(slot.leader is not None for slot in self._room.ending)
-        self._room.make(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
+        riders = sum(slot.leader is not None for slot in self._ending)
+        self._make_free(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
         same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
         first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
         slots = chain.slots_for(bases, first)
         for number, slot in slots.items():
             slot.work_for(number, bases[number])
-        working = [slot for slot in slots.values() if self._give_row(slot)]
+        working = [slot for slot in slots.values() if self._rows.give(slot)]
         for number, slot in slots.items():
             self._operations.place(slot, None if first[number] == number else slots[first[number]])
         self._late.extend(slot for slot in slots.values() if slot.row is None)
@@ -178,13 +432,14 @@ class Scheduler:
     def _begin_late(self) -> bool:
         """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
         slots: list[Slot] = []
-        working = sum(not rests(slot) for slot in self._rows)
+        working = len(self._rows) - self._rows.num_free
         for _ in range(min(len(self._late), len(self._rows) - working)):
-            if (working or slots) and not self._room.suffices(self._memory.pages_to_begin([*slots, self._late[0]]) + working):
+            pages = self._memory.pages_to_begin([*slots, self._late[0]]) + working
+            if (working or slots) and not self._preemption.suffices(pages):
                 break
             slots.append(self._late.popleft())
         for slot in slots:
-            self._give_row(slot)
+            self._rows.give(slot)
         self._work(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
             self._advance(chain)
@@ -207,7 +462,7 @@ class Scheduler:
                 if self._operations.scores_wait:
                     self._scores.append(slot)
                     continue
-                self._room.make(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
+                self._make_free(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
                                                   + len(slot.operation.tokens)), slot)
             try:
                 self._operations.begin(slot)
@@ -217,27 +472,11 @@ class Scheduler:
             if slot.chain.has_answer(slot.number):
                 slot.rest()
 
-    def _give_row(self, slot: Slot) -> bool:
-        """Gives a slot a row, if necessary the row of a resting slot. Returns False if all rows are in use."""
-        if slot.row is not None:
-            return True
-        idle = [row for row, other in enumerate(self._rows) if rests(other)]
-        if not idle:
-            return False
-        row = min(idle, key=lambda row: self._rows[row] is not None)
-        other = self._rows[row]
-        if other is not None:
-            self._memory.stash(other)
-            other.row = None
-        self._rows[row], slot.row = slot, row
-        self._memory.unstash(slot)
-        return True
-
     def _fail(self, chain: LiveChain, reason: str) -> None:
         """Ends a chain whose logits are not numbers, and clears its keys and values."""
         for slot in chain.slots:
             self._memory.clear(slot)
-        self._waiting.read()  # prompts that are read ahead are cleared too
+        self._queue.read()  # prompts that are read ahead are cleared too
         self._give_up(chain, reason)
 
     def _give_up(self, chain: LiveChain, reason: str) -> None:
@@ -253,47 +492,9 @@ class Scheduler:
         for slot in chain.slots:
             slot.rest()
             self._memory.free(slot)
-            if slot.row is not None:
-                self._loop.drop(slot.row, 0)
-                self._rows[slot.row] = None
-                slot.row = None
-        self._room.chains.pop(chain)
+            self._rows.release(slot)
+        self._chains.pop(chain)
         self._finished.append(chain.finished(result, failure))
-
-    def _arrange(self) -> None:
-        """Brings the rows into their order."""
-        working = [slot for slot in self._rows if slot is not None and slot.operation is not None]
-        fed = [slot for slot in working if slot.leader is None]
-        riders = [slot for slot in working if slot.leader is not None]
-        self._bring(fed, 0)
-        self._bring(riders, len(fed))
-        for row in range(len(working), len(self._rows)):
-            slot = self._rows[row]
-            self._loop.drop(row, 0 if slot is None else slot.contents.filled)
-        self.live = [*fed, *riders]
-        self.live.sort(key=lambda slot: slot.place)
-        self._loop.arrange(self.live, len(fed))
-
-    def _bring(self, wanted: Sequence[Slot], start: int) -> None:
-        """Brings slots to the rows from `start` on."""
-        stop = start + len(wanted)
-        outside = [slot.place for slot in wanted if not start <= slot.place < stop]
-        gaps = [row for row in range(start, stop) if self._rows[row] not in wanted]
-        for row, gap in zip(reversed(outside), gaps, strict=True):
-            slots = self._rows[row], self._rows[gap]
-            self._memory.swap(row, gap, slots, [self._held(slot) for slot in slots])
-            self._loop.swap(row, gap)
-            self._rows[gap], self._rows[row] = slots
-            for slot, place in zip(slots, (gap, row), strict=True):
-                if slot is not None:
-                    slot.row = place
-
-    def _held(self, slot: Slot | None) -> int:
-        """Positions of a slot's row that hold keys and values."""
-        if slot is None:
-            return 0
-        works = slot.operation is not None and slot.leader is None
-        return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
     def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
         self._meter.count_reading(tokens, forwards, started, ahead=True)

@@ -3,18 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
+from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.batching.page_table import PAGE_SIZE
-from dflash_mcmc.engine.batching.prompts import PromptReader
-from dflash_mcmc.engine.batching.slots import Slot
-from dflash_mcmc.engine.batching.stash import Home, Stash
+from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 from dflash_mcmc.types import Trajectory
+
+
+class Offloaded(NamedTuple):
+    """A cache of one row and, if the engine has spare rows, one for its spare row."""
+
+    cache: SlotCache
+    spare: SlotCache | None
+
+
+class SlotPlace(NamedTuple):
+    """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
+
+    cache: SlotCache
+    spare: SlotCache | None
+    row: int
+
+
+class PromptReader:
+    """Keys and values of a few prompts.
+
+    Args:
+        runner: reads the prompts.
+        cache: a cache with a row for each prompt.
+    """
+
+    def __init__(self, runner: ModelRunner, cache: SlotCache):
+        self._runner, self._cache = runner, cache
+        self._rows: dict[bytes, int] = {}
+        self._free = list(range(cache.num_rows))
+
+    @property
+    def num_rows(self) -> int:
+        """The number of prompts that fit."""
+        return self._cache.num_rows
+
+    def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
+        """Reads the missing prompts, and drops all others. Returns the number of tokens and forwards."""
+        wanted = {prompt.tobytes(): prompt for prompt in prompts}
+        for name in [name for name in self._rows if name not in wanted]:
+            row = self._rows.pop(name)
+            self._cache.keep(row, 0, 0)
+            self._free.append(row)
+        spans = []
+        for name, prompt in wanted.items():
+            if name not in self._rows:
+                self._rows[name] = self._free.pop()
+                self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
+                spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
+                self._cache.open(self._rows[name], 0, len(prompt) - 1)
+        forwards = self._runner.read(self._cache, spans)
+        for span in spans:
+            self._cache.close(span.row)
+        return sum(span.stop for span in spans), forwards
+
+    def copy(self, prompt: np.ndarray, cache: SlotCache, row: int) -> int:
+        """Copies a prompt without its last token into a row of another cache. Returns the number of tokens copied."""
+        length = len(prompt) - 1
+        cache.copy(self._cache, self._rows[prompt.tobytes()], row, 0, length)
+        return length
+
+    def clear(self) -> None:
+        """Forgets all prompts, which may hold NaN."""
+        self._rows.clear()
+        self._free = list(range(self.num_rows))
+        self._cache.clear()
+
+    def restart(self) -> None:
+        """Forgets all prompts of an earlier run, where they take memory from the rows."""
+        if self._cache.num_free_pages < UNLIMITED:
+            self._rows.clear()
+            self._free = list(range(self.num_rows))
+            self._cache.restart()
 
 
 class SlotMemory:
@@ -36,11 +107,12 @@ class SlotMemory:
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
         self._prompt_length = prompt_length
+        self._unread: list[Slot] = []
         self.reset()
 
     def reset(self) -> None:
         """Forgets the pending reads of an earlier run, and what its chains held."""
-        self._unread: list[Slot] = []
+        self._unread = []
         if self.runner.adaptive:
             self.runner.adaptive.reset()
         for cache in (self.cache, self.spare, self.prompts):
@@ -107,9 +179,9 @@ class SlotMemory:
 
     def holds_pages(self, slot: Slot) -> bool:
         """Whether a slot that does not draw has pages."""
-        if slot.row is None and slot.stash is None:
+        if slot.row is None and slot.offloaded is None:
             return False
-        home = self._home(slot)
+        home = self._place_of(slot)
         return any(cache is not None and cache.has_pages(home.row) for cache in (home.cache, home.spare))
 
     def open(self, slot: Slot, position: int) -> None:
@@ -149,11 +221,11 @@ class SlotMemory:
         others = [other for other in slot.chain.slots if other is not slot]
         done = slot.contents.place(sequence, along, [other.contents for other in others], self._options,
                                    None if like is None else others.index(like))
-        home = self._home(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
+        home = self._place_of(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
         if home.spare is not None and done.kept < done.restored:
             home.cache.copy(home.spare, home.row, home.row, done.kept, done.restored)
         if done.source is not None:
-            source = self._home(others[done.source])
+            source = self._place_of(others[done.source])
             home.cache.copy(source.cache, source.row, home.row, done.restored, done.forked)
         if home.spare is not None and done.saved[0] < done.saved[1]:
             home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
@@ -175,45 +247,45 @@ class SlotMemory:
         if start < length:
             self.cache.follow(leader.place, slot.place, start, length)
 
-    def stash(self, slot: Slot) -> None:
+    def move_out(self, slot: Slot) -> None:
         """Copies a slot's keys and values out of its row."""
         held = slot.contents
         if not held.filled and held.saved_from >= len(held.saved):
             return
-        row, slot.stash = slot.place, self._new_stash(max(held.filled, len(held.saved)))
-        slot.stash.cache.copy(self.cache, row, 0, 0, held.filled)
-        if self.spare is not None and slot.stash.spare is not None and held.saved_from < len(held.saved):
-            slot.stash.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
-        _free(Home(self.cache, self.spare, row))
+        row, slot.offloaded = slot.place, self._new_offloaded(max(held.filled, len(held.saved)))
+        slot.offloaded.cache.copy(self.cache, row, 0, 0, held.filled)
+        if self.spare is not None and slot.offloaded.spare is not None and held.saved_from < len(held.saved):
+            slot.offloaded.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
+        _free(SlotPlace(self.cache, self.spare, row))
 
-    def unstash(self, slot: Slot) -> None:
+    def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
-        held, stash, slot.stash = slot.contents, slot.stash, None
-        if stash is None:
+        held, offloaded, slot.offloaded = slot.contents, slot.offloaded, None
+        if offloaded is None:
             return
         self.reserve(max(len(held.held), len(held.saved)))
-        self.cache.copy(stash.cache, 0, slot.place, 0, held.filled)
-        if self.spare is not None and stash.spare is not None and held.saved_from < len(held.saved):
+        self.cache.copy(offloaded.cache, 0, slot.place, 0, held.filled)
+        if self.spare is not None and offloaded.spare is not None and held.saved_from < len(held.saved):
             self.spare.reserve(self.cache.length)
-            self.spare.copy(stash.spare, 0, slot.place, held.saved_from, len(held.saved))
-        _free(Home(*stash, 0))
+            self.spare.copy(offloaded.spare, 0, slot.place, held.saved_from, len(held.saved))
+        _free(SlotPlace(*offloaded, 0))
 
     def free(self, slot: Slot) -> None:
         """Frees what the slot of a chain that has ended holds."""
-        if slot.row is not None or slot.stash is not None:
-            _free(self._home(slot))
-        slot.stash = None
+        if slot.row is not None or slot.offloaded is not None:
+            _free(self._place_of(slot))
+        slot.offloaded = None
 
-    def offload(self, slot: Slot) -> None:
+    def move_to_host(self, slot: Slot) -> None:
         """Moves what a slot without a row holds to the host's memory, and frees its pages."""
-        held, home = slot.contents, self._home(slot)
+        held, home = slot.contents, self._place_of(slot)
         length = max(held.filled, len(held.saved))
-        host = Stash(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
+        host = Offloaded(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
         host.cache.copy(home.cache, 0, 0, 0, held.filled)
         if host.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
             host.spare.copy(home.spare, 0, 0, held.saved_from, len(held.saved))
         _free(home)
-        slot.stash = host
+        slot.offloaded = host
 
     def stop(self, slot: Slot) -> None:
         """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
@@ -253,7 +325,7 @@ class SlotMemory:
 
     def clear(self, slot: Slot) -> None:
         """Removes numbers that are not finite from a slot and from the prompts that are read ahead."""
-        home = self._home(slot)
+        home = self._place_of(slot)
         for cache in (home.cache, home.spare):
             if cache is not None:
                 cache.clear(home.row)
@@ -263,14 +335,14 @@ class SlotMemory:
     def _key_length(self, length: int) -> int:
         return min(self._ladder.keys(length), self._longest)
 
-    def _home(self, slot: Slot, length: int = 0) -> Home:
-        """Where a slot's keys and values are. A slot with neither row nor stash gets a stash for `length` positions."""
+    def _place_of(self, slot: Slot, length: int = 0) -> SlotPlace:
+        """Where a slot's keys and values are. One with neither row nor memory gets memory for `length` positions."""
         if slot.row is not None:
-            return Home(self.cache, self.spare, slot.row)
-        if slot.stash is None:
-            slot.stash = self._new_stash(length)
-        slot.stash.cache.reserve(length)
-        return Home(*slot.stash, 0)
+            return SlotPlace(self.cache, self.spare, slot.row)
+        if slot.offloaded is None:
+            slot.offloaded = self._new_offloaded(length)
+        slot.offloaded.cache.reserve(length)
+        return SlotPlace(*slot.offloaded, 0)
 
     @property
     def _margin(self) -> int:
@@ -279,11 +351,11 @@ class SlotMemory:
             return self.runner.adaptive.num_drafted + 1
         return self.runner.grid.block_size if self.runner.grid else 0
 
-    def _new_stash(self, length: int) -> Stash:
-        return Stash(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+    def _new_offloaded(self, length: int) -> Offloaded:
+        return Offloaded(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
 
 
-def _free(home: Home) -> None:
+def _free(home: SlotPlace) -> None:
     """Frees the memory of a slot."""
     home.cache.keep(home.row, 0, 0)
     if home.spare is not None:

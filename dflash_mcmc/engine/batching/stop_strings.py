@@ -1,20 +1,135 @@
-"""Stop strings: a sequence ends at the first token at which its text contains one of them.
+"""What ends a draw: stop ids, stop strings, and the last position.
 
-The text of a sequence is made of the bytes of its generated tokens (`token_texts.py`). An automaton over bytes (Aho & Corasick
-1975, "Efficient string matching") knows after each token how much of a string the text ends with. Its steps are
-stored for whole tokens: `table[state, classes[token]]` is the state after the token. Tokens with the same steps from every
-state are one class, and most tokens are in the class that leads to nothing. One look-up is all that a token costs. The state
-depends on the last bytes of the text alone, so it need not be kept with a trajectory.
+A sequence ends at the first token at which its text contains a stop string. The text is made of the bytes of the generated
+tokens. Two kinds of tokenizers are known. In a byte-level BPE (GPT-2, Qwen, Llama 3) each character of a token is a byte. In
+a tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, `<0x0A>` is the byte 10, and the decoder
+may drop the space before the first token of a text. Special tokens add nothing, as in the text of a record.
+
+An automaton over bytes (Aho & Corasick 1975, "Efficient string matching") knows after each token how much of a string the
+text ends with. Its steps are stored for whole tokens: `table[state, classes[token]]` is the state after the token. Tokens
+with the same steps from every state are one class, and most tokens are in the class that leads to nothing. One look-up is all
+that a token costs. The state depends on the last bytes of the text alone, so it need not be kept with a trajectory.
+
+The tables of several sets of strings are joined as one (`StopTables`), so that each row of a batch can have a set of its own.
+A state belongs to a set. Two states belong to all sets: 0 of rows without strings, and 1 after a string was found. A row's
+set is therefore known by its state alone.
 """
-
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.token_texts import TokenTexts
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import Operation
+
+if TYPE_CHECKING:
+    import torch
+
+    from dflash_mcmc.engine.batching.rows import Rows
+
+_MARK, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
+_SAMPLES, _LENGTH = 32, 24
+_TEXT = "\n\nQuestion: a  b\t1,024 don't . \u00e9\u6f22\U0001f642\r\n"
+"""A text whose tokens show whether the bytes are right: spaces, line feeds, and characters of two, three and four bytes."""
+
+
+class TokenTexts(NamedTuple):
+    """What the tokens of a vocabulary add to a text."""
+
+    pieces: tuple[bytes, ...]
+    """By token id: the UTF-8 bytes, or a part of a character's bytes. Empty for special tokens and ids without a token."""
+    first: tuple[bytes, ...] | None
+    """The same for the first token of a text that has bytes. None if a token adds the same bytes at every place."""
+    specials: dict[str, int]
+    """Special tokens by their text, which is not part of an answer's text."""
+
+    def joined(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of a whole answer."""
+        pieces = [self.pieces[token] for token in tokens]
+        begin = next((number for number, piece in enumerate(pieces) if piece), None)
+        if self.first is not None and begin is not None:
+            pieces[begin] = self.first[tokens[begin]]
+        return b"".join(pieces)
+
+    def shown(self, tokens: Iterable[int]) -> list[bytes]:
+        """The bytes of each token; those of special tokens are their names."""
+        names = {number: name for name, number in self.specials.items()}
+        return [names[token].encode() if token in names else self.pieces[token] for token in tokens]
+
+
+def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
+    """The bytes of a tokenizer's tokens. Raises UserError for a tokenizer of another kind.
+
+    Args:
+        tokenizer: of `transformers`.
+        vocab_size: ids of the model, of which some may have no token.
+    """
+    names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
+    added = tokenizer.added_tokens_decoder
+    specials = {number: token.content for number, token in added.items() if token.special}
+    specials.update({number: names[number] for number in tokenizer.all_special_ids if number < len(names)})
+    of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
+    pieces = [b"" if name is None or number in specials else of_name(name) for number, name in enumerate(names)]
+    pieces += [b""] * (vocab_size - len(pieces))
+    texts = TokenTexts(tuple(pieces), _first(tokenizer, pieces), {text: number for number, text in specials.items()})
+    _check(tokenizer, texts, len(names))
+    return texts
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = None if backend is None else backend.decoder
+    return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
+
+
+def _alphabet() -> dict[str, int]:
+    """The byte of each character of a byte-level vocabulary: printable bytes stay, others are from U+0100 on (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
+
+
+def _byte_level(name: str) -> bytes:
+    """A token with a character outside the alphabet stands for its own text (added tokens)."""
+    known = [_ALPHABET.get(character) for character in name]
+    return name.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+
+def _sentence_piece(name: str) -> bytes:
+    found = _BYTE.fullmatch(name)
+    return bytes([int(found[1], 16)]) if found else name.replace(_MARK, " ").encode()
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _first(tokenizer: Any, pieces: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The pieces of first tokens, whose leading space a decoder may drop; None if it drops none."""
+    alone = [_text(tokenizer, [token]).encode() if piece.startswith(b" ") else piece for token, piece in enumerate(pieces)]
+    return None if alone == list(pieces) else tuple(alone)
+
+
+def _check(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
+    """Compares the bytes with the tokenizer's own text. Raises UserError if they differ."""
+    stream = np.random.default_rng(0)
+    whole = [token for token in range(num_tokens) if texts.pieces[token].isascii()]
+    drawn = [stream.choice(whole, _LENGTH).tolist() for _ in range(_SAMPLES)] if whole else []
+    for tokens in [tokenizer.encode(_TEXT, add_special_tokens=False), *drawn]:
+        if texts.joined(tokens).decode(errors="replace") != _text(tokenizer, tokens):
+            raise UserError(f"dataset.stop: needs a tokenizer whose text is that of its tokens one after another; given "
+                            f"{type(tokenizer).__name__} of another kind; allowed: [] with this model, or a byte-level or "
+                            "SentencePiece tokenizer")
+
 
 _NOTHING, _FOUND = 0, 1
 _State = int
@@ -173,3 +288,123 @@ def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:
                 steps[node][byte] = child
                 level.append(child)
     return steps
+
+
+_NONE, FOUND = 0, 1
+
+
+class StopTables:
+    """The joined tables on a device. Sets are added when they are first needed.
+
+    Attributes:
+        version: number of sets. The tensors are others after a set was added.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._offsets: dict[tuple[str, ...], int] = {}
+
+    @property
+    def version(self) -> int:
+        """The number of sets."""
+        return len(self._offsets)
+
+    def state(self, strings: StopStrings | None, tokens: np.ndarray) -> int:
+        """The state of a row after generated tokens, int64 (n,). Adds the set of its strings if it is new."""
+        if strings is None:
+            return _NONE
+        if strings.strings not in self._offsets:
+            self._add(strings)
+        found = strings.state(tokens)
+        return FOUND if found == strings.found else self._offsets[strings.strings] + found
+
+    def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
+        classes = self._classes[self._vocabulary[states] + tokens]
+        return self._steps[self._row[states] + classes].long()
+
+    def _add(self, strings: StopStrings) -> None:
+        """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
+        import torch
+
+        if not self._offsets:
+            self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=self._device)
+                                          for size in (len(strings.classes), 2))
+            self._steps[FOUND] = FOUND
+            self._vocabulary, self._row = (torch.tensor(values, device=self._device) for values in ([0, 0], [_NONE, FOUND]))
+        states, width = strings.table.shape
+        offset = self._offsets[strings.strings] = len(self._row)
+        table = np.where(strings.table == strings.found, FOUND, strings.table + offset).astype(np.int32)
+        rows = len(self._steps) + width * torch.arange(states, device=self._device)
+        self._vocabulary = torch.cat([self._vocabulary, torch.full_like(rows, len(self._classes))])
+        self._row = torch.cat([self._row, rows])
+        self._classes, self._steps = (torch.cat([known, torch.from_numpy(more).to(self._device)]) for known, more in (
+            (self._classes, strings.classes), (self._steps, table.ravel())))
+
+
+class Endings:
+    """Finds the tokens at which draws end.
+
+    Args:
+        stop_ids: tokens that end a draw.
+        strings: strings that end the draws of operations without strings of their own; None for none.
+        compiled: the tables of the strings of an operation.
+    """
+
+    def __init__(self, stop_ids: Collection[int], strings: StopStrings | None, device: torch.device,
+                 compiled: Callable[[tuple[str, ...]], StopStrings] | None = None):
+        import torch
+
+        self.ids = torch.tensor(list(stop_ids), dtype=torch.int64, device=device)
+        self._stop_ids, self._strings, self._compiled = frozenset(stop_ids), strings, compiled
+        self._tables = StopTables(device)
+
+    @property
+    def version(self) -> int:
+        """A number that is another one after the tensors that `states` reads have become others."""
+        return self._tables.version
+
+    def begin(self, operation: Operation, tokens: np.ndarray) -> int:
+        """The state of the stop strings of a draw that continues generated tokens, int64 (n,)."""
+        return self._tables.state(self._strings_of(operation), tokens)
+
+    def ended(self, operation: Operation, tokens: np.ndarray) -> bool:
+        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
+        strings = self._strings_of(operation)
+        return int(tokens[-1]) in self._stop_ids or (strings is not None and strings.ends(tokens))
+
+    def states(self, rows: Rows, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor | None:
+        """The state of the stop strings after each slot of the first rows, int64 (rows, slots); None if no row has strings.
+
+        Args:
+            tokens: int64 (rows, slots), consecutive tokens.
+            offered: bool (rows, slots); other slots change no state.
+        """
+        import torch
+
+        if not self._tables.version:
+            return None
+        state, found = rows.matched[: len(tokens)], list[torch.Tensor]()
+        for slot in range(tokens.shape[1]):
+            state = torch.where(offered[:, slot], self._tables.after(state, tokens[:, slot]), state)
+            found.append(state)
+        return torch.stack(found, dim=1)
+
+    def ends(self, rows: Rows, tokens: torch.Tensor, at: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        """Whether a draw ends with the token of a slot, bool (rows, slots).
+
+        Args:
+            tokens, at: int64 (rows, slots), tokens and their positions.
+            states: the result of `states`.
+        """
+        ended = (tokens[..., None] == self.ids).any(dim=-1) | (at >= rows.last[: len(tokens), None])
+        return ended if states is None else ended | (states == FOUND)
+
+    def _strings_of(self, operation: Operation) -> StopStrings | None:
+        if operation.stop is None:
+            return self._strings
+        if not operation.stop:
+            return None
+        if self._compiled is None:
+            raise ValueError("this engine has no tables for the stop strings of an operation")
+        return self._compiled(operation.stop)

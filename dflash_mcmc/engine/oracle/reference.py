@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import block_pass
-from dflash_mcmc.engine.batching.blending import TargetBlend, Unblended
+from dflash_mcmc.draft.network.dflash import block_pass
+from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.blending import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.speculative.speculation import Block, Chance, Noise, Speculation, Uniforms
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -195,7 +195,7 @@ class TabularEngine:
             raise ValueError("this engine draws token by token")
         return self.speculation
 
-    def _chance(self, key: Key, anchor: int) -> Chance:
+    def _chance(self, key: Key, anchor: int) -> BlockRandom:
         count = self._blockwise.drafter.num_drafted
         if not isinstance(key, Key):
             return key.chance(anchor, count)
@@ -203,7 +203,7 @@ class TabularEngine:
         tokens = torch.from_numpy(key.uniforms(anchor, anchor + count + 1))[None]
         return Uniforms(tokens, torch.from_numpy(noise.drafts), torch.from_numpy(noise.accepting))
 
-    def _block(self, operation: Draw, trajectory: Trajectory, chance: Chance) -> Block:
+    def _block(self, operation: Draw, trajectory: Trajectory, chance: BlockRandom) -> Block:
         """A drafted block of one row, in float64."""
         speculation, prefix = self._blockwise, _prefix(trajectory)
         params, drafter = speculation.draft_params(operation.params), speculation.drafter

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.rows import Rows, Status
+from dflash_mcmc.engine.batching.stop_strings import Endings
 
 
-class Offer(NamedTuple):
+class Proposal(NamedTuple):
     """Tokens offered to the first rows of the batch, in slots.
 
     Attributes:
@@ -31,7 +31,7 @@ class Offer(NamedTuple):
     """float64 (rows, slots, k), further columns of the tokens (`engine/batching/columns.py`)."""
 
 
-def commit(state: Rows, offer: Offer, endings: Endings, floors: bool) -> torch.Tensor:
+def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torch.Tensor:
     """Adds the offered tokens to the live rows, up to the token that ends their draw. Other rows do not change.
 
     Args:
@@ -72,7 +72,7 @@ def commit(state: Rows, offer: Offer, endings: Endings, floors: bool) -> torch.T
     return count
 
 
-def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
+def _keep(state: Rows, offer: Proposal, gained: torch.Tensor) -> None:
     batch = len(gained)
     rows, where = state.ids[:batch, None], torch.where(gained, offer.at, state.nowhere)
     state.tokens[rows, where], state.scores[rows, where] = offer.tokens, offer.scores
@@ -85,7 +85,7 @@ def _keep(state: Rows, offer: Offer, gained: torch.Tensor) -> None:
         state.counts[:batch].scatter_add_(1, offer.tokens, gained.to(state.counts.dtype))
 
 
-def _weights(state: Rows, offer: Offer, offered: torch.Tensor) -> torch.Tensor:
+def _weights(state: Rows, offer: Proposal, offered: torch.Tensor) -> torch.Tensor:
     """The weight of each row after each slot, float64 (rows, slots)."""
     batch = len(offered)
     gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]

@@ -8,21 +8,36 @@ A drafter has
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
     token_bytes: bytes that it keeps for each position of a row outside that cache.
     num_weights: weights of its linear layers; None if it learns while it is used.
+
+The slots of a `SlotwiseDrafter` depend on the tokens drafted before them in the block, although the network runs once per
+block. The law of a drafted token x_j is q_j(. | anchor, x_0, ..., x_(j-1)). It is known only when the tokens before it are
+drawn, so that the tokens are drawn slot by slot. Each slot's logits are given to the engine, which draws from them and
+keeps them as the q of every rule. A marginal law, or the network's logits without the correction, is another law: with it
+rejection is wrong.
+
+A `BlockGrid` has the draft's hidden states for every token, on a grid of blocks that depends only on the sequence
+(`ops.grid_slot`). The hidden states of a block are computed once, when its anchor is fed, and kept for the row until the
+block ends. A draw that starts inside a block computes the states of its block again.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import DFlash, block_mask
+from dflash_mcmc.draft.network.dflash import DFlash, block_mask
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.float32_head import soft_capped
 from dflash_mcmc.engine.batching.joint_product import linears
+from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.rows import Rows, Status
+from dflash_mcmc.ops import grid_slot
 
 
 class DrawTokens(Protocol):
@@ -243,3 +258,144 @@ class NgramDrafter:
         ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
         drafted = tokens.gather(1, last + 1 + ahead)
         return torch.where(found >= 0, drafted, tokens.gather(1, position))
+
+
+class SlotwiseNetwork(DFlash):
+    """A DFlash network whose logits are corrected by the token before each slot."""
+
+    @abstractmethod
+    def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
+                  state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of one slot, float32 (rows, vocabulary), and the state for the next slot.
+
+        Args:
+            base: float32 (rows, vocabulary), the head's logits of `hidden`.
+            hidden: (rows, hidden), the network's output for the slot.
+            previous: int64 (rows,), the token before the slot: the anchor for the first one.
+            state: the state after the slot before; None in the first slot.
+        """
+
+    def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        """Logits, float32 (rows,), of the probability that the slot's token is accepted; None without a confidence head.
+
+        They do not depend on the slot's own token. The arguments are those of `corrected`.
+        """
+        return None
+
+    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """See `DFlash.along`."""
+        state, slots = None, []
+        for slot in range(base.shape[1]):
+            logits, state = self.corrected(base[:, slot], hidden[:, slot], previous[:, slot], state)
+            slots.append(logits)
+        return torch.stack(slots, dim=1)
+
+
+class SlotwiseDrafter(DFlashDrafter):
+    """Drafts slot by slot with a `SlotwiseNetwork`. The network always gets a whole block, as in its training.
+
+    Args:
+        network: the network with its weights, on the target's device.
+        target: the target; the network uses its embedding and head.
+        threshold: a block ends before the first slot whose confidence is below it; 0 for whole blocks. The confidence of a
+            slot is known before its token is drawn, so that the threshold has no effect on the law of the target's tokens.
+    """
+
+    network: SlotwiseNetwork
+
+    def __init__(self, network: SlotwiseNetwork, target: LanguageModel, threshold: float = 0.0):
+        super().__init__(network, target, network.shape.block_size)
+        self.num_drafted, self.threshold = network.shape.num_drafted, threshold
+
+    def hidden(self, anchors: Anchors) -> torch.Tensor:
+        return self._rows(anchors, self.network.shape.block_size)[:, self.network.shape.first_row :]
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        hidden = self.hidden(anchors)
+        base, previous, state, drafted = self.logits(hidden), anchors.fed(), None, []
+        for slot in range(self.num_drafted):
+            offered = self._is_confident(hidden[:, slot], previous)
+            logits, state = self.network.corrected(base[:, slot], hidden[:, slot], previous, state)
+            previous = draw(logits[:, None], slot, offered)[:, 0]
+            drafted.append(previous)
+        return torch.stack(drafted, dim=1)
+
+    def _is_confident(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        if self.threshold <= 0.0:
+            return None
+        logits = self.network.confidence_logits(hidden, previous)
+        return None if logits is None else torch.sigmoid(logits) >= self.threshold
+
+
+_NO_ANCHOR = -1
+
+
+class DraftStates(NamedTuple):
+    """The draft's hidden states (rows, width) for the next token; valid where `inside`, bool (rows,)."""
+
+    hidden: torch.Tensor
+    inside: torch.Tensor
+
+
+class BlockGrid:
+    """The current blocks of all rows.
+
+    Args:
+        drafter: gives the block size of the grid.
+        num_rows: rows of the engine's cache.
+        row_step: the draft runs on a multiple of this number of rows, on which its numbers then do not depend (`ladder.py`).
+    """
+
+    def __init__(self, drafter: DFlashDrafter, num_rows: int, row_step: int, device: torch.device):
+        self.drafter, self.block_size, self._row_step = drafter, drafter.num_drafted + 1, row_step
+        width = drafter.network.shape.hidden_size
+        self._hidden = torch.zeros(num_rows, drafter.num_drafted, width, dtype=drafter.dtype, device=device)
+        self._anchor = torch.full((num_rows,), _NO_ANCHOR, device=device)
+
+    def forget(self, row: int) -> None:
+        """Forgets the row's block, because the row has a new sequence."""
+        self._anchor[row] = _NO_ANCHOR
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges the blocks of two rows."""
+        self._hidden[[a, b]], self._anchor[[a, b]] = self._hidden[[b, a]], self._anchor[[b, a]]
+
+    def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> DraftStates:
+        """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""
+        position = state.position[:batch]
+        slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
+        anchor, inside = position + 1 - slot, slot > 0
+        due = inside & (anchor != self._anchor[:batch]) & (state.status[:batch] == Status.LIVE)
+        rows = due.nonzero()[:, 0]
+        if len(rows):
+            padded = torch.cat([rows, rows[:1].expand(round_up(len(rows), self._row_step) - len(rows))])
+            hidden = self.drafter.hidden_aside(Anchors(padded, cache, state.tokens, anchor[padded], key_length))
+            self._hidden[rows], self._anchor[rows] = hidden[: len(rows)], anchor[rows]
+            state.blocks[:batch] += due
+        chosen = self._hidden[state.ids[:batch], (slot - 1).clamp(min=0)]
+        return DraftStates(chosen, inside)
+
+    def num_blocks(self, origin: int, first: int, stop: int) -> int:
+        """Number of blocks that `along` drafts for the tokens at positions `first` to `stop - 1`."""
+        return len({position - slot for position in range(first, stop)
+                    if (slot := grid_slot(position - origin, self.block_size))})
+
+    def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> DraftStates:
+        """States for the `count` tokens after position `first` of a sequence that the row holds.
+
+        `origin` is the position at which the first block starts.
+        """
+        device = self._anchor.device
+        slots = [grid_slot(first + 1 + index - origin, self.block_size) for index in range(count)]
+        tokens, rows = torch.from_numpy(sequence).to(device)[None], torch.tensor([row], device=device)
+        blocks: dict[int, torch.Tensor] = {}
+        hidden = torch.zeros(count, self._hidden.shape[2], dtype=self._hidden.dtype, device=device)
+        for index, slot in enumerate(slots):
+            anchor = first + 1 + index - slot
+            if slot and anchor not in blocks:
+                # The tokens are taken from the sequence, not from the engine's rows.
+                at = Anchors(rows, cache, tokens.expand(row + 1, -1), torch.tensor([anchor], device=device), cache.length)
+                blocks[anchor] = self.drafter.hidden_aside(at)[0]
+            if slot:
+                hidden[index] = blocks[anchor][slot - 1]
+        return DraftStates(hidden, torch.tensor(slots, device=device) > 0)

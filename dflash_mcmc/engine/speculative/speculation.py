@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
     interval: torch.Tensor
 
 
-class Chance(Protocol):
+class BlockRandom(Protocol):
     """The random numbers of one block. `testing.EnumeratedChance` enumerates their values."""
 
     def draft(self, weights: laws.Weights, first: int, shared: bool) -> torch.Tensor:
@@ -84,11 +84,11 @@ class Chance(Protocol):
         """Like `token`, with another random number: `draft` is the number that drafted the slot, `fresh` a separate one."""
 
 
-Rule: TypeAlias = Callable[[Block, Chance], Verdict]
+Rule: TypeAlias = Callable[[Block, BlockRandom], Verdict]
 
 
 class Fault(NamedTuple):
-    """Mistakes of a faulty decoder outside its rule; see `faults.py`."""
+    """Mistakes of a faulty decoder outside its rule; see `rules.py`."""
 
     argmax_drafts: bool = False
     """The draft proposes its most likely token, but the token is judged like a drawn one."""
@@ -141,7 +141,7 @@ class Speculation(NamedTuple, Generic[D]):
         temperature = self.temperature if self.temperature is not None and params.temperature > 0.0 else params.temperature
         return params.without_penalties()._replace(temperature=temperature)
 
-    def draft(self, weights: laws.Weights, chance: Chance, first: int) -> torch.Tensor:
+    def draft(self, weights: laws.Weights, chance: BlockRandom, first: int) -> torch.Tensor:
         """Draws drafted tokens int64 (rows, k) for slots `first` on, from weights (rows * k) of the draft's law."""
         tokens = chance.draft(weights, first, self.shared_noise)
         if self.fault.argmax_drafts:
@@ -167,7 +167,7 @@ class Noise(NamedTuple):
 
 
 class Uniforms(NamedTuple):
-    """A Chance with given uniforms, float64: `tokens` (rows, n + 1) by position, `drafts` and `accepting` (rows, n)."""
+    """A BlockRandom with given uniforms, float64: `tokens` (rows, n + 1) by position, `drafts` and `accepting` (rows, n)."""
 
     tokens: torch.Tensor
     drafts: torch.Tensor

@@ -7,25 +7,26 @@ same values from both kinds of steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import Verified
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import RowCounts, Rows, Status
-from dflash_mcmc.engine.batching.stepper import Group, Riders
-from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.commit import Proposal, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
 from dflash_mcmc.ops import SamplingParams
 
 
-class Walk(NamedTuple):
+class BlockTrace(NamedTuple):
     """A record of one step of the first rows, for a trace: blocks, laws, random numbers and verdicts."""
 
     anchor: torch.Tensor
@@ -64,7 +65,7 @@ class Speculator:
         self.runner, self.speculation = runner, speculation
         self.drafter = speculation.drafter
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
-        self.walk: Walk | None = None
+        self.walk: BlockTrace | None = None
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
@@ -78,7 +79,7 @@ class Speculator:
                 "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: Riders | None = None) -> None:
+             floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
         hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window)
@@ -120,10 +121,10 @@ class Speculator:
         scores = torch.stack([target.log_probability(tokens), weights.log_probability(tokens)], dim=1)
         scores = torch.cat([scores.view(batch, -1, 2), verdict.interval], dim=-1)
         live = state.status[:batch] == Status.LIVE
-        further = columns.of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
+        further = columns_of_groups(groups, tokens, logits, target, history, self.tokens_a_step, state.columns.shape[2])
         if further is not None:
             finite &= ~further.isnan().any(dim=1).view(batch, -1)
-        offer = Offer(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
+        offer = Proposal(positions + 1, torch.zeros_like(position), verdict.accepted, verdict.tokens, scores, ~finite,
                       None if further is None else further.view(batch, self.tokens_a_step, -1))
         gained = commit(state, offer, self.runner.endings, floors)
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
@@ -132,7 +133,7 @@ class Speculator:
         state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
         if self.speculation.trace:
-            self.walk = Walk(position, block, uniforms, verdict, gained)
+            self.walk = BlockTrace(position, block, uniforms, verdict, gained)
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The blended target's logits for the states of `Verified`."""
@@ -221,3 +222,41 @@ def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
     if len(parts) == 1:
         return parts[0]
     return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))
+
+
+class Tracer:
+    """Collects a trace entry for each block of each chain.
+
+    Args:
+        speculator: its `walk` describes the latest step.
+    """
+
+    def __init__(self, speculator: Speculator):
+        self._speculator = speculator
+
+    def keep(self, slots: Sequence[Slot]) -> None:
+        """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
+        walk, self._speculator.walk = self._speculator.walk, None  # the next step may verify no block
+        if walk is None:
+            return
+        log_p = rules.target_log_p(walk.block)
+        log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
+        columns = [x.cpu().tolist() for x in (
+            walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
+            log_p)]
+        offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
+        accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
+        for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
+                zip(slots, *columns, strict=False)):
+            if gained:
+                slot.walk.append({
+                    "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
+                    "log_p": [_number(value) for value in p], "log_q": None if draft is None else draft[row],
+                    "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
+                    "tokens": tokens[: accepted + 1], "gained": gained,
+                    **({} if offered is None else {"offered": offered[row]})})
+
+
+def _number(log_p: float) -> float | None:
+    """None for a token of probability zero: JSON has no infinities."""
+    return log_p if math.isfinite(log_p) else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.vllm.target import VllmTarget
+    from dflash_mcmc.engine.vllm.starting import VllmTarget
 
 _INSTEAD = "or engine=slots"
 
@@ -68,19 +68,19 @@ class Vllm(Engine):
         shape = config.model.shape("cpu")
         if shape is None:
             return ""
-        from dflash_mcmc.engine.vllm import cache_plan
+        from dflash_mcmc.engine.vllm import starting
 
-        return cache_plan.of(self, config, shape).line()
+        return starting.plan_cache(self, config, shape).line()
 
     def load(self, config: Config, device: str) -> VllmTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
-        from dflash_mcmc.engine.vllm import target
+        from dflash_mcmc.engine.vllm import starting
 
         files = config.model.files()
         if files is None:
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
                             f"with engine=vllm, {_INSTEAD}")
-        return target.read(files.folder, files.dtype, device, config.model.tokenizer())
+        return starting.read(files.folder, files.dtype, device, config.model.tokenizer())
 
     def resource(self, target: VllmTarget) -> object:
         """This class: a process has one engine of vLLM."""
@@ -92,9 +92,9 @@ class Vllm(Engine):
         shape = None if encoder is None else config.model.shape("cpu")
         if encoder is None or shape is None:
             return encoder
-        from dflash_mcmc.engine.vllm import target
+        from dflash_mcmc.engine.vllm import starting
 
-        return encoder._replace(max_positions=target.positions(shape.config))
+        return encoder._replace(max_positions=starting.positions(shape.config))
 
     def start(self, config: Config, target: VllmTarget, prompt_length: int, num_chains: int) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
@@ -108,7 +108,7 @@ class Vllm(Engine):
                               f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
         target = target.stopping_at(config.dataset.stop)
         width, slots = config.sampler.width(), config.hardware.num_slots
-        chains = starting.chains(slots, num_chains, width)
+        chains = starting.chains_at_once(slots, num_chains, width)
         core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
         if slots is None:
             chains = starting.fitting(chains, core.capacity(), width)

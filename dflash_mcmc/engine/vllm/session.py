@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.columns import split
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter
 from dflash_mcmc.engine.batching.draws import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
-from dflash_mcmc.engine.batching.live_chain import LiveChain
-from dflash_mcmc.engine.batching.meter import Meter
+from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import Core, EndedRequest
-from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable
-from dflash_mcmc.engine.vllm.target import VllmTarget
-from dflash_mcmc.engine.vllm.ticket import Ticket
+from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
+from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.ops import Chain, Draw, Operation, Score
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
@@ -145,7 +143,7 @@ class VllmEngine:
             return asked, None
         scores, stopped = drawn.scores, self.model.ends(np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:_SCORES], stopped,
-                               *split(operation, scores[:, _SCORES:]))
+                               *split_columns(operation, scores[:, _SCORES:]))
         if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or is_abandoned(operation, answer)):
             raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
         return asked, answer

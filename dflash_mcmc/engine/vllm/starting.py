@@ -1,16 +1,23 @@
-"""The settings of vLLM for a configuration and the device of this process."""
+"""The target of vLLM and the settings that it is started with, from a checkpoint's files: vLLM's workers load the weights."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import psutil
 
-from dflash_mcmc.engine.batching.target_shape import TargetShape
-from dflash_mcmc.engine.vllm.settings import BLENDED, VllmSettings
-from dflash_mcmc.engine.vllm.target import VllmTarget
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.engine.batching.plan import TargetShape
+from dflash_mcmc.engine.batching.prompt_encoder import encode
+from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
+from dflash_mcmc.engine.vllm.core import VllmSettings
+from dflash_mcmc.engine.vllm.ledger import BLENDED
+from dflash_mcmc.errors import ConfigError, UserError, reason_of
+from dflash_mcmc.model.files import precision
+from dflash_mcmc.model.files.stop_ids import stop_ids_of
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
 
@@ -18,6 +25,94 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.cache import CacheShape
     from dflash_mcmc.engine.vllm import Vllm
+
+
+class VllmTarget(NamedTuple):
+    """A checkpoint and its tokenizer.
+
+    Attributes:
+        folder: the checkpoint.
+        dtype: name of the precision of weights and activations.
+        device: device name for PyTorch.
+        config: the configuration of transformers, of the text model.
+        max_positions: longest sequence, prompt included. A sliding window is no limit, since vLLM computes it.
+        vocab_size: number of logits.
+        stop_ids: all ids that end a generation, from generation_config, config and tokenizer.
+        forbidden: ids without a token (padding rows of the head), which can never be drawn.
+        stop_strings: strings that end a generation; None for none.
+    """
+
+    folder: Path
+    dtype: str
+    device: str
+    config: Any
+    tokenizer: Any
+    max_positions: int | None
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    forbidden: tuple[int, ...]
+    stop_strings: StopStrings | None = None
+
+    def stopping_at(self, strings: Sequence[str]) -> VllmTarget:
+        """The same target, whose generations end at these strings too. Raises UserError."""
+        if strings and not self.stop_ids:
+            raise ConfigError("dataset.stop", list(strings), "[] with engine=vllm and a model without stop ids, by which "
+                              "vLLM is told that an answer has ended")
+        return self._replace(stop_strings=StopStrings(strings, texts_of(self.tokenizer, self.vocab_size)) if strings else None)
+
+    def ends(self, tokens: np.ndarray) -> bool:
+        """Whether generated tokens, int64 (n,), end with a stop id or with the token that completes a stop string."""
+        return int(tokens[-1]) in self.stop_ids or (self.stop_strings is not None and self.stop_strings.ends(tokens))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids of a prompt, int64. Set `add_special_tokens` for text without a chat template."""
+        return encode(self.tokenizer, text, add_special_tokens, self.max_positions, self.vocab_size)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of generated tokens, without special tokens, up to a stop string."""
+        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+
+def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
+    """Reads the target's files, but not its weights. Raises UserError.
+
+    Args:
+        dtype: `auto` or a name of PyTorch's types.
+    """
+    outer = configuration(folder)
+    config = outer.get_text_config()
+    known = set(tokenizer.get_vocab().values())
+    if dtype == "auto":
+        dtype = precision.name_of(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
+    return VllmTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
+                      _stop_ids(folder, outer, config, tokenizer),
+                      tuple(token for token in range(config.vocab_size) if token not in known))
+
+
+def configuration(folder: Path) -> Any:
+    """The configuration of transformers. Raises UserError."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises a dozen types here; all mean that this file cannot be used
+        reason = reason_of(error, 300)
+        raise UserError(f"model.path: cannot read config.json in {str(folder)!r}: {reason}") from error
+
+
+def positions(config: Any) -> int | None:
+    """Longest sequence of a configuration, without regard to sliding windows; None without a limit."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
+    import transformers
+
+    if (folder / "generation_config.json").is_file():
+        sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
+    return tuple(sorted(stop_ids_of(sources)))
+
 
 _MOST_CHAINS = 256
 """Chains in progress where `hardware.num_slots` is null and the memory holds more."""
@@ -28,7 +123,7 @@ CPU_BLOCK = 32
 """The smallest block of vLLM's attention on a CPU. Its default of 128 reads most of a proposal's prefix again (notebook)."""
 
 
-def chains(num_slots: int | None, num_chains: int, width: int) -> int:
+def chains_at_once(num_slots: int | None, num_chains: int, width: int) -> int:
     """Chains in progress at once in this process.
 
     Args:
@@ -135,3 +230,66 @@ def _cache_bytes(memory_gb: float | None, on_cpu: bool, needed: int | None) -> i
         return None
     most = min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE))
     return most if needed is None else min(most, needed)
+
+
+_GB = 1e9
+_BLOCK = CPU_BLOCK
+"""Positions of a block where `engine.block_size` is null; vLLM's default on most GPUs is half of it."""
+
+
+class CachePlan(NamedTuple):
+    """Keys and values on each device.
+
+    Attributes:
+        token_bytes: bytes of a token. Families with latent, linear or sliding attention need less.
+        requests: requests in the batch at once.
+        mean_length: assumed tokens of a sequence, prompt included.
+        longest: tokens of the longest sequence, prompt included, in whole blocks.
+        weights: bytes of the weights; None where they are not here.
+        chosen: whether the memory chooses the number of requests; they then all fit at the longest length.
+        memory: bytes for keys and values; None where they are not given.
+    """
+
+    token_bytes: int
+    requests: int
+    mean_length: int
+    longest: int
+    weights: int | None
+    chosen: bool = False
+    memory: int | None = None
+
+    def of_requests(self, length: int) -> float:
+        """Gigabytes of all requests at a length in tokens."""
+        return self.requests * length * self.token_bytes / _GB
+
+    def line(self) -> str:
+        """The plan in one line."""
+        each, weights = self.longest * self.token_bytes / _GB, "" if self.weights is None else (
+            f"; weights {self.weights / _GB:.3g} GB")
+        start = "memory of engine=vllm on each device: keys and values of"
+        if self.chosen and self.memory is None:
+            return (f"{start} a request take {each:.3g} GB at {self.longest:,} tokens; hardware.num_slots=null starts as many "
+                    f"as fit at this length, at most {self.requests}: hardware.memory_gb shows how many{weights}")
+        lengths = (f"{self.requests} requests, {self.of_requests(self.mean_length):.3g} GB at {self.mean_length:,} tokens "
+                   f"each, {self.of_requests(self.longest):.3g} GB at {self.longest:,}")
+        end = "requests that do not fit wait" if not self.chosen else "hardware.num_slots=null takes as many as fit"
+        return f"{start} {lengths}{weights}; {end}"
+
+
+def plan_cache(engine: Vllm, config: Config, shape: TargetShape) -> CachePlan:
+    """The plan. Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence."""
+    text = shape._replace(config=shape.config.get_text_config())
+    each, weights = token_bytes(engine, text.cache_shape), shape.weight_bytes()
+    horizon, prompt, block = config.dataset.max_new_tokens, config.assumed.prompt_length, engine.block_size or _BLOCK
+    longest = -(-(prompt + horizon) // block) * block
+    slots, width, memory_gb = config.hardware.num_slots, config.sampler.width(), config.hardware.memory_gb
+    memory = None if memory_gb is None else int(memory_gb * _GB)
+    if memory is not None and memory < longest * each:
+        raise ConfigError("hardware.memory_gb", memory_gb, f"at least {longest * each / _GB:.3g}, the keys and values of one "
+                          f"sequence of {longest} tokens, with engine=vllm")
+    chains = chains_at_once(slots, config.dataset.num_chosen() * config.num_chains, width)
+    if slots is None and memory is not None:
+        chains = fitting(chains, memory // (longest * each), width)
+    return CachePlan(each, chains * width, prompt + round(config.assumed.answer_length * horizon), longest,
+                     None if weights is None else weights // (engine.pipeline_parallel_size * engine.tensor_parallel_size),
+                     slots is None, memory)

@@ -11,7 +11,7 @@ stack. A program can also leave the sandbox through a bug of the kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
@@ -35,9 +35,9 @@ class CodeGrader(Grader):
     timeout_seconds: float = identity(3.0, "wall-clock limit of a program; a program that takes longer has the verdict "
                                       "timeout", gt=0)
     memory_gib: float = identity(1.0, "address space of each process of a program, in GiB", ge=0.125, le=1024)
-    walls: str = runtime("required", "required: refuses a machine that cannot isolate a program from the network, other "
-                         "processes and the user's rights; available: uses the walls of the sandbox that the machine supports",
-                         choices=("required", "available"))
+    walls: Literal["required", "available"] = runtime(
+        "required", "required: refuses a machine that cannot isolate a program from the network, other processes and the "
+        "user's rights; available: uses the walls of the sandbox that the machine supports")
     num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1)
 
     def check(self, config: Config) -> None:

@@ -44,10 +44,9 @@ def serve(pipe: Connection, begin: Callable[[float, int], None], memory_gib: flo
         except EOFError:
             return
         try:
-            reply = function(*arguments), None
+            pipe.send((function(*arguments), None))
         except Exception as error:
-            reply = None, error
-        pipe.send(reply)
+            pipe.send((None, error))
 
 
 def check() -> list[str]:

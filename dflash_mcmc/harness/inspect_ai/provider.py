@@ -40,7 +40,7 @@ from dflash_mcmc.rng import Key
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.token_texts import TokenTexts
+    from dflash_mcmc.engine.batching.stop_strings import TokenTexts
 
 _PLAIN = ("sampler=temperature", "sampler.temperature=1")
 _MOST_WAITING = 100_000
@@ -162,7 +162,7 @@ class DflashAPI(ModelAPI):
     @cached_property
     def _texts(self) -> TokenTexts:
         from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-        from dflash_mcmc.engine.batching.token_texts import texts_of
+        from dflash_mcmc.engine.batching.stop_strings import texts_of
 
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
-_MODES, _MODULES = ("context", "online"), ("fc", "fc+attention")
 
 
 @final
@@ -73,11 +72,12 @@ class Adaptation(ProblemProbe):
     of the listed values is a setting. Each answer begins anew from the checkpoint.
     """
 
-    answers: str = identity("greedy", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
-                            "greedy answers", choices=SOURCES)
-    modes: list[str] = identity(["context", "online"], "how the draft learns, a list of: context = from the prompt; online = "
-                                "from verified blocks", choices=_MODES)
-    modules: list[str] = identity(["fc"], "projections that are changed, a list of: fc; fc+attention", choices=_MODULES)
+    answers: Literal["gold", "greedy"] = identity(
+        "greedy", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
+    modes: list[Literal["context", "online"]] = identity(
+        ["context", "online"], "how the draft learns, a list of: context = from the prompt; online = from verified blocks")
+    modules: list[Literal["fc", "fc+attention"]] = identity(
+        ["fc"], "projections that are changed, a list of: fc; fc+attention")
     ranks: list[int] = identity([8], "ranks of the changes", ge=1, le=256)
     rates: list[float] = identity([0.003], "learning rates of Adam", gt=0, le=1)
     steps: list[int] = identity([10], "numbers of steps on the prompt, for context", ge=1, le=10_000)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, Blocks, Student, padded
-from dflash_mcmc.draft.adaptation.low_rank import LowRankDraft
+from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, Blocks, LowRankDraft, Student, padded
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
-from dflash_mcmc.probe.deep_readout.tables import ALL, CONTEXTS, ParameterCounts
+from dflash_mcmc.probe.deep_readout.tables import ALL, ParameterCounts
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
@@ -61,11 +61,12 @@ class DeepReadout(ProblemProbe):
     blocks. Answers shorter than a block are skipped and counted.
     """
 
-    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
-                            "greedy answers, similar to what a draft is trained on", choices=SOURCES)
-    context: str = identity("full", "features before a block that the block sees: full = all, as in training; block = only "
-                            "those since the previous block (for the first block, the prompt's); prompt = only the prompt's",
-                            choices=CONTEXTS)
+    answers: Literal["gold", "greedy"] = identity(
+        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers, similar "
+        "to what a draft is trained on")
+    context: Literal["full", "block", "prompt"] = identity(
+        "full", "features before a block that the block sees: full = all, as in training; block = only those since the "
+        "previous block (for the first block, the prompt's); prompt = only the prompt's")
     reinject_every: int | None = identity(None, "adds the mode reinject: masks, where every block whose number (from 0) is a "
                                           "positive multiple of this number sees the prompt's features once more; null leaves "
                                           "the mode out", ge=1, off=None)

@@ -21,7 +21,7 @@ from dflash_mcmc.store.bounds import Count
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.draft.network.dflash.network import DFlash
+    from dflash_mcmc.draft.network.dflash import DFlash
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 TARGET, MODES = "target", ("mask", "gold", "random")

@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.extraction import continued
@@ -143,7 +144,7 @@ class Difficulty(ProblemProbe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
-        engine = build.slots_engine(config, model, max(map(len, prompts.values())), len(work.units))
+        engine = slots.slots_engine(config, model, max(map(len, prompts.values())), len(work.units))
         chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
                   for unit in work)
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.layer_rank import ranks
@@ -67,8 +67,8 @@ class LayerRank(ProblemProbe):
     token of a block, so the target is also reported on the tokens that the draft predicts.
     """
 
-    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
-                            "greedy answers", choices=SOURCES)
+    answers: Literal["gold", "greedy"] = identity(
+        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
     uses = ("model", "draft", "dataset")

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import SOURCES, answers, check_source
+from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.logit_blend import gains
@@ -74,11 +74,11 @@ class LogitBlend(ProblemProbe):
     flattened target, as a control.
     """
 
-    answers: str = identity("gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own "
-                            "greedy answers", choices=SOURCES)
+    answers: Literal["gold", "greedy"] = identity(
+        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
     layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
-    norm: str = identity("none", "norm between a layer's hidden state and the head: none, as published; final = the model's "
-                         "final norm", choices=("none", "final"))
+    norm: Literal["none", "final"] = identity(
+        "none", "norm between a layer's hidden state and the head: none, as published; final = the model's final norm")
     betas: list[float] = identity([0.01, 0.05, 0.1, 0.2, 0.5], "shares of the blended logits, from -10 to 1, as of "
                                   "blend=layer")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)

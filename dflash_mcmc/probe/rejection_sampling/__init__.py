@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypedDict, final
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, final
 
 import numpy as np
 
@@ -56,9 +56,9 @@ class RejectionSampling(Probe):
     (`marginal_q`), and with the network's logits before the correction (`base_logits_q`).
     """
 
-    laws: str = identity("auto", "where the laws come from: synthetic, or draft for the chosen draft and target; auto takes "
-                         "draft for a draft whose tokens depend on each other", choices=("auto", "synthetic", "draft"),
-                         off="synthetic")
+    laws: Literal["auto", "synthetic", "draft"] = identity(
+        "auto", "where the laws come from: synthetic, or draft for the chosen draft and target; auto takes draft for a draft "
+        "whose tokens depend on each other", off="synthetic")
     anchor: int = identity(0, "generated tokens before the block, drawn greedily, with laws=draft", ge=0, off=0)
     vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2)
     # At this seed argmax_proposal deviates as much as in the document; the median of 1,000 seeds is 0.19.

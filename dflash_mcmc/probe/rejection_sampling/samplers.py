@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws_of
-from dflash_mcmc.engine.speculative import faults, rules
-from dflash_mcmc.engine.speculative.speculation import Block, Chance, Fault, Noise, Speculation, Uniforms, Verdict
+from dflash_mcmc.engine.speculative import rules
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
@@ -53,8 +53,8 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     uses separate uniforms.
     """
     samplers = {}
-    for decoder, rule, known in (("speculative_rejection", rules.reject, faults.REJECTION),
-                                 ("speculative_match", rules.match, faults.MATCH)):
+    for decoder, rule, known in (("speculative_rejection", rules.reject, rules.REJECTION),
+                                 ("speculative_match", rules.match, rules.MATCH)):
         for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
             if name not in _ELSEWHERE:
                 samplers[f"{decoder} {name}".strip()] = Speculation(
@@ -63,7 +63,7 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     return samplers
 
 
-def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: Chance,
+def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law: SamplingParams, chance: BlockRandom,
             rows: int) -> Verdict:
     """The verdict on one drafted token in each of `rows` rows. All rows have the same logits, each float32 (vocabulary,)."""
     def weigh(logits: torch.Tensor, law: SamplingParams, count: int) -> laws_of.Weights:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.engine import slots
 from dflash_mcmc.process import ranks
 from dflash_mcmc.rng import Key, Stream
-from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -75,10 +75,10 @@ class Arm(NamedTuple):
         """The rule, for an engine; None for `plain`."""
         if self.name == PLAIN:
             return None
-        from dflash_mcmc.engine.speculative import faults
+        from dflash_mcmc.engine.speculative import rules
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
-        rule, fault = faults.matching(self.fault, window)
+        rule, fault = rules.matching(self.fault, window)
         return Speculation(rule, drafter, shared_noise=True, temperature=draft_temperature, noisy=self.fault is not None,
                            fault=fault)
 
@@ -93,7 +93,7 @@ def draw(config: Config, model: LanguageModel, speculation: Speculation | None, 
     # Rows of the cache are as long as the longest prompt and `max_new_tokens`, whatever the horizon of a task.
     total = max(len(task.prompt) + task.horizon for task in tasks)
     sized = dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, max_new_tokens=total - longest))
-    engine = build.engine_of(sized, model, longest, len(tasks) * ranks.place().total, None, speculation)
+    engine = slots.engine_of(sized, model, longest, len(tasks) * ranks.place().total, None, speculation)
     chains = [(number, sampler.chain(task.prompt, task.horizon, key))
               for number, (task, key) in enumerate(zip(tasks, keys, strict=True))]
     start, cells = time.perf_counter(), dict[int, dict]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.batching.target_shape import TargetShape
+    from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 PROPOSALS = 4
@@ -110,9 +110,9 @@ class SpeculativeMCMC(ProblemProbe):
     draft_temperatures: list[float] | None = identity(None, "temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)
     num_samples: int = identity(100, "blocks drawn for each block of the answer; a chain starts at the first one and proposes "
                                 "the others", ge=2)
-    weights: str = identity("joint", "reference = p of a drawn token given the reference tokens before it, as published; "
-                            "joint = these weights and also weights with p given the drawn tokens before it, which are ratios "
-                            "of two distributions of blocks", choices=("reference", "joint"))
+    weights: Literal["reference", "joint"] = identity(
+        "joint", "reference = p of a drawn token given the reference tokens before it, as published; joint = these weights "
+        "and also weights with p given the drawn tokens before it, which are ratios of two distributions of blocks")
     autoregressive: bool = identity(True, "also draw blocks from the target, token by token at temperature 1/alpha, as the "
                                     "proposal for comparison; its weights are joint")
     share_prefixes: bool = runtime(True, "read common beginnings of drawn blocks once; no number changes, except by rounding")
@@ -148,10 +148,10 @@ class SpeculativeMCMC(ProblemProbe):
 
     def check_target(self, target: TargetShape) -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""
-        from dflash_mcmc.forcing import branches
+        from dflash_mcmc.forcing import sequences
 
         if target.cache_shape.recurrent is not None and (self.weights == "joint" or self.autoregressive):
-            branches.refuse()
+            sequences.refuse()
 
     def temperatures(self) -> list[float]:
         """The temperatures of the draft, from the highest to the lowest."""

@@ -22,8 +22,7 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.forcing.branches import PREFIX, Tree, predictors
-from dflash_mcmc.forcing.sequences import Reading, checked, positions_at_once
+from dflash_mcmc.forcing.sequences import PREFIX, Reading, Tree, checked, positions_at_once, predictors
 
 
 class Proposed(NamedTuple):

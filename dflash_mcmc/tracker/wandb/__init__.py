@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.errors import reason_of
 from dflash_mcmc.fields import runtime
@@ -41,8 +41,7 @@ class WandbTracker(Tracker):
 
     project: str = runtime("dflash_mcmc", "project name in W&B")
     entity: str | None = runtime(None, "user or team; null takes the user's default")
-    mode: str = runtime("auto", "auto = online when logged in, else offline; offline = always offline",
-                        choices=("auto", "offline"))
+    mode: Literal["auto", "offline"] = runtime("auto", "auto = online when logged in, else offline; offline = always offline")
     folder: str = runtime("outputs", "parent folder of wandb/")
     connect_seconds: float = runtime(30.0, "longest wait for the server, in seconds, before the run continues offline", gt=0)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.cache_argument import cache_argument
-from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import ContiguousCache, cache_argument
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 

@@ -19,9 +19,9 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.masks import FULL, Masks, Reach
-from dflash_mcmc.engine.batching.target_shape import TargetShape
+from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.forcing import branches, sequences
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_speculator import drafter, match
@@ -225,7 +225,7 @@ def test_forced_sequences_and_trees_have_the_masks_of_the_model(family, monkeypa
     reading = sequences.read(parts, tokens[None], keep_cache=True)
     torch.testing.assert_close(reading.hidden[0], hidden(tokens), atol=TOLERANCE, rtol=1e-3)
     with torch.no_grad():
-        found = branches.predictors(parts, reading.kept_cache(), reading.hidden[0, -1], len(tokens), continuations)
+        found = sequences.predictors(parts, reading.kept_cache(), reading.hidden[0, -1], len(tokens), continuations)
     expected = torch.stack([hidden(tokens, torch.from_numpy(row))[len(tokens) - 1 : -1] for row in continuations])
     torch.testing.assert_close(found.hidden[torch.from_numpy(found.which)], expected, atol=TOLERANCE, rtol=1e-3)
 

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching import graphs
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plain_steps import PlainSteps
 from dflash_mcmc.engine.batching.rows import Rows
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.token_texts import TokenTexts
+from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory

@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dflash_mcmc.engine.batching import columns
 from dflash_mcmc.engine.batching import logits_processor as laws
+from dflash_mcmc.engine.batching import rows
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 
@@ -136,10 +136,10 @@ def test_rows_that_are_not_numbers_spoil_no_other_row():
 def test_the_entropy_is_that_of_the_definition():
     logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(1)) * 3.0
     logits[2, 5:] = -torch.inf
-    found = columns.entropy(laws.weigh(logits))
+    found = rows.entropy(laws.weigh(logits))
     expected = [exact_law.entropy(exact_law.log_softmax(row)) for row in logits.numpy()]
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert columns.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
+    assert rows.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
 
 
 def test_argmax_takes_the_smallest_id_among_equals():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from dflash_mcmc.engine.batching import meter
+from dflash_mcmc.engine.batching import chains
 
 
 def test_reading_is_the_part_of_a_chains_share_in_which_tokens_were_read(monkeypatch):
     now = iter([1.0, 9.0, 2.0, 5.0, 5.5, 8.0])
-    monkeypatch.setattr(meter.time, "perf_counter", lambda: next(now))
-    counted, chain = meter.Meter(), SimpleNamespace(seconds=0.0, prefill_seconds=None)
+    monkeypatch.setattr(chains.time, "perf_counter", lambda: next(now))
+    counted, chain = chains.Meter(), SimpleNamespace(seconds=0.0, prefill_seconds=None)
     early, late = SimpleNamespace(chain=chain), SimpleNamespace(chain=chain)
     counted.begin(early)
     counted.count_reading(7, 1, started=0.0)  # 1 s

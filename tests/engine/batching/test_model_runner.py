@@ -11,10 +11,10 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching import graphs
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Status
+from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -8,12 +8,10 @@ import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.cache import CacheShape
-from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.page_table import NO_PAGE, WASTE, OutOfPages, PagePool, PageTable
-from dflash_mcmc.engine.batching.paged_cache import PagedCache, PagedMemory
+from dflash_mcmc.engine.batching.paged_cache import NO_PAGE, WASTE, OutOfPages, PagedCache, PagedMemory, PagePool, PageTable
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams, Score
 from dflash_mcmc.types import ChainResult, Trajectory

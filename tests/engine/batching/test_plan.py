@@ -12,8 +12,7 @@ from dflash_mcmc.engine.batching import plan as memory_plan
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import options_within, plan, predict
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.plan import Workload, options_within, plan, predict
 from dflash_mcmc.errors import ConfigError, note
 from tests.targets import random_model
 

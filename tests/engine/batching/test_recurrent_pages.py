@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching import recurrent_pages
+from dflash_mcmc.engine.batching import recurrent_state
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import predict
-from dflash_mcmc.engine.batching.recurrent_pages import HybridMemory, HybridPages, StatePages
-from dflash_mcmc.engine.batching.recurrent_rows import HybridRows
+from dflash_mcmc.engine.batching.plan import Workload, predict
+from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows, StatePages
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.workload import Workload
 from tests.engine.batching.test_batched import SAMPLERS, STOPS, chains, multiple_try, power_smc
 from tests.engine.batching.test_paged_cache import LONGEST, assert_equal, run
 from tests.engine.batching.test_recurrent_state import EVERY, TEXT, Feeder
@@ -52,8 +50,8 @@ def test_pages_change_nothing(model, plain, name, num_pages):
 
 def test_rows_that_move_to_the_host_come_back_with_their_states(model, plain, monkeypatch):
     moved = []
-    offload = SlotMemory.offload
-    monkeypatch.setattr(SlotMemory, "offload", lambda self, slot: (moved.append(slot), offload(self, slot)))
+    offload = SlotMemory.move_to_host
+    monkeypatch.setattr(SlotMemory, "move_to_host", lambda self, slot: (moved.append(slot), offload(self, slot)))
     paged, _ = run(model, RUN["power_smc"], FEW, slots=4, snapshot_every=EVERY)
     assert moved
     assert_equal(paged, plain("power_smc"))
@@ -71,7 +69,7 @@ def test_no_switch_changes_a_number(model, changes):
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_states_that_were_not_kept_are_replayed_from_earlier_ones(model, plain, monkeypatch, count):
-    monkeypatch.setattr(recurrent_pages, "num_snapshots", lambda *given: count)
+    monkeypatch.setattr(recurrent_state, "num_snapshots", lambda *given: count)
     paged, _ = run(model, RUN["power_smc"], 25, snapshot_every=EVERY)
     assert_equal(paged, plain("power_smc"))
 

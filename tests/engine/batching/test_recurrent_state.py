@@ -14,9 +14,8 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.batching.plan import plan, predict
-from dflash_mcmc.engine.batching.recurrent_rows import HybridRows
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.plan import Workload, plan, predict
+from dflash_mcmc.engine.batching.recurrent_state import HybridRows
 from dflash_mcmc.errors import UserError
 from tests.engine.batching.test_batched import (
     BLENDS,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.batching.contents import Contents, assign
+from dflash_mcmc.engine.batching.chains import CachedPrefix, assign
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.slots import chunks, round_up
+from dflash_mcmc.engine.batching.ladder import chunks, round_up
 
 
-def holding(*tokens) -> Contents:
-    made = Contents()
+def holding(*tokens) -> CachedPrefix:
+    made = CachedPrefix()
     made.hold(np.array(tokens, np.int64))
     return made
 

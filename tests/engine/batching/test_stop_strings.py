@@ -16,9 +16,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.stop_tables import FOUND, StopTables
-from dflash_mcmc.engine.batching.token_texts import TokenTexts, texts_of
+from dflash_mcmc.engine.batching.stop_strings import FOUND, StopStrings, StopTables, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import stopping
 from dflash_mcmc.sampler.draft_mh import DraftMH

@@ -8,14 +8,11 @@ from typing import cast
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash2.network import DFlash2
-from dflash_mcmc.draft.network.dflash2.shape import DFlash2Shape
-from dflash_mcmc.draft.network.dspark.network import DSpark
-from dflash_mcmc.draft.network.dspark.shape import DSparkShape
+from dflash_mcmc.draft.network.dflash2 import DFlash2, DFlash2Shape
+from dflash_mcmc.draft.network.dspark import DSpark, DSparkShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors
-from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter, SlotwiseNetwork
+from dflash_mcmc.engine.speculative.drafter import Anchors, SlotwiseDrafter, SlotwiseNetwork
 from dflash_mcmc.forcing import sequences
 from tests.targets import random_model
 

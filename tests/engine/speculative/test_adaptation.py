@@ -12,8 +12,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from dflash_mcmc.draft.adaptation import learning
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings
-from dflash_mcmc.draft.adaptation.low_rank import MODULES, LowRankDraft
+from dflash_mcmc.draft.adaptation.learning import MODULES, Adapter, AdaptSettings, LowRankDraft
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel

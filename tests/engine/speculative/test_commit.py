@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.endings import Endings
 from dflash_mcmc.engine.batching.rows import Rows, Start, Status
-from dflash_mcmc.engine.batching.stop_strings import StopStrings
-from dflash_mcmc.engine.batching.stop_tables import FOUND
-from dflash_mcmc.engine.batching.token_texts import TokenTexts
-from dflash_mcmc.engine.speculative.commit import Offer, commit
+from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
+from dflash_mcmc.engine.speculative.commit import Proposal, commit
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -29,7 +26,7 @@ def state() -> Rows:
     return rows
 
 
-def offered(tokens: list[list[int]], last: list[int], bad: list[tuple[int, int]] = (), first=(0, 0, 0)) -> Offer:
+def offered(tokens: list[list[int]], last: list[int], bad: list[tuple[int, int]] = (), first=(0, 0, 0)) -> Proposal:
     """Tokens with log p -1 and log q -0.5 each."""
     scores = torch.zeros(3, SLOTS, 4, dtype=torch.float64)
     scores[..., 0], scores[..., 1] = -1.0, -0.5
@@ -37,7 +34,7 @@ def offered(tokens: list[list[int]], last: list[int], bad: list[tuple[int, int]]
     for place in bad:
         wrong[place] = True
     at = PROMPT + torch.arange(SLOTS).repeat(3, 1)
-    return Offer(at, torch.tensor(first), torch.tensor(last), torch.tensor(tokens), scores, wrong)
+    return Proposal(at, torch.tensor(first), torch.tensor(last), torch.tensor(tokens), scores, wrong)
 
 
 def test_rows_gain_what_is_offered_and_idle_rows_nothing(state):

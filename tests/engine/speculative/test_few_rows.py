@@ -13,8 +13,7 @@ from dflash_mcmc.engine.batching import few_rows, few_rows_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.plan import plan, predict
-from dflash_mcmc.engine.batching.workload import Workload
+from dflash_mcmc.engine.batching.plan import Workload, plan, predict
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter, SelfDrafter
 from dflash_mcmc.rng import Key

@@ -12,13 +12,11 @@ import torch
 
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
-from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter, SlotwiseDrafter
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.vllm.core import EndedRequest
-from dflash_mcmc.engine.vllm.ledger import Drawn, Ledger, StopTable
-from dflash_mcmc.engine.vllm.rows import BatchRows
-from dflash_mcmc.engine.vllm.ticket import FIELD, Ticket
+from dflash_mcmc.engine.vllm.drawing import BatchRows
+from dflash_mcmc.engine.vllm.ledger import FIELD, Drawn, Ledger, StopTable, Ticket
 
 
 class Direction(Enum):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.vllm import drawing
-from dflash_mcmc.engine.vllm.ledger import Ledger
-from dflash_mcmc.engine.vllm.ticket import Limit, Ticket
+from dflash_mcmc.engine.vllm.ledger import Ledger, Limit, Ticket
 from dflash_mcmc.ops import SamplingParams
 
 LAW = SamplingParams(0.6, top_k=30, repetition_penalty=1.3, frequency_penalty=0.2)

@@ -9,11 +9,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from dflash_mcmc.engine.vllm import core
-from dflash_mcmc.engine.vllm.settings import VllmSettings
+from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.errors import UserError
 
 SETTINGS = VllmSettings("folder", "float32", 100, 4, ())
-OURS, LIBRARY, VLLM = "dflash_mcmc.engine.vllm.rows", "torch.nn.functional", "vllm.model_executor.models.some"
+OURS, LIBRARY, VLLM = "dflash_mcmc.engine.vllm.drawing", "torch.nn.functional", "vllm.model_executor.models.some"
 
 
 def module(name: str, source: str, **names) -> ModuleType:

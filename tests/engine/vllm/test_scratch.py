@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.engine.vllm import scratch
+from dflash_mcmc.engine.vllm import core
 from dflash_mcmc.errors import UserError
 
 
@@ -21,14 +21,14 @@ def places(tmp_path, monkeypatch):
     for folder in (temporary, segments):
         folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(scratch, "SEGMENTS", segments)
+    monkeypatch.setattr(core, "SEGMENTS", segments)
     (segments / "vllm_dist_other-pp:0-[0-1]-cpushm_0").touch()
     return temporary, segments
 
 
-def work(segments: Path, ended: bool = False) -> scratch.Scratch:
+def work(segments: Path, ended: bool = False) -> core.Scratch:
     """What vLLM does when it starts two workers, which remove their file when both have ended."""
-    made = scratch.Scratch()
+    made = core.Scratch()
     with made.used():
         store = Path(tempfile.gettempdir()) / f"vllm_dist_{os.getpid()}"
         store.touch()
@@ -53,7 +53,7 @@ def test_the_end_removes_the_folder_and_its_segments_alone(places, ended):
 def test_a_path_that_is_too_long_for_sockets_is_one_line(places):
     longest = 107 - 1 - 36 - 1 - len("dflash_mcmc-vllm-12345678")
     for length in (longest, longest + 1):
-        made = scratch.Scratch()
+        made = core.Scratch()
         folder, made.folder = made.folder, Path("/" + "x" * (length - 1)) / made.folder.name
         if length == longest:
             made.check_sockets()
@@ -76,11 +76,11 @@ def test_the_next_start_removes_what_a_killed_process_left_and_nothing_of_a_livi
     process = multiprocessing.get_context("fork").Process(target=_work_and_wait, args=(segments, there))
     process.start()
     assert here.recv()
-    mine = scratch.Scratch()
+    mine = core.Scratch()
     assert (len(list(temporary.iterdir())), len(list(segments.iterdir()))) == (2, 3)  # both live
     process.kill()
     process.join()
-    scratch.remove_stale()
+    core.remove_stale()
     assert list(temporary.iterdir()) == [mine.folder]
     assert len(list(segments.iterdir())) == 1
     mine.remove()

@@ -10,7 +10,7 @@ import torch
 from scipy.special import ndtri
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching.contiguous_cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter

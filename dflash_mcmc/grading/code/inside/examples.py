@@ -131,7 +131,7 @@ def _same_numbers(one, other):
     try:
         return len(words[0]) == len(words[1]) and all(
             Decimal(found) == Decimal(right) or ({*".eE"} & {*right} and abs(Decimal(found) - Decimal(right))
-                                                 <= Decimal(_TOLERANCE) * max(1, abs(Decimal(right))))
+                                                 <= Decimal(_TOLERANCE) * max(Decimal(1), abs(Decimal(right))))
             for found, right in zip(*words, strict=True))
     except ArithmeticError:
         return False

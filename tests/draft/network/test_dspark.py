@@ -1,18 +1,21 @@
-"""Checkpoints of DSpark and DFlash 2: the published configs and tensors are read strictly, everything else is refused."""
+"""DSpark drafts: the configuration in both layouts, the heads against their definitions, and the drafter."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_mcmc.draft.network.dflash import checkpoint
-from dflash_mcmc.draft.network.dflash2.network import FAMILY as DFLASH2
-from dflash_mcmc.draft.network.dspark.network import FAMILY as DSPARK
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
+from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
+from dflash_mcmc.engine.speculative.drafter import Anchors, SlotwiseDrafter
+from dflash_mcmc.engine.speculative.speculator import _offered
 from dflash_mcmc.errors import UserError
-from tests.engine.speculative.slotwise_drafts import KINDS, random_network, shape_of
+from tests.engine.speculative.slotwise_drafts import KINDS, random_network, shape_of, small_table
 from tests.targets import random_model
 
 ROWS = {"target_layer_ids": [1, 9, 17, 25, 33], "mask_token_id": 151669}
@@ -165,3 +168,117 @@ def test_a_draft_for_another_vocabulary_is_refused(saved):
     network, _, _ = saved("dflash2")
     with pytest.raises(UserError, match=r"the draft has tensors for a vocabulary of 61; allowed: 99, the target's"):
         checkpoint.check_pair(network.shape, hidden_size=32, vocab_size=99, num_layers=3)
+
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def target():
+    return random_model("qwen3")
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def given(network):
+    """(base logits, hidden states, tokens before the slots) of one block, as arrays."""
+    numbers = np.random.default_rng(1)
+    shape = network.shape
+    return (numbers.normal(size=(SLOTS, shape.vocab_size)).astype(np.float32),
+            numbers.normal(size=(SLOTS, shape.hidden_size)).astype(np.float32), numbers.integers(0, 50, SLOTS))
+
+
+def by_formula(kind: str, weights: dict, base, hidden, previous):
+    w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]
+    state, rows = np.zeros(w1.shape[1]), []
+    for u, h, x in zip(base, hidden, previous, strict=True):
+        e = w1[x]
+        if kind == "gated":
+            e = sigmoid(weights["gate_proj.weight"] @ np.concatenate([h, e]) + weights["gate_proj.bias"]) * e
+        if kind == "rnn":
+            z = weights["joint_proj.weight"] @ np.concatenate([state, e, h]) + weights["joint_proj.bias"]
+            i, c, o = np.split(z, 3)
+            e, state = np.tanh(o), sigmoid(i) * state + (1.0 - sigmoid(i)) * np.tanh(c)
+        rows.append(u + w2 @ e)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_markov_heads(target, kind):
+    network = random_network(shape_of(kind, target, SLOTS, 60))
+    base, hidden, previous = given(network)
+    weights = {name: value.double().numpy() for name, value in network.markov_head.state_dict().items()}
+    logits = network.along(*(torch.from_numpy(values)[None] for values in (base, hidden, previous)))[0]
+    assert np.abs(logits.numpy() - by_formula(kind, weights, base, hidden, previous)).max() < 1e-4
+
+
+@pytest.mark.parametrize("with_markov", [True, False])
+def test_confidence(target, with_markov):
+    network = random_network(shape_of("vanilla", target, SLOTS, 60, confidence_with_markov=with_markov))
+    _, hidden, previous = given(network)
+    weight, bias = (value.double().numpy() for value in network.confidence_head.state_dict().values())
+    before = network.markov_head.markov_w1.weight.numpy()[previous]
+    expected = (np.concatenate([hidden, before], axis=1) if with_markov else hidden) @ weight[0] + bias
+    found = network.confidence_logits(torch.from_numpy(hidden), torch.from_numpy(previous))
+    assert np.abs(found.numpy() - expected).max() < 1e-5
+
+
+def test_without_heads_it_is_the_networks_law(target):
+    network = random_network(shape_of("independent", target, SLOTS, 60, confidence=False))
+    base, hidden, previous = (torch.from_numpy(values)[None] for values in given(network))
+    assert torch.equal(network.along(base, hidden, previous), base)
+    assert network.confidence_logits(hidden[0], previous[0]) is None
+
+
+DRAWN = torch.tensor([[2, 0], [1, 1], [0, 2]])
+"""The tokens that are drawn in three slots of two rows."""
+
+
+class Given(SlotwiseDrafter):
+    """Gets its hidden states from the test."""
+
+    states: torch.Tensor
+
+    def hidden(self, anchors):
+        return self.states
+
+
+def proposal(kind: str, threshold: float = 0.0):
+    """The drafter, its hidden states, and what it has given to `draw`: (logits, offered) for each slot."""
+    table, given = small_table(), []
+    drafter = Given(random_network(shape_of(kind, table.parts, 3 + (kind == "dflash2"), 2)), table.parts, threshold)
+    drafter.states = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(4))
+
+    def draw(logits, first, offered=None):
+        given.append((logits[:, 0], offered))
+        return DRAWN[first][:, None]
+
+    anchors = Anchors(slice(0, 2), None, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1, 1]), 2)
+    drafted = drafter.propose(anchors, draw)
+    assert torch.equal(drafted, DRAWN.t())
+    return drafter, given
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "rnn", "dflash2"])
+def test_each_slot_is_drawn_from_its_corrected_logits(kind):
+    drafter, given = proposal(kind)
+    previous = torch.cat([torch.tensor([[1], [2]]), DRAWN.t()[:, :2]], dim=1)
+    expected = drafter.network.along(drafter.logits(drafter.states), drafter.states, previous)
+    assert all(torch.equal(logits, expected[:, slot]) for slot, (logits, _) in enumerate(given))
+    assert all(offered is None for _, offered in given)
+
+
+def test_each_slot_is_judged_by_its_own_confidence():
+    drafter, given = proposal("vanilla", 0.5)
+    previous = torch.cat([torch.tensor([[1], [2]]), DRAWN.t()[:, :2]], dim=1)
+    for slot, (_, offered) in enumerate(given):
+        logits = drafter.network.confidence_logits(drafter.states[:, slot], previous[:, slot])
+        assert torch.equal(offered, logits >= 0.0)
+
+
+def test_a_block_ends_at_the_first_slot_that_is_not_offered():
+    goes_on = {0: torch.tensor([True, False, True]), 1: torch.tensor([False, True, True]), 2: torch.tensor([True, True, True])}
+    assert _offered(goes_on, torch.zeros(3, 4, dtype=torch.int64)).tolist() == [1, 0, 4]
+    assert _offered({}, torch.zeros(3, 4, dtype=torch.int64)) is None

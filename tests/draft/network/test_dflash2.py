@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.draft.network.dflash.network import DFlash, block_mask, block_pass
+from dflash_mcmc.draft.network.dflash import DFlash, block_mask, block_pass
 from tests.engine.speculative.slotwise_drafts import random_network, shape_of
 from tests.targets import random_model
 

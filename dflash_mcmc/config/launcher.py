@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import check_bounds, runtime, spec_of
+from dflash_mcmc.fields import check_bounds, runtime, schema_of, spec_of
 
 PREFIX = "hydra.launcher."
 MOST_JOBS = 1000
@@ -83,7 +83,7 @@ class Slurm:
 
 def store_schema() -> None:
     """Registers the fields with Hydra."""
-    ConfigStore.instance().store(group="schema/launcher", name="slurm", node=Slurm, provider="dflash_mcmc")
+    ConfigStore.instance().store(group="schema/launcher", name="slurm", node=schema_of(Slurm), provider="dflash_mcmc")
 
 
 def to_launcher(node: DictConfig) -> Slurm:

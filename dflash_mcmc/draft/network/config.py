@@ -13,8 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from dflash_mcmc.draft.network.dflash.layers import Rotation
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlashShape, Rotation
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model.files.precision import PRECISIONS
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_mcmc.draft.network.dflash.checkpoint import check_pair, load, save
-from dflash_mcmc.draft.network.dflash.config import default_target_layers, read_shape
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.checkpoint import check_pair, load, save
+from dflash_mcmc.draft.network.config import default_target_layers, read_shape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import ConfigError, UserError
 
 QWEN3_4B = {

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_mcmc.draft.network.dflash.config import FIELD, DraftConfig, read_shape, refuse, to_config
-from dflash_mcmc.draft.network.dflash.network import DFlash
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
+from dflash_mcmc.draft.network.config import FIELD, DraftConfig, read_shape, refuse, to_config
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.model.files import precision
 from dflash_mcmc.model.files.weight_files import DamagedError, files_of_index

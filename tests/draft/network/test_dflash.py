@@ -9,10 +9,9 @@ import pytest
 import torch
 import transformers
 
-from dflash_mcmc.draft.network.dflash import network
-from dflash_mcmc.draft.network.dflash.network import DFlash, block_mask, block_pass, masked_attention
-from dflash_mcmc.draft.network.dflash.shape import DFlashShape
-from dflash_mcmc.engine.batching.cache_argument import cache_argument
+from dflash_mcmc.draft.network import dflash
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape, block_mask, block_pass, masked_attention
+from dflash_mcmc.engine.batching.cache import cache_argument
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 TOLERANCE = 3e-5
@@ -263,7 +262,7 @@ def test_one_pass_is_every_block_alone(shape, n):
 
 def test_a_block_that_sees_its_anchors_features_is_another(monkeypatch):
     draft, *_, arguments = pass_example(SHAPE, 5)
-    right, correct = block_pass(draft, *arguments), network._pass_mask
+    right, correct = block_pass(draft, *arguments), dflash._pass_mask
 
     def mutant(context_positions, anchors, n, window, causal, seen):
         at_anchor = (context_positions[:, None] == anchors[..., None])[:, :, None].expand(-1, -1, n, -1).flatten(1, 2)[:, None]
@@ -271,7 +270,7 @@ def test_a_block_that_sees_its_anchors_features_is_another(monkeypatch):
         mask[..., : context_positions.shape[1]] |= at_anchor
         return mask
 
-    monkeypatch.setattr(network, "_pass_mask", mutant)
+    monkeypatch.setattr(dflash, "_pass_mask", mutant)
     wrong = block_pass(draft, *arguments)
     sees_more = torch.isin(ANCHORS[0], POSITIONS[0])
     difference = (wrong - right).abs().amax(dim=(2, 3))[0]
@@ -287,7 +286,7 @@ def test_every_row_of_a_pass_sees_something(monkeypatch):
         return masked_attention(queries, keys, values, mask)
 
     draft, *_, arguments = pass_example(MIXED, 5)
-    monkeypatch.setattr(network, "masked_attention", watched)
+    monkeypatch.setattr(dflash, "masked_attention", watched)
     block_pass(draft, *arguments)
 
 

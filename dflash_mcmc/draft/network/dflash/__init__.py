@@ -1,1 +1,0 @@
-"""The DFlash draft: its network and its checkpoints."""

@@ -1,0 +1,420 @@
+"""The chains of an engine: those that wait, their live requests, the slots of their operations, and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.engine.batching.interface import Counters, Finished, Options
+from dflash_mcmc.engine.batching.ladder import chunks
+from dflash_mcmc.engine.batching.rows import RowCounts
+from dflash_mcmc.ops import Chain, Operation, Request, Together
+from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
+
+if TYPE_CHECKING:
+    from dflash_mcmc.draft.adaptation.learning import Adapter
+    from dflash_mcmc.engine.batching.slot_memory import Offloaded
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+class Placement(NamedTuple):
+    """How a row comes to hold the first tokens of a sequence. All numbers are positions.
+
+    The row keeps positions up to `kept`. Positions up to `restored` come from its spare row, those up to `forked` from the row
+    of the contents `source`, and the later ones are read. Then the positions in `saved`, if any, are copied to the spare row.
+    """
+
+    kept: int
+    restored: int
+    forked: int
+    source: int | None
+    saved: tuple[int, int]
+
+
+class CachedPrefix:
+    """The tokens that a row and its spare row hold.
+
+    Attributes:
+        held: tokens from position 0 on whose keys and values the row holds, or will hold after the next reading.
+        filled: number of these tokens that the row holds already.
+        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
+    """
+
+    __slots__ = ("filled", "held", "saved", "saved_from")
+
+    def __init__(self) -> None:
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
+
+    def hold(self, tokens: np.ndarray) -> None:
+        """Sets the tokens that the row holds."""
+        self.held, self.filled = tokens, len(tokens)
+
+    def in_row(self, sequence: np.ndarray) -> int:
+        """Number of first tokens of `sequence` that the row holds."""
+        return min(common_prefix(self.held, sequence), self.filled)
+
+    def reach(self, sequence: np.ndarray) -> int:
+        """Number of first tokens of `sequence` that the row and its spare row hold."""
+        return self.restorable(sequence, self.in_row(sequence))
+
+    def restorable(self, sequence: np.ndarray, start: int) -> int:
+        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
+        if not self.saved_from <= start < len(self.saved):
+            return start
+        return max(start, common_prefix(self.saved, sequence))
+
+    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
+        """The span to copy to the spare row, which then holds `current` from position `start` on.
+
+        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
+        """
+        in_row = self.in_row(current)
+        if self.saved_from <= in_row < common_prefix(self.saved, current):
+            span = (start, self.saved_from)
+            self.saved_from = min(start, self.saved_from)
+        else:
+            span = (start, in_row)
+            self.saved, self.saved_from = current[:in_row], start
+        return span
+
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix], options: Options,
+              like: int | None = None) -> Placement:
+        """Notes that the row will hold `sequence` without its last token, and returns how.
+
+        Args:
+            along: the current sequence, which the spare row then keeps; None to keep none.
+            others: contents of other rows of the chain, from which a prefix may be copied.
+            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
+                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
+                between two computations.
+        """
+        end, source = len(sequence) - 1, like
+        if like is not None:
+            self.clear()
+        kept = min(self.in_row(sequence), end) if options.reuse_prefix else 0
+        spare = options.keep_current and options.reuse_prefix
+        restored = forked = min(self.restorable(sequence, kept), end) if spare else kept
+        if like is not None:
+            forked = min(others[like].in_row(sequence), end)
+        elif options.reuse_prefix and restored < end:
+            for number, other in enumerate(others):
+                if (reach := min(other.in_row(sequence), end)) > forked:
+                    source, forked = number, reach
+        self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
+        saved = (0, 0)
+        if spare and along is not None:
+            saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
+        self.held, self.filled = sequence[:-1], forked
+        return Placement(kept, restored, forked, source, saved)
+
+    def read(self) -> None:
+        """Notes that the missing tokens have been read."""
+        self.filled = len(self.held)
+
+
+def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
+    if len(contents) == 1 and len(sequences) == 1:
+        return [(0, 0)]
+    reaches = sorted((-held.reach(sequence), mine, theirs) for mine, sequence in enumerate(sequences)
+                     for theirs, held in enumerate(contents))
+    pairs: dict[int, int] = {}
+    taken = set[int]()
+    for _, mine, theirs in reaches:
+        if mine not in pairs and theirs not in taken:
+            pairs[mine] = theirs
+            taken.add(theirs)
+    return list(pairs.items())
+
+
+class Slot:
+    """Keys and values of a chain, and the operation that uses them.
+
+    A slot that works has a row of the batch. A slot that rests or waits may have a row, memory of its own or neither.
+
+    Attributes:
+        chain: the chain that the slot belongs to.
+        row: the number of its row; None without one.
+        offloaded: its keys and values while it has no row; None if it has a row or holds nothing.
+        contents: the tokens whose keys and values it holds.
+        number: the number of its operation in the chain's request.
+        operation: the operation that it works or waits for; None if there is none.
+        base: the trajectory that the operation extends.
+        leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
+        clock: the engine's clock at the start of the operation.
+        reading_clock: the part of it in which the engine has read prompts and prefixes.
+        counts: counts of the latest draw that has ended.
+        walk: a trace entry for each block drafted for the operation, if a trace is kept.
+        adapter: what the draft has learned in the slot's operations; None for nothing.
+    """
+
+    __slots__ = (
+        "adapter",
+        "base",
+        "chain",
+        "clock",
+        "contents",
+        "counts",
+        "leader",
+        "number",
+        "offloaded",
+        "operation",
+        "reading_clock",
+        "row",
+        "walk",
+    )
+
+    def __init__(self, chain: LiveChain):
+        self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
+        self.row: int | None = None
+        self.offloaded: Offloaded | None = None
+        self.operation: Operation | None = None
+        self.base: Trajectory | None = None
+        self.adapter: Adapter | None = None
+        self.leader: Slot | None = None
+        self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
+        self.walk: list[dict[str, object]] = []
+
+    @property
+    def place(self) -> int:
+        """The number of its row. Raises ValueError without one."""
+        if self.row is None:
+            raise ValueError("this slot has no row")
+        return self.row
+
+    @property
+    def in_progress(self) -> Trajectory:
+        """The trajectory that the operation extends. Raises ValueError without an operation."""
+        if self.base is None:
+            raise ValueError("this slot has no operation")
+        return self.base
+
+    def work_for(self, number: int, base: Trajectory) -> None:
+        """Takes operation `number` of the chain's request, which extends `base`."""
+        self.number, self.base, self.leader, self.walk = number, base, None, []
+        self.operation = self.chain.operations[number]
+
+    def rest(self) -> None:
+        """Ends the operation. The keys and values stay."""
+        self.operation = self.leader = self.base = None
+
+
+def rests(slot: Slot | None) -> bool:
+    """Whether the row of this slot, or of none, is free for an operation."""
+    return slot is None or slot.operation is None
+
+
+class LiveChain:
+    """A chain that has begun.
+
+    A chain keeps a slot for each operation of its largest request so far. A slot may have a row of the batch or none. The
+    tokens that are read and their cost therefore depend neither on the number of rows nor on other chains.
+
+    Attributes:
+        operations: the operations of the current request.
+        slots: the slots of the chain.
+        cost: the cost of earlier requests.
+        seconds: the chain's share of the engine's time, in seconds.
+        prefill_seconds: the part of it in which prompts and prefixes were read; None where it is not measured.
+        walk: a trace entry for each drafted block, if a trace is kept.
+        ended: whether the chain has ended.
+        adapted: whether the chain has been charged for what the draft has learned from its prompt.
+        adapt_seconds: seconds of the steps of a draft that learns.
+    """
+
+    def __init__(self, tag: Hashable, generator: Chain):
+        self.tag, self.generator = tag, generator
+        self.started, self.seconds, self.cost = time.perf_counter(), 0.0, Cost()
+        self.walk: list[dict[str, object]] = []
+        self.slots: list[Slot] = []
+        self.operations: Sequence[Operation] = ()
+        self.ended = self._together = self.adapted = False
+        self.adapt_seconds = 0.0
+        self.prefill_seconds: float | None = None
+        self._answers: list[Trajectory | None] = []
+        self._costs: list[Cost] = []
+        self._walks: list[list[dict[str, object]]] = []
+        self._shared_from: dict[int, Trajectory] = {}
+        self._forwards_of_reading = 0
+
+    def ask(self, request: Request) -> None:
+        """Takes the next request."""
+        self._together = isinstance(request, Together)
+        self.operations = request.operations if isinstance(request, Together) else (request,)
+        count = len(self.operations)
+        self._answers = [None] * count
+        self._costs, self._walks = [Cost()] * count, [list[dict[str, object]]() for _ in range(count)]
+        self._shared_from, self._forwards_of_reading = {}, 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all operations of the request have their answers."""
+        return None not in self._answers
+
+    def has_answer(self, number: int) -> bool:
+        """Whether an operation of the request has its answer."""
+        return self._answers[number] is not None
+
+    def note(self, number: int, answer: Trajectory, walk: Sequence[dict[str, object]] = ()) -> None:
+        """Notes the answer to an operation of the request."""
+        self._answers[number], self._walks[number] = answer, list(walk)
+
+    def answer(self) -> Trajectory | tuple[Trajectory | None, ...] | None:
+        """The answer to the complete request. Adds up its cost."""
+        self.settle()
+        return tuple(self._answers) if self._together else self._answers[0]
+
+    def advance(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None]) -> None:
+        """Gives the chain the answers to complete requests, until one is not complete or the chain ends.
+
+        Args:
+            begin: begins the operations of a new request.
+            end: takes the result of a chain that has ended.
+        """
+        while self.complete and not self.ended:
+            try:
+                request: Request = self.generator.send(self.answer())
+            except StopIteration as stop:
+                end(self, stop.value)
+                return
+            self.ask(request)
+            begin(self)
+
+    def slots_for(self, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
+        """A slot for each operation, in the order in which they are placed.
+
+        The operations that are the first to extend their tokens come first. They get the slots that hold the most of these
+        tokens.
+        """
+        first = list(dict.fromkeys(first_alike.values()))
+        again = [number for number in bases if number not in first]
+        self.slots += [Slot(self) for _ in range(len(bases) - len(self.slots))]
+        pairs = assign([slot.contents for slot in self.slots], [bases[number].sequence for number in first])
+        slots = {first[mine]: self.slots[theirs] for mine, theirs in pairs}
+        rest = [slot for slot in self.slots if slot not in slots.values()]
+        return slots | dict(zip(again, rest, strict=False))
+
+    def finished(self, result: ChainResult | None, failure: str = "") -> Finished:
+        """Ends the chain. Returns what the engine yields of it."""
+        self.ended = True
+        seconds = time.perf_counter() - self.started
+        return Finished(self.tag, result, self.cost, seconds, self.seconds, failure, tuple(self.walk),
+                        self.adapt_seconds, self.prefill_seconds)
+
+    def settle(self) -> None:
+        """Adds up the cost of the request. Its depth is that of its longest reading plus that of its longest operation."""
+        if self._costs:
+            cost = Cost(*map(sum, zip(*self._costs, strict=True)))
+            shared = self._repeated()
+            depth = self._forwards_of_reading + max(each.target_forwards for each in self._costs)
+            cost = cost._replace(target_forwards=depth,
+                                 token_forwards=cost.token_forwards - shared, tokens_shared=shared)
+            self.cost = Cost(*map(sum, zip(self.cost, cost, strict=True)))
+        self.walk += [entry for walk in self._walks for entry in walk]
+
+    def charge(self, number: int, **amounts: int) -> None:
+        """Adds to the cost of an operation, by the names of `Cost`."""
+        cost = self._costs[number]
+        self._costs[number] = cost._replace(**{name: getattr(cost, name) + amount for name, amount in amounts.items()})
+
+    def charge_reading(self, number: int, start: int, stop: int, chunk: int) -> None:
+        """Charges an operation for positions `start` to `stop - 1`, which are read in pieces of at most `chunk` tokens."""
+        self._forwards_of_reading = max(self._forwards_of_reading, len(list(chunks(start, stop, chunk))))
+        self.charge(number, token_forwards=stop - start)
+
+    def share(self, bases: dict[int, Trajectory]) -> None:
+        """Notes the draws that share forwards while their tokens are equal, and the trajectories that they extend."""
+        self._shared_from = bases if self._together else {}
+
+    def _repeated(self) -> int:
+        """Forwards that draws of the request would repeat if they did not share them."""
+        groups: dict[bytes, list[np.ndarray]] = {}
+        for number, base in self._shared_from.items():
+            answer = self._answers[number]
+            if answer is not None:
+                groups.setdefault(base.sequence.tobytes(), []).append(answer.tokens[base.length :])
+        return sum(map(_repeated, groups.values()))
+
+
+def _repeated(drawn: Sequence[np.ndarray]) -> int:
+    """Number of forwards that draws from one sequence repeat.
+
+    A draw of n tokens has n forwards: one before its first token, and one after each token but the last. In sorted order a
+    draw repeats the forwards that it shares with the draw before it.
+
+    Args:
+        drawn: the tokens of each draw, int64 (n,) with n > 0.
+    """
+    ordered = sorted(drawn, key=lambda tokens: tokens.tolist())
+    return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))
+
+
+class Meter:
+    """The counters and the clock of an engine.
+
+    Attributes:
+        clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
+        reading_clock: the part of `clock` in which prompts and prefixes were read.
+    """
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.clock = self.reading_clock = self._reading = 0.0
+
+    def reset_clock(self) -> None:
+        """Resets the clocks at the start of a run. The counters are kept."""
+        self.clock = self.reading_clock = self._reading = 0.0
+
+    def share(self, started: float, chains: int) -> None:
+        """Divides the time since `started` among chains."""
+        self.clock += (time.perf_counter() - started) / max(1, chains)
+        self.reading_clock += self._reading / max(1, chains)
+        self._reading = 0.0
+
+    def begin(self, slot: Slot) -> None:
+        """Notes the clocks at the start of a slot's operation."""
+        slot.clock, slot.reading_clock = self.clock, self.reading_clock
+
+    def charge(self, slot: Slot) -> None:
+        """Adds the time since the start of a slot's operation to its chain."""
+        chain = slot.chain
+        chain.seconds += self.clock - slot.clock
+        chain.prefill_seconds = (chain.prefill_seconds or 0.0) + self.reading_clock - slot.reading_clock
+
+    def count_reading(self, tokens: int, forwards: int, started: float, ahead: bool = False) -> None:
+        """Counts tokens that were read since `started`.
+
+        Args:
+            ahead: whether they were read for chains that have not begun, and take no part in the next step.
+        """
+        counters, seconds = self.counters, time.perf_counter() - started
+        self._reading += 0.0 if ahead else seconds
+        self.counters = counters._replace(
+            read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
+            read_seconds=counters.read_seconds + seconds)
+
+    def count_steps(self, steps: int, row_steps: int, busy_slots: int, started: float) -> None:
+        """Counts decode steps since `started`.
+
+        Args:
+            row_steps: rows that drew a token, summed over steps.
+            busy_slots: number of slots of the engine if chains wait, else 0.
+        """
+        counters = self.counters
+        self.counters = counters._replace(
+            steps=counters.steps + steps, row_steps=counters.row_steps + row_steps,
+            busy_row_steps=counters.busy_row_steps + (row_steps if busy_slots else 0),
+            busy_slot_steps=counters.busy_slot_steps + steps * busy_slots,
+            step_seconds=counters.step_seconds + time.perf_counter() - started)
