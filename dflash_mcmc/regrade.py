@@ -1,30 +1,215 @@
 """`python -m dflash_mcmc.regrade RUNS... grader=...`: grades recorded texts again. It samples no text and changes no record.
 
-The new grades are written as a new run next to the old one (`grading.again`). Reports and statistics can read both. A run
-with the new grader continues the new run. Each new record has the old grade in `before`. The command prints the changes.
+The new grades are written as a new run next to the old one, which is not changed. The new run has the identity that a run with
+the new grader has, so a run with that grader continues it. Reports and statistics can read both. Each new record has the old
+grade in `before`. The command prints the changes.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.errors import ConfigError, printable
-from dflash_mcmc.grading.again import NoTexts, Regraded, regrade
+from dflash_mcmc.errors import ConfigError, UserError, printable
+from dflash_mcmc.grading import label
+from dflash_mcmc.grading.extraction import continued
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.process import program
+from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.grading import GradingPool
     from dflash_mcmc.report.reading import Found
-    from dflash_mcmc.store.records import Record
+    from dflash_mcmc.store.records import Record, SampleKey
 
+_PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
 _SHOWN = 20
 """Number of changed samples that are printed; the records have all of them."""
 _WIDTH = 60
+
+
+class NoTexts(UserError):
+    """A run has no texts to grade: it is a run of a probe, or has no records yet."""
+
+
+class Regraded(NamedTuple):
+    """Result of regrading one run."""
+
+    folder: Path
+    """Folder of the run that was regraded."""
+    target: Path
+    """Folder of the run with the new grades. If the grader is the same, this is `folder`, and nothing is written."""
+    records: list[Record]
+    """The records of `folder` with the new grades; the old grades are in `before`. The target may contain further records that
+    were regraded from another run."""
+
+
+def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
+    """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
+
+    The records are written in one step. A process that is killed before this step leaves no records. Raises NoTexts for a run
+    without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
+    other samples.
+    """
+    from dflash_mcmc.store import problems
+    from dflash_mcmc.store.described import RUN, described
+    from dflash_mcmc.store.reading import read_records
+    from dflash_mcmc.store.records import sample_schema
+    from dflash_mcmc.store.sharing import closed
+
+    with closed(folder):
+        (made, sessions), configured = described(folder / RUN), _configuration(folder / "config.yaml")
+        records = [] if "probe" in made else read_records(folder, sample_schema())
+    if not records:
+        lacking = "texts" if "probe" in made else "records"
+        raise NoTexts(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
+    identity = {name: value for name, value in made.items() if not _of_grader(name)} | settings(config)
+    target = _target(folder, identity)
+    _refuse_own_samples(target, folder)
+    prompts = {name: problem["prompt"] for name, problem in problems.read_problems(folder).items()}
+    found = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
+    if target != folder:
+        _write(found, identity, sessions, configured, config)
+    return found
+
+
+def settings(config: Config) -> dict[str, object]:
+    """The settings of the grader that are part of a run's identity."""
+    from dflash_mcmc.config.identity import settings_of
+
+    return {name: value for name, value in settings_of(config).items() if _of_grader(name)}
+
+
+def _of_grader(name: str) -> bool:
+    return name.partition(".")[0] == "grader"
+
+
+def _configuration(path: Path) -> dict:
+    from omegaconf import OmegaConf
+
+    from dflash_mcmc.store.files import read_regular
+
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; allowed: the folder of a run")
+    try:
+        found = OmegaConf.to_container(OmegaConf.create(content.decode()))
+        if not isinstance(found, dict):
+            raise TypeError("not a mapping")
+        return found
+    except Exception as error:  # yaml and OmegaConf each have their own exceptions
+        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the folder of a run") from error
+
+
+def _target(folder: Path, identity: dict[str, object]) -> Path:
+    """The folder of the run with this identity: next to `folder`, with another hash at the end of the name."""
+    from dflash_mcmc.config.identity import hash_of
+
+    return folder.parent / "-".join([*folder.name.split("-")[:-1], hash_of(identity)])
+
+
+def _refuse_own_samples(target: Path, folder: Path) -> None:
+    if target == folder or not target.is_dir():
+        return
+    own = sum("before" not in record for record in _records_by_key(target).values())
+    if own:
+        raise UserError(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
+                        f"{folder}")
+
+
+def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
+    from dflash_mcmc.store.reading import read_records
+    from dflash_mcmc.store.records import sample_schema
+
+    return {(record["problem"], record["chain"]): record for record in read_records(folder, sample_schema())}
+
+
+def _kept_records(found: Regraded) -> list[Record]:
+    """The target's records of samples that the source does not have; they are kept.
+
+    Call it with the target locked: during grading, a run may have sampled into the target, or another source may have been
+    regraded into it. Raises UserError if writing would lose samples of the target.
+    """
+    _refuse_own_samples(found.target, found.folder)
+    present, new = _records_by_key(found.target), {(record["problem"], record["chain"]): record for record in found.records}
+    others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
+    if others:
+        raise UserError(f"{found.target}: has {others} samples with other texts than those of {found.folder}; move it away to "
+                        "build it from there")
+    return [record for key, record in present.items() if key not in new]
+
+
+def _graded(records: Sequence[Record], prompts: Mapping[str, str], pool: GradingPool, name: str) -> list[Record]:
+    """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
+    for number, record in enumerate(records):
+        if record["verdict"] not in UNDRAWN:
+            pool.submit(number, continued(prompts.get(record["problem"], ""), record["text"]), record["gold"])
+    grades = dict(pool.finished(wait=True))
+    return [_regraded(record, grades.get(number), name) for number, record in enumerate(records)]
+
+
+def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
+    """The record with the new grade, and with the old grade in `before`. Without a new grade it keeps its verdict.
+
+    `grade_seconds` stays that of the run: the same texts with the same grader give the same bytes.
+    """
+    old: Mapping[str, object] = record
+    before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
+    if grade is None:
+        return {**record, "grader": name, "before": before}
+    return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+            "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
+
+
+def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
+    """Writes the files of the new run.
+
+    Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
+    Records of the target that the source does not have are kept.
+    """
+    from omegaconf import OmegaConf
+
+    from dflash_mcmc.config.identity import plain
+    from dflash_mcmc.statistics import summaries
+    from dflash_mcmc.store import finishes, problems
+    from dflash_mcmc.store.described import RUN, described, hash_of, json_object
+    from dflash_mcmc.store.files import is_there, write_atomically
+    from dflash_mcmc.store.reading import record_line
+    from dflash_mcmc.store.records import RECORDS
+    from dflash_mcmc.store.sharing import closed
+
+    folder, target, records = found
+    about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+             "packages": {package: importlib.metadata.version(package) for package in _PACKAGES}}
+    sessions = [*sessions[:-1], {**sessions[-1], "regraded": about}]
+    target.mkdir(exist_ok=True)
+    with closed(target):
+        kept = _kept_records(found)
+        records = [*records, *kept]
+        if kept:
+            sessions = [*described(target / RUN).sessions, *sessions]
+        files: dict[str, str | bytes] = {
+            "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
+            "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
+            RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
+        }
+        if known := problems.read_problems(target) | problems.read_problems(folder):
+            files[problems.PROBLEMS] = problems.as_lines(known.values())
+        summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
+        if summarised:
+            condition = json_object(summarised[0]).get("condition", folder.name)
+            summary = summaries.summarise(condition, records) | finishes.counts(records)
+            files["summary.json"] = json.dumps(summary, indent=1) + "\n"
+        for name, content in files.items():
+            write_atomically(target / name, content)
 
 
 def report(regraded: Regraded) -> str:

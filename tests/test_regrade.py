@@ -13,10 +13,9 @@ import pytest
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading.again import NoTexts, regrade
 from dflash_mcmc.grading.math import MathGrader
 from dflash_mcmc.grading.math.pool import MathPool
-from dflash_mcmc.regrade import grader_config, main, report
+from dflash_mcmc.regrade import NoTexts, grader_config, main, regrade, report
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from tests.report import folders

@@ -14,7 +14,7 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
-from dflash_mcmc.runner.tasks import tasks_of
+from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.reading import each_of_file
 from dflash_mcmc.store.records import SampleKey, key_of

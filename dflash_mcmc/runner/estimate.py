@@ -16,8 +16,9 @@ from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.cost import CostEstimate
-from dflash_mcmc.runner.tasks import Tasks, tasks_of
+from dflash_mcmc.runner.tasks import Tasks
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command

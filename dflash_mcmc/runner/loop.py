@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.jobs import Job
@@ -13,16 +14,20 @@ from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of
+from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.device_check import DeviceCheck
 from dflash_mcmc.runner.provenance import describe, restore_config
 from dflash_mcmc.runner.rate import Rate
 from dflash_mcmc.runner.result import RunResult
-from dflash_mcmc.runner.tasks import Tasks, tasks_of
+from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.problems import add_problems
 from dflash_mcmc.store.records import SampleKey, key_of
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
@@ -76,15 +81,17 @@ class _Loop:
         self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
         self._before, self._shown, self._described = len(store.records), 0, False
         self._in_progress: set[SampleKey] = set()
+        self._device = job.config.hardware.resolve()
+        self._attempts.device = place_of(self._device)
+        self._check = DeviceCheck(tasks, store, self._attempts, pending, job.config.hardware.max_attempts)
+        self._worker: Worker
+        self._bar: tqdm
+        self._rate: Rate
 
     def run(self) -> None:
         """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
         from tqdm import tqdm
 
-        self._device = self._config.hardware.resolve()
-        self._attempts.device = place_of(self._device)
-        self._check = DeviceCheck(self._tasks, self._store, self._attempts, self._pending,
-                                  self._config.hardware.max_attempts)
         self._worker = self._tasks.prepare(self._check.prepared, self._device)
         # 0.5 s between updates, because each update is a line if the output is not a terminal.
         self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,

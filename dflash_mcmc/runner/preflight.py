@@ -17,7 +17,7 @@ from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner.tasks import tasks_of
+from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.reading import recorded_keys
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.grading import check_golds, extraction, label
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN, UNGRADABLE
@@ -36,6 +36,7 @@ class Samples(Tasks[Record]):
     def __init__(self, config: Config):
         self._config = config
         self._num_correct, self._num_seen = 0, 0
+        self._tokenizer: Any = None  # `prepare` loads it
 
     @cached_property
     def _problems(self) -> list[Problem]:

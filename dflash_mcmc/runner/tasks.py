@@ -12,7 +12,6 @@ from dflash_mcmc.store.records import SampleKey
 from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.runner.cost import CostEstimate
     from dflash_mcmc.store.problems import ProblemText
 
@@ -129,14 +128,3 @@ class Tasks(ABC, Generic[R]):
     def progress(self, fresh: Sequence[R]) -> str:
         """Text after the progress bar. `fresh` holds the records that were added since the last call."""
         return ""
-
-
-def tasks_of(config: Config) -> Tasks:
-    """The tasks of a configuration: the units of its probe, or samples if it has none."""
-    if not config.probe.is_null:
-        from dflash_mcmc.runner.units import Units
-
-        return Units(config)
-    from dflash_mcmc.runner.samples import Samples
-
-    return Samples(config)

@@ -10,10 +10,9 @@ import pytest
 import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
 from dflash_mcmc.grading.__main__ import main
-from dflash_mcmc.grading.again import regrade
 from dflash_mcmc.grading.choice.letters import final_letter
 from dflash_mcmc.grading.extraction import RULES, Extraction, continued
-from dflash_mcmc.regrade import grader_config
+from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 

@@ -9,7 +9,7 @@ import pytest
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.report.build import build
-from dflash_mcmc.runner.tasks import tasks_of
+from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import to_line
 from tests.golden.runs import RUNS, overrides, stored

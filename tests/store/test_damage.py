@@ -14,8 +14,7 @@ import pytest
 
 from dflash_mcmc.api.runs import read as read_table
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.again import regrade
-from dflash_mcmc.regrade import grader_config
+from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
