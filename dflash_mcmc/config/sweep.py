@@ -130,7 +130,8 @@ def note_idle(job: Job, overrides: Sequence[Override]) -> None:
         group, dot, last = override.key_or_group.partition(".")
         if not dot or group not in GROUPS:
             continue
-        component, chosen = component_of(job.config, group), job.choices[group]
+        component: Any = component_of(job.config, group)
+        chosen = job.choices[group]
         if group == "draft" and component.is_null and chosen != name_of(component):
             note(f"{override.key_or_group} has no effect: nothing uses draft={chosen}")
         elif any(spec_of(field).no_effect for field in dataclasses.fields(component)
