@@ -7,21 +7,17 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import sleep
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.config import help
-from dflash_mcmc.errors import UserError, printable
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
-    from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.schema import Job
     from dflash_mcmc.config.sweep import Sweep
     from dflash_mcmc.runner.result import RunResult
-
-_SECONDS_TO_REPORT = 60.0
-"""Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
 
 Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""
@@ -36,16 +32,12 @@ def _main(arguments: list[str]) -> None:
     if shown := help.shown(arguments):
         print(shown, end="")
         return
-    command = checked(arguments)
-    if command.shows:
-        from dflash_mcmc.config.show import show
+    from dflash_mcmc.runner.commands import checked, shows, within_budget
 
-        show(arguments)
-    elif any(job.config.show for job in command.jobs):
-        _print_prompts(command.jobs)
-    elif any(job.config.dry_run for job in command.jobs):
-        _print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
-    elif command.launcher:
+    command = checked(arguments)
+    if shows(command, arguments):
+        return
+    if command.launcher:
         from dflash_mcmc.grid.submission import submit
 
         submit(within_budget(command, measure=False), command.launcher)
@@ -55,57 +47,9 @@ def _main(arguments: list[str]) -> None:
         _run_single(command)
 
 
-def checked(arguments: list[str]) -> Command:
-    """The command of a command line, after every check that loads no model. Raises UserError."""
-    from dflash_mcmc.config.command import check_command
-    from dflash_mcmc.runner import budget, preflight
-
-    try:
-        command = check_command(arguments)
-        if command.launcher and command.jobs and ranks.world_size() > 1:
-            raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
-                            "process, which submits the jobs")
-        memory, fits = preflight.check(command.jobs, here=not command.launcher)
-        budget.check(command)
-        return command._replace(memory=memory, fits=fits)
-    except UserError:
-        if ranks.rank():
-            # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
-            # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
-            sleep(_SECONDS_TO_REPORT)
-        raise
-
-
-def within_budget(command: Command, measure: bool = True) -> Command:
-    """The command with the settings that its budgets choose. Prints how they were chosen."""
-    from dflash_mcmc.runner import budget, preflight
-
-    found, plan = budget.with_settings(command, measure)
-    if plan:
-        memory, fits = preflight.check(found.jobs, here=not command.launcher)
-        found = found._replace(memory=memory, fits=fits)
-        if not ranks.rank():
-            print(plan, flush=True)
-    return found
-
-
-def _print_prompts(jobs: list[Job]) -> None:
-    from dflash_mcmc.runner.build import first_prompt
-
-    if not ranks.rank():
-        print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
-
-
-def _print_plan(command: Command, *notes: str) -> None:
-    """Prints the runs of a command. Each run has the fields that it leaves out, its samples and its expected cost."""
-    from dflash_mcmc.runner import estimate
-
-    if not ranks.rank():
-        print(estimate.of(command), *filter(None, [command.memory]), *notes, sep="\n", flush=True)
-
-
 def _run_single(command: Command) -> None:
     from dflash_mcmc.config.sweep import print_error
+    from dflash_mcmc.runner.commands import within_budget
 
     tables: Tables = {}
     try:
@@ -121,12 +65,13 @@ def _run_single(command: Command) -> None:
 def _run_sweep(command: Command, sweep: Sweep) -> int:
     """Runs every point of a grid, or lets a search choose its points. Returns the exit code."""
     from dflash_mcmc.config.sweep import SweepOutcomes
+    from dflash_mcmc.runner.commands import print_plan
 
-    _print_plan(command)
+    print_plan(command)
     tables: Tables = {}
     outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables), command.jobs)
     if sweep.searches:
-        from dflash_mcmc.config.search import search
+        from dflash_mcmc.config.command import search
 
         try:
             search(command, outcomes.run)

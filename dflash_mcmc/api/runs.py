@@ -39,7 +39,7 @@ def run(*overrides: str) -> RunResult:
     Raises:
         UserError: for what the command line refuses, with its message, and for overrides that are not one run.
     """
-    from dflash_mcmc.__main__ import checked, within_budget
+    from dflash_mcmc.runner.commands import checked, within_budget
 
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "

@@ -10,12 +10,12 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.help import option_files
+from dflash_mcmc.config.launcher import PREFIX
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.grid.launcher import PREFIX
 from dflash_mcmc.registry import GROUPS, components
 
 SEARCH_PATH = "hydra.searchpath"

@@ -8,8 +8,9 @@ import time
 import typing
 from pathlib import Path
 
+from dflash_mcmc.config.launcher import Slurm, changed, expand
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import spec_of
-from dflash_mcmc.grid.launcher import Slurm, changed, expand
 from dflash_mcmc.process import program
 
 
@@ -32,9 +33,15 @@ def _main(arguments: list[str]) -> None:
 
 
 def _submit(overrides: list[str]) -> None:
-    from dflash_mcmc.__main__ import main as submit
+    from dflash_mcmc.grid.submission import submit
+    from dflash_mcmc.runner.commands import checked, shows, within_budget
 
-    submit(["-m", "hydra/launcher=slurm", *expand(overrides)])
+    arguments = ["-m", "hydra/launcher=slurm", *expand(overrides)]
+    command = checked(arguments)
+    if not shows(command, arguments):
+        if command.launcher is None:
+            raise UserError("hydra/launcher: given another launcher; allowed: slurm, or python -m dflash_mcmc for runs here")
+        submit(within_budget(command, measure=False), command.launcher)
 
 
 def _status(grids: list, given: argparse.Namespace) -> None:

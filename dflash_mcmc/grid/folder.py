@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.store.bounds import Count
 from dflash_mcmc.store.described import json_object

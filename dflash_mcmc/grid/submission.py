@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.config.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grid import cluster, planning, snapshot
 from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
-from dflash_mcmc.grid.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import estimate

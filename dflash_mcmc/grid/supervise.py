@@ -19,10 +19,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.grid import cluster
 from dflash_mcmc.grid.folder import Grid, SlurmJob
-from dflash_mcmc.grid.launcher import Slurm
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.process.program import STOPPED, USER_ERROR
 from dflash_mcmc.process.ranks import SHARD

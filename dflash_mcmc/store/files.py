@@ -6,12 +6,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.lines import has_zeros, whole_lines
+from dflash_mcmc.store.lines import has_zeros
 
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
           (stat.S_ISBLK, "a device"))
@@ -42,13 +42,41 @@ def read_regular(path: Path, offset: int = 0) -> bytes | None:
     if not is_there(path):
         return None
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with _opened(path) as file:
             file.seek(offset)
             return file.read()
     except FileNotFoundError:  # another process has just removed it
         return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: a file that can be read") from error
+
+
+def each_line(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """Yields the lines of `lines.whole_lines`, without their line feeds, from an offset at which a line begins.
+
+    It holds one line at a time, however long the file is. Raises UserError as `read_regular` does.
+    """
+    if not is_there(path):
+        return
+    zeros: list[bytes] = []  # lines with blocks of zeros count only if another line follows them
+    try:
+        with _opened(path) as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                zeros.append(line[:-1])
+                if not has_zeros(line):
+                    yield from zeros
+                    zeros = []
+    except FileNotFoundError:  # another process has just removed it
+        return
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; allowed: a file that can be read") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def make_folder(folder: Path, field: str) -> list[Path]:
@@ -134,12 +162,11 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> 
 
 def cut_torn_line(path: Path) -> None:
     """Removes what follows the last complete line: a line without a line feed, or blocks of zeros. Zeros are told."""
-    content = read_regular(path) or b""
-    length = whole_lines(content)[1]
-    if length == len(content):
+    length = sum(len(line) + 1 for line in each_line(path))
+    if not (rest := read_regular(path, length)):
         return
-    if has_zeros(content[length:]):
-        note(f"{path}: {len(content) - length:,} bytes at its end were removed: blocks of zeros, as after a power loss. What "
+    if has_zeros(rest):
+        note(f"{path}: {len(rest):,} bytes at its end were removed: blocks of zeros, as after a power loss. What "
              "was written there is done again")
     with open(path, "rb+", opener=_without_links) as file:
         file.truncate(length)

@@ -31,9 +31,9 @@ from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import described
-from dflash_mcmc.store.files import append_line, is_there, open_to_extend, read_regular, refuse_link, write_atomically
+from dflash_mcmc.store.files import append_line, each_line, is_there, open_to_extend, refuse_link, write_atomically
 from dflash_mcmc.store.lines import Damaged
-from dflash_mcmc.store.reading import decoded, note_repeated, parse, record_line
+from dflash_mcmc.store.reading import decoded, note_repeated, record_line, records_of
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
 from dflash_mcmc.store.repair import move_damaged
 from dflash_mcmc.store.schema import Schema
@@ -51,11 +51,13 @@ class RunStore:
         self.places: list[tuple[int, int]] = []
         """The file number and the line number of each record, both from 0."""
         self._locks = locks
-        self._keys: dict[SampleKey, str] = {}
+        self._keys: dict[SampleKey, tuple[int, int]] = {}
+        """The file number and the line number of each task's record."""
         self._claimed: set[SampleKey] = set()
         self._unsynced: list[SampleKey] = []
         self._left_out = frozenset(left_out)
         self._read: dict[int, tuple[int, int]] = {}
+        """The lines and the bytes of each file that are read."""
         self._synced, self._session = time.monotonic(), 0
         self._number = 0
         self._file: IO[bytes] | None = None
@@ -135,13 +137,25 @@ class RunStore:
     def refresh(self) -> None:
         """Reads what other processes have recorded since the last call."""
         for number in range(self._locks.num_files()):
-            path = self.folder / records_file(number)
-            line, offset = self._read.get(number, (0, 0))
-            content = read_regular(path, offset)  # a network file system looks for new content only when a file is opened
-            parsed = parse(path, content or b"", line, self._schema)
-            for place, record in parsed.records:
-                self._add(record, number, place)
-            self._read[number] = line + parsed.num_lines, offset + parsed.length
+            if number == self._number and number in self._read:  # nobody else writes to this process's own file
+                continue
+            before, _ = self._read.setdefault(number, (0, 0))
+            for line, record in records_of(self._path(number), self._new_lines(number), before, self._schema):
+                self._add(record, number, line)
+
+    def _new_lines(self, number: int) -> Iterator[bytes]:
+        """Yields the lines of a file that are not read yet, and counts each as read when the next one is asked for.
+
+        A network file system looks for new content only when a file is opened.
+        """
+        num_lines, offset = self._read[number]
+        for line in each_line(self._path(number), offset):
+            yield line
+            num_lines, offset = num_lines + 1, offset + len(line) + 1
+            self._read[number] = num_lines, offset
+
+    def _path(self, number: int) -> Path:
+        return self.folder / records_file(number)
 
     def look_again(self) -> None:
         """Like `refresh`, but sees every record: a network file system looks for new content when a lock is taken."""
@@ -149,11 +163,12 @@ class RunStore:
             self.refresh()
 
     def _add(self, record: Mapping[str, object], number: int, line: int) -> None:
-        key, place = key_of(record), f"{self.folder / records_file(number)}: line {line + 1}"
+        key = key_of(record)
         if key in self._keys:
-            note_repeated(key, place, self._keys[key])
+            place, first = (f"{self._path(file)}: line {at + 1}" for file, at in ((number, line), self._keys[key]))
+            note_repeated(key, place, first)
             return
-        self._keys[key] = place
+        self._keys[key] = number, line
         self.records.append({name: value for name, value in record.items() if name not in self._left_out})
         self.places.append((number, line))
 

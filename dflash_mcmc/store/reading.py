@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.bounds import Count
 from dflash_mcmc.store.described import RUN, described, hash_of
-from dflash_mcmc.store.files import read_regular
-from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, to_line, whole_lines
+from dflash_mcmc.store.files import each_line, read_regular
+from dflash_mcmc.store.lines import Damaged, from_line, has_zeros, to_line
 from dflash_mcmc.store.records import DAMAGED, IDENTITY, Record, SampleKey, key_of, record_files, sample_schema, unit_schema
 from dflash_mcmc.store.schema import Schema
 
@@ -62,7 +62,7 @@ def each_of_file(folder: Path, schema: Schema | None = None,
     places: dict[SampleKey, str] = {}
     known = (schema or schema_of(folder)).of_run(_run_of(folder))
     for path in _files(folder, left_out):
-        for number, record in _read(path, known, left_out):
+        for number, record in records_of(path, _lines(path, left_out), 0, known, left_out):
             place, key = f"{path}: line {number + 1}", key_of(record)
             if key not in places:
                 places[key] = place
@@ -88,46 +88,32 @@ def _files(folder: Path, left_out: list[str] | None) -> Iterable[Path]:
         return record_files(folder, others=True).values()
 
 
-def _read(path: Path, schema: Schema, left_out: list[str] | None) -> Iterator[tuple[int, dict]]:
+def _lines(path: Path, left_out: list[str] | None) -> Iterator[bytes]:
+    """Yields the complete lines of a file, and prints a line if zeros follow them."""
+    length = 0
     try:
-        content = read_regular(path) or b""
+        for line in each_line(path):
+            yield line
+            length += len(line) + 1
+        rest = read_regular(path, length) or b""
     except UserError as error:
         if left_out is None:
             raise
         left_out.append(str(error))
-        return iter(())
-    lines, length = whole_lines(content)
-    if has_zeros(content[length:]):
+        return
+    if has_zeros(rest):
         note(f"{path}: ends in blocks of zeros, as after a power loss; the next start of the run removes them")
-    return _records(path, lines, 0, schema, left_out)
 
 
-class Parsed(NamedTuple):
-    """A part of a file of records."""
-
-    records: list[tuple[int, dict]]
-    """The number of the line, from 0, and the record."""
-    num_lines: int
-    """Complete lines, with those that were left out."""
-    length: int
-    """Bytes of the complete lines."""
-
-
-def parse(path: Path, content: bytes, before: int = 0, schema: Schema | None = None,
-          damaged: list[str] | None = None) -> Parsed:
-    """The records in a part of a file that begins with a line. Raises UserError for a damaged line.
+def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
+               damaged: list[str] | None = None) -> Iterator[tuple[int, dict]]:
+    """Yields the number of each line, from 0, and its record. Raises UserError for a damaged line.
 
     Args:
+        lines: a part of the file.
         before: number of lines of the file before this part.
-        schema: of the records; None for that of any probe.
         damaged: takes a sentence for each damaged line, which is left out; None raises.
     """
-    lines, length = whole_lines(content)
-    return Parsed(list(_records(path, lines, before, schema or unit_schema(), damaged)), len(lines), length)
-
-
-def _records(path: Path, lines: list[bytes], before: int, schema: Schema,
-             damaged: list[str] | None) -> Iterator[tuple[int, dict]]:
     older = False
     for number, line in enumerate(lines, start=before):
         try:

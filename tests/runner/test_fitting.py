@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dflash_mcmc
-from dflash_mcmc.__main__ import checked
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.table import overall
 from dflash_mcmc.runner import estimate
+from dflash_mcmc.runner.commands import checked
 from dflash_mcmc.runner.fitting import fit
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,19 @@ def test_fields_that_nothing_needs_are_in_the_file_alone(tmp_path):
         store.append(record("a", tokens=[1, 2], text="x"))
         assert store.records == [record("a", text="x")]
     assert read_records(tmp_path) == [record("a", tokens=[1, 2], text="x")]
+
+
+def test_opening_holds_one_line_and_claims_read_no_file_of_its_own(tmp_path, monkeypatch):
+    """A folder of 20,000 records opened with 872 MB, because all lines and their left-out fields were in memory at once."""
+    write(tmp_path, *(record(str(number), tokens=list(range(1000))) for number in range(100)))
+    size = (tmp_path / RECORDS).stat().st_size
+    tracemalloc.start()
+    with RunStore.open(tmp_path, left_out=("tokens",)) as store:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        monkeypatch.setattr(store_folder, "each_line", lambda *given: pytest.fail("reads its own file again"))
+        assert list(store.take((name, 0) for name in ("0", "new"))) == [("new", 0)]
+    assert peak < size / 2
 
 
 def test_a_listing_of_some_time_ago_hides_no_ones_records(tmp_path, another, monkeypatch):

@@ -114,7 +114,7 @@ def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
     path = done.folder / "records.jsonl"
     whole = path.read_bytes()
     records = read_records(done.folder)
-    path.write_bytes(to_line(records[0]) + to_line({**records[1], "draws": "many"}))
+    path.write_bytes(whole.splitlines(keepends=True)[0] + to_line({**records[1], "draws": "many"}))
     with pytest.raises(UserError, match="line 2: draws: given 'many'; allowed: a valid integer"):
         execute(config)
     config.repair = True

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.launcher import Slurm, changed, expand
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import spec_of
-from dflash_mcmc.grid.launcher import Slurm, changed, expand
 from tests.refusals import refused
 
 SLURM = ("-m", "hydra/launcher=slurm")

@@ -1,0 +1,76 @@
+"""A command line before its first run: the checks that load no model, the settings of its budgets, and what it only shows."""
+
+from __future__ import annotations
+
+from time import sleep
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.config.command import Command, check_command
+from dflash_mcmc.errors import UserError, printable
+from dflash_mcmc.process import ranks
+from dflash_mcmc.runner import budget, preflight
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Job
+
+_SECONDS_TO_REPORT = 60.0
+"""Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
+
+
+def checked(arguments: list[str]) -> Command:
+    """The command of a command line, after every check that loads no model. Raises UserError."""
+    try:
+        command = check_command(arguments)
+        if command.launcher and command.jobs and ranks.world_size() > 1:
+            raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
+                            "process, which submits the jobs")
+        memory, fits = preflight.check(command.jobs, here=not command.launcher)
+        budget.check(command)
+        return command._replace(memory=memory, fits=fits)
+    except UserError:
+        if ranks.rank():
+            # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
+            # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
+            sleep(_SECONDS_TO_REPORT)
+        raise
+
+
+def within_budget(command: Command, measure: bool = True) -> Command:
+    """The command with the settings that its budgets choose. Prints how they were chosen."""
+    found, plan = budget.with_settings(command, measure)
+    if plan:
+        memory, fits = preflight.check(found.jobs, here=not command.launcher)
+        found = found._replace(memory=memory, fits=fits)
+        if not ranks.rank():
+            print(plan, flush=True)
+    return found
+
+
+def shows(command: Command, arguments: list[str]) -> bool:
+    """Prints what a command that runs nothing asks for: a flag of Hydra, show=prompt or dry_run. False for other commands."""
+    if command.shows:
+        from dflash_mcmc.config.command import show
+
+        show(arguments)
+    elif any(job.config.show for job in command.jobs):
+        _print_prompts(command.jobs)
+    elif any(job.config.dry_run for job in command.jobs):
+        print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
+    else:
+        return False
+    return True
+
+
+def _print_prompts(jobs: list[Job]) -> None:
+    from dflash_mcmc.runner.build import first_prompt
+
+    if not ranks.rank():
+        print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
+
+
+def print_plan(command: Command, *notes: str) -> None:
+    """Prints the runs of a command. Each run has the fields that it leaves out, its samples and its expected cost."""
+    from dflash_mcmc.runner import estimate
+
+    if not ranks.rank():
+        print(estimate.of(command), *filter(None, [command.memory]), *notes, sep="\n", flush=True)
