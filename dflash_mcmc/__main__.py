@@ -15,7 +15,7 @@ from dflash_mcmc.process import program, ranks
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
-    from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.schema import Job
     from dflash_mcmc.config.sweep import Sweep
     from dflash_mcmc.runner.result import RunResult
 
@@ -71,7 +71,7 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
     tables: Tables = {}
     outcomes = SweepOutcomes(sweep, lambda job: _run(job, tables), command.jobs)
     if sweep.searches:
-        from dflash_mcmc.config.search import search
+        from dflash_mcmc.config.command import search
 
         try:
             search(command, outcomes.run)

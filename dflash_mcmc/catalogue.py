@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_mcmc.config.groups import option_files
-from dflash_mcmc.config.help import is_asked_for
+from dflash_mcmc.config.help import is_asked_for, option_files
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.process import program
 
@@ -44,12 +43,12 @@ def _print_group(group: str, entries: dict[str, tuple[str, Path]]) -> None:
 
 def print_fields(group: str) -> None:
     """Prints the fields of every component of a group."""
-    from dflash_mcmc.config import usage
+    from dflash_mcmc.config import help
     from dflash_mcmc.registry import components
 
     for component in components(group).values():
         print(f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]")
-        for line in usage.field_lines(component.cls):
+        for line in help.field_lines(component.cls):
             print(line)
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 from dflash_mcmc.process.stopping import SIGNALS

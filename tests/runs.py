@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.runner import loop
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.train import recipe
 from tests import pages, processes

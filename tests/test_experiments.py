@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner.cost import token_forwards

@@ -6,10 +6,14 @@ import re
 
 from omegaconf import DictConfig
 
-from dflash_mcmc.config import aggregate, budget
 from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, groups_of, to_typed
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.registry import components, name_of
+from dflash_mcmc.registry import components, name_of, options_with
+from dflash_mcmc.statistics.rules import VOTES
+from dflash_mcmc.statistics.summaries import NAMES
+
+CHAINS = "num_chains"
+"""The field that scales the cost of an answer if the answer is a vote of independent draws."""
 
 
 def to_config(composed: DictConfig) -> Config:
@@ -22,8 +26,8 @@ def checked(config: Config) -> Config:
     _check_condition(config)
     config.probe = config.probe.with_draft(config.draft)
     _check_draft(config)
-    aggregate.check(config)
-    budget.check(config)
+    _check_aggregate(config)
+    _check_budget(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
     for group in used:
         component_of(config, group).check(config)
@@ -60,3 +64,58 @@ def _check_draft(config: Config) -> None:
         could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where no {could} uses it")
         config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()
+
+
+def _check_aggregate(config: Config) -> None:
+    """Checks the names in `aggregate` against the chains, the grader and the sampler, and the rules' parameters.
+
+    Raises ConfigError.
+    """
+    names = config.aggregates()
+    known = all(name in NAMES for name in names)
+    if config.aggregate is not None and (not names or not known or len({*names}) < len(names)):
+        words = ", ".join(map(repr, NAMES))
+        raise ConfigError("aggregate", config.aggregate, f"one of {words}, a list of several ([majority,power]), or null")
+    if names and config.num_chains < 2:
+        raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
+    if {*names} & {*VOTES} and (config.grader.runs_answers or config.grader.judges):
+        what = "programs" if config.grader.runs_answers else "judged texts"
+        raise ConfigError("aggregate", config.aggregate,
+                          f"null or log_p with grader={name_of(config.grader)}: a vote over {what} is not defined")
+    config.vote.softsat.check()
+    for name in names:
+        if name in config.vote.rules and config.vote.rules[name].needs_log_q:
+            _check_weights(config, name)
+
+
+def _check_weights(config: Config, name: str) -> None:
+    """Checks that the chains have importance weights for this rule. Raises ConfigError."""
+    law, rules = config.sampler.law(), config.vote.rules
+    allowed = ", ".join(other for other in NAMES if other not in rules or not rules[other].needs_log_q)
+    if not config.sampler.draws_once:
+        raise ConfigError("aggregate", name, f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent "
+                          f"draws with a known log q, as of sampler={options_with('sampler', 'draws_once')}")
+    if law.truncates:
+        given = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
+        raise ConfigError("aggregate", name, f"{allowed} with {given}: {name} needs draws without truncation "
+                          "(top_k=0, top_p=1, min_p=0)")
+
+
+def _check_budget(config: Config) -> None:
+    """Checks `budget` against the probe, the aggregate and the rate. Raises ConfigError."""
+    if config.budget is None:
+        return
+    if not config.probe.is_null:
+        raise ConfigError("budget", config.budget, f"null with probe={name_of(config.probe)}, which draws no answers to grade")
+    field = config.sampler.cost_field()
+    if field not in (None, CHAINS) and config.aggregates():
+        raise ConfigError("aggregate", config.aggregate, f"null with budget and sampler={name_of(config.sampler)}, whose "
+                          "answer is one sample")
+    if config.budget_unit == "seconds" and not (config.hardware.tokens_per_second or config.assumed.tokens_per_second):
+        raise ConfigError("hardware.tokens_per_second", None, "a number with budget_unit=seconds: the first settings are "
+                          "estimated with it")
+
+
+def path_of(field: str) -> str:
+    """The dotted name of a sampler's `cost_field`."""
+    return field if field == CHAINS else f"sampler.{field}"

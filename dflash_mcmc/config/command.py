@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dflash_mcmc.config import flags, mistakes
+from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.groups import config_folder
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.launcher import Slurm, store_schema, to_launcher
-from dflash_mcmc.config.overrides import given_value, text_of
-from dflash_mcmc.config.points import job_of, jobs_of, note_idle, optional_of
-from dflash_mcmc.config.schema import PACKAGE, Root, store_schemas, to_typed
-from dflash_mcmc.config.sweep import Sweep, points
+from dflash_mcmc.config.overrides import (
+    IF_PRESENT,
+    ask_for_help,
+    given_value,
+    names_if_present,
+    parse_arguments,
+    readable,
+    text_of,
+)
+from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schemas, to_typed
+from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import schema_of
+from dflash_mcmc.registry import GROUPS
 
 _LAUNCHERS = ("basic", "slurm")
 _LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
@@ -33,6 +45,31 @@ _SWEEPING = ("hydra/sweeper", "hydra.sweeper.params")
 """Those that have one in a sweep."""
 _SEARCHING = ("hydra.sweeper.", "hydra.sweep.dir")
 """Those that have one in a search: Hydra's sweeper chooses the points, and writes its result into the folder."""
+_INSTALL = r"""_dflash_mcmc() {
+    local line=${COMP_LINE:0:COMP_POINT} words ask rest word choices
+    read -ra words <<< "$line"
+    if [ "${words[0]##*/}" = dflash-mcmc ]; then
+        ask=("${words[0]}")
+    elif [ "${words[1]}" = -m ] && [ "${words[2]}" = dflash_mcmc ]; then
+        ask=("${words[@]:0:3}")
+    else
+        return
+    fi
+    [ "${line: -1}" = " " ] && words+=("")
+    [ ${#words[@]} -gt ${#ask[@]} ] || return
+    rest="${words[*]:${#ask[@]}}"
+    word="${words[-1]}"
+    choices=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + ${#rest})) "${ask[@]}" -sc query=bash 2> /dev/null) || return
+    mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
+    if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then  # bash replaces only what follows the sign
+        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
+    fi
+}
+complete -o nospace -o bashdefault -o default -F _dflash_mcmc python python3 dflash-mcmc"""
+"""Completion in bash. Hydra's own script completes `python FILE` and installed programs only, and sets COMP_WORDBREAKS."""
+_UNINSTALL = """complete -r python python3 dflash-mcmc
+unset -f _dflash_mcmc"""
+_SCRIPTS = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}
 _composing = threading.RLock()
 """Held while Hydra is initialised, because its state belongs to the process and not to a thread."""
 
@@ -106,8 +143,8 @@ def check_command(arguments: Sequence[str]) -> Command:
 
     A sweep is checked as a whole: a mistake in its last point is reported before its first one starts.
     """
-    parsed = flags.parsed(arguments)
-    if flags.ask_for_help(parsed):
+    parsed = parse_arguments(arguments)
+    if ask_for_help(parsed):
         return Command([], shows=True)
     with composer("config", parsed.overrides) as composing:
         overrides = [composing.parse(text) for text in parsed.overrides]
@@ -117,7 +154,7 @@ def check_command(arguments: Sequence[str]) -> Command:
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
                                         *(_SEARCHING if sweep and sweep.searches else ())))
         texts = _points(composing, overrides, sweep)
-        optional = optional_of(composing, texts, flags.names_if_present(parsed))
+        optional = optional_of(composing, texts, names_if_present(parsed))
         if sweep and sweep.searches:
             _refuse_conditional_ranges([*map(composing.parse, sweep.params), *overrides], optional)
             jobs = [job_of(composing, point, optional) for point in texts]
@@ -129,7 +166,7 @@ def check_command(arguments: Sequence[str]) -> Command:
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     shows = bool(parsed.cfg or parsed.info)
     if shows and (parsed.if_present or any(override.is_sweep_override() for override in overrides)):
-        raise UserError(f"--cfg and --info: given with several values or {flags.IF_PRESENT}; allowed: the command line of one "
+        raise UserError(f"--cfg and --info: given with several values or {IF_PRESENT}; allowed: the command line of one "
                         "run")
     return Command([] if shows else jobs, sweep, launcher, tuple(map(text_of, overrides)), shows, len(texts), optional)
 
@@ -177,3 +214,84 @@ def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | N
             raise UserError(f"{override.key_or_group}: given several values, {given_value(override)}; allowed: one value, or "
                             "a sweep with -m before the overrides")
     return [[text_of(override) for override in overrides]]
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Prints what --cfg, --info, --hydra-help or --shell-completion ask for.
+
+    The output of --cfg job begins with the option of each group as comments of YAML, because the values do not name it.
+    """
+    import hydra
+
+    given = parse_arguments(arguments)
+    if given.shell_completion and (script := _SCRIPTS.get(" ".join(given.overrides))):
+        print(script)
+        return
+    if given.cfg in ("job", "all") and not given.package:
+        print(_options(given.overrides), flush=True)
+    prepare()
+    sys.argv = [sys.argv[0], *map(readable, arguments)]
+    hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
+
+
+def _options(overrides: Sequence[str]) -> str:
+    with composer("config", overrides) as composing:
+        choices = composing.compose(overrides).choices
+    own = {group: option for group, option in choices.items()
+           if not group.startswith(("hydra/", "schema/")) and "@" not in group}
+    width = max(map(len, own))
+    return "\n".join(["# option of each group", *(f"#   {group:<{width}}  {option}" for group, option in own.items())])
+
+
+def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], float | None]) -> None:
+    """Lets Hydra's sweeper choose the points of a command, and calls `run` for each of them.
+
+    Args:
+        run: takes a point's overrides and the function that composes its job, and returns the objective. The sweeper
+            counts an exception as a failed trial.
+    """
+    with composer("config", command.overrides) as composing:
+        overrides = [composing.parse(text) for text in command.overrides]
+        of_hydra = [text_of(override) for override in overrides if override.is_hydra_override()]
+        master = _master(composing, command)
+        trials = _Trials(master)
+        sweeper = Plugins.instance().instantiate_sweeper(
+            config=master, hydra_context=HydraContext(config_loader=cast(ConfigLoader, trials), callbacks=Callbacks()),
+            task_function=lambda _: run(trials.point, lambda: job_of(composing, [*of_hydra, *trials.point], command.optional)))
+        sweeper.sweep([text for text in command.overrides if text not in of_hydra])
+
+
+class _Trials:
+    """The loader that gives Hydra's launcher the configuration of each trial. It notes the overrides and composes nothing.
+
+    The launcher calls no other method of a ConfigLoader.
+    """
+
+    def __init__(self, master: DictConfig):
+        self._master = master
+        self.point: list[str] = []
+        """The overrides of the trial that runs."""
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """The configuration that Hydra runs a trial with: Hydra's settings, and the overrides that name the trial."""
+        self.point = list(sweep_overrides)
+        of_trial = copy.deepcopy(self._master)
+        of_trial.hydra.overrides.task = self.point
+        return of_trial
+
+
+def _master(composing: Composer, command: Command) -> DictConfig:
+    """The configuration that the sweeper itself reads: Hydra's node, and the root fields that name the sweep's folder."""
+    single = [text for text in command.overrides if not composing.parse(text).is_sweep_override()]
+    master = composing.with_hydra(single)
+    for name, value in composing.compose([text for text in single if not _is_of_component(composing, text)]).values.items():
+        if name not in GROUPS:
+            OmegaConf.update(master, str(name), value)
+    master.hydra.mode = RunMode.MULTIRUN
+    return master
+
+
+def _is_of_component(composing: Composer, text: str) -> bool:
+    """Whether an override sets a field of a component. Such a field may not exist while its group is swept."""
+    group, dot, _ = composing.parse(text).key_or_group.partition(".")
+    return bool(dot) and group in GROUPS

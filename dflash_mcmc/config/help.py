@@ -1,14 +1,16 @@
-"""The text of `python -m dflash_mcmc --help`. It needs no composed configuration."""
+"""The texts of `--help`, and the options in `conf/`. Imports neither Hydra nor the components, so that help costs no time."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_mcmc import __version__
-from dflash_mcmc.config.groups import option_files
 
+_PACKAGE = Path(__file__).resolve().parent.parent
 _TEXT = """\
 Experiments on how to sample from a language model: python -m dflash_mcmc [group=option ...] [field=value ...]
 
@@ -24,6 +26,25 @@ Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
 """
 
 
+def config_folder() -> Path:
+    """`conf/` of the checkout, or the copy inside an installed package."""
+    checkout = _PACKAGE.parent / "conf"
+    return checkout if (checkout / "config.yaml").is_file() else _PACKAGE / "conf"
+
+
+def option_files(more: Sequence[Path] = ()) -> dict[str, dict[str, Path]]:
+    """Group -> option -> file, for every group of `conf/`, including groups that are no field of the configuration.
+
+    Args:
+        more: further folders with options, from `--config-dir`.
+    """
+    groups: dict[str, dict[str, Path]] = {}
+    for folder in (config_folder(), *more):
+        for file in sorted(folder.glob("*/*.yaml")):
+            groups.setdefault(file.parent.name, {})[file.stem] = file
+    return {group: dict(sorted(groups[group].items())) for group in sorted(groups)}
+
+
 def is_asked_for(arguments: Sequence[str]) -> bool:
     """Whether the command line has `--help` or `-h`."""
     return not {"-h", "--help"}.isdisjoint(arguments)
@@ -33,10 +54,10 @@ def shown(arguments: Sequence[str]) -> str:
     """What `--version` or `--help` prints; empty if the command line has neither."""
     if "--version" in arguments:
         return f"dflash_mcmc {__version__}\n"
-    return text(arguments) if is_asked_for(arguments) else ""
+    return _text(arguments) if is_asked_for(arguments) else ""
 
 
-def text(arguments: Sequence[str]) -> str:
+def _text(arguments: Sequence[str]) -> str:
     """The help, with the options of `--config-dir`, if the command line has one."""
     groups = option_files(_own_folders(arguments))
     width = max(map(len, groups))
@@ -49,3 +70,33 @@ def _own_folders(arguments: Sequence[str]) -> list[Path]:
     after = [following for flag, following in itertools.pairwise(arguments) if flag in flags]
     joined = [text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")]
     return [Path(folder) for folder in (*after, *joined)]
+
+
+def usage_of(description: str, plans: dict[str, type]) -> str:
+    """The description, then the fields of each plan below its heading. `plans` maps headings to configuration classes."""
+    sections = ["\n".join([f"{heading}:", *field_lines(plan)]) for heading, plan in plans.items()]
+    note = "A field is set by FIELD=VALUE. Fields marked identity change the result; fields marked runtime do not."
+    return "\n\n".join([description.strip(), *sections, note])
+
+
+def field_lines(plan: type) -> list[str]:
+    """Role, allowed values, default and meaning of every field, one field a line. Names of nested fields are dotted."""
+    found = _fields(plan, "")
+    width = max([20, *(len(name) for name, *_ in found)])
+    return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in found]
+
+
+def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
+    """(name, role, meaning) of each field; fields without a specification are groups and are left out."""
+    from dflash_mcmc.fields import has_spec, shown_default, spec_of
+
+    found, types = [], typing.get_type_hints(plan)
+    for field in dataclasses.fields(plan):
+        declared = types[field.name]
+        if isinstance(declared, type) and dataclasses.is_dataclass(declared):
+            found += _fields(declared, f"{prefix}{field.name}.")
+        elif has_spec(field):
+            spec = spec_of(field)
+            allowed = f"{spec.describe(declared)}; default {shown_default(field)}"
+            found.append((prefix + field.name, spec.role, f"{allowed}: {spec.help}"))
+    return found

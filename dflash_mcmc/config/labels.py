@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.config.groups import config_folder, option_files
+from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.errors import printable
 from dflash_mcmc.fields import default_of, identity_values, restored
 from dflash_mcmc.registry import components

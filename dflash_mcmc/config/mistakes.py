@@ -10,7 +10,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.launcher import PREFIX
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field

@@ -1,17 +1,26 @@
-"""The text of an override as it was typed, and quotes for texts that Hydra's grammar cannot read."""
+"""The words of a command line: flags, the text of overrides, and quotes for texts that Hydra's grammar cannot read."""
 
 from __future__ import annotations
 
 import re
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dflash_mcmc.errors import note
+from dflash_mcmc.errors import UserError, did_you_mean, note, shortened
+from dflash_mcmc.registry import GROUPS, components
 
 _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}].*)", re.DOTALL)
 """A field of a group with braces in its value, such as `dataset.prompt={question} Answer briefly.`"""
+_WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
+"""Flags of Hydra that show something without a configuration."""
+IF_PRESENT = "--if-present"
 
 
 def text_of(override: Override) -> str:
@@ -48,3 +57,47 @@ def _is_read(text: str) -> bool:
     except HydraException:
         return False
     return True
+
+
+def parse_arguments(arguments: Sequence[str]) -> Namespace:
+    """The flags and overrides of a command line. Raises UserError."""
+    parser = get_args_parser()
+    parser.add_argument(IF_PRESENT, default="", metavar="FIELDS", help="fields, separated by commas, that are left out where "
+                        "the chosen options do not have them, for programs that set every field of a sweep in every run")
+    parser.error = _refuse_flag  # type: ignore[method-assign]  # Hydra makes the parser, so no subclass can override it
+    found = parser.parse_intermixed_args(list(arguments))
+    for option in ("config_name", "config_path", "experimental_rerun"):
+        if getattr(found, option):
+            raise UserError(f"--{option.replace('_', '-')}: given {getattr(found, option)!r}; allowed: group=option, "
+                            "field=value, and a folder of your own options with --config-dir")
+    if found.hydra_help and found.overrides:
+        raise UserError(f"--hydra-help: given with {shortened(' '.join(found.overrides))}; allowed: --hydra-help alone")
+    if found.config_dir:
+        if not Path(found.config_dir).is_dir():
+            raise UserError(f"--config-dir: given {found.config_dir!r}; allowed: a folder that exists")
+        found.overrides.insert(0, f"hydra.searchpath=['file://{Path(found.config_dir).resolve()}']")
+    return found
+
+
+def ask_for_help(given: Namespace) -> bool:
+    """Whether a flag shows something without a configuration."""
+    return any(getattr(given, name, None) for name in _WITHOUT_A_CONFIGURATION)
+
+
+def names_if_present(given: Namespace) -> list[str]:
+    """The fields of `--if-present`. Raises UserError for one that no option of its group has."""
+    names = [name for name in given.if_present.split(",") if name]
+    for name in names:
+        group, _, field = name.partition(".")
+        if group not in GROUPS:
+            raise UserError(f"{IF_PRESENT}: given {name!r}{did_you_mean(group, GROUPS)}; allowed: fields of components, "
+                            "such as sampler.temperature,blend.beta")
+        known = sorted({each for found in components(group).values() for each in found.cls.__dataclass_fields__})
+        if field.partition(".")[0] not in known:
+            raise UserError(f"{IF_PRESENT}: given {name!r}, which no option of {group} has{did_you_mean(field, known)}; "
+                            f"allowed in {group}: {', '.join(known)}")
+    return names
+
+
+def _refuse_flag(message: str) -> NoReturn:
+    raise UserError(f"{message}; allowed: group=option, field=value, and the flags that --hydra-help lists")

@@ -1,12 +1,13 @@
-"""The typed configuration of a run. Its checks are in `checks`, its identity in `identity`."""
+"""The typed configuration of a run, and the job with it. Its checks are in `checks`, its identity in `identity`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -35,6 +36,7 @@ else:  # OmegaConf takes no other type for a field that several dataclasses can 
     Model = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
+_NONE: Mapping[str, str] = MappingProxyType({})
 PACKAGE = Path(__file__).resolve().parent.parent
 OF_THE_MACHINE = ("hardware", "engine", "tracker")
 """Groups that every run uses, whatever its probe. None of them changes an output, but for an engine that rounds otherwise."""
@@ -124,6 +126,20 @@ class Config:
         """The run's name in tables: its condition, or the names of its components; a probe's name comes first."""
         made_of = [self.condition.name] if self.condition.name else parts_of(self, ("blend", "draft", "sampler", "decoder"))
         return "_".join([*parts_of(self, ("probe",)), *made_of, *parts_of(self, ("engine",))])
+
+
+class Job(NamedTuple):
+    """One run. All fields but `config` describe it in tables and trackers; they do not change what it does."""
+
+    config: Config
+    overrides: tuple[str, ...] = ()
+    """The overrides of the command line that apply to this job."""
+    choices: Mapping[str, str] = _NONE
+    """The chosen option of each configuration group, by group."""
+    left_out: tuple[str, ...] = ()
+    """Names of the fields and groups that the command line sets and that do not apply to this job."""
+    title: str = ""
+    """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""
 
 
 def store_schemas() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
-from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Config, Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN

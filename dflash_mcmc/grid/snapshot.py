@@ -17,7 +17,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.config.groups import config_folder
+from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError

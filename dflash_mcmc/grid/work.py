@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from dflash_mcmc.config.command import prepare
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.grid import snapshot
 from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.grid.supervise import ENDINGS, die_with_parent

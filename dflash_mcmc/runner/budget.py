@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from dflash_mcmc.config.budget import CHAINS, path_of
-from dflash_mcmc.config.checks import checked
+from dflash_mcmc.config.checks import CHAINS, checked, path_of
 from dflash_mcmc.config.identity import settings_of
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.registry import components, name_of

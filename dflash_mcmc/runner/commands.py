@@ -11,7 +11,7 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import budget, preflight
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.jobs import Job
+    from dflash_mcmc.config.schema import Job
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -49,7 +49,7 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 def shows(command: Command, arguments: list[str]) -> bool:
     """Prints what a command that runs nothing asks for: a flag of Hydra, show=prompt or dry_run. False for other commands."""
     if command.shows:
-        from dflash_mcmc.config.show import show
+        from dflash_mcmc.config.command import show
 
         show(arguments)
     elif any(job.config.show for job in command.jobs):

@@ -22,8 +22,7 @@ from dflash_mcmc.runner.tasks import Tasks
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
-    from dflash_mcmc.config.jobs import Job
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.config.schema import Config, Job
 
 _LEFT_OUT, _DRAFT = "does not apply", "forwards of the draft"
 _HEADERS = ("run", _LEFT_OUT, "samples", "token-forwards a sample", "token-forwards", "hours", _DRAFT)

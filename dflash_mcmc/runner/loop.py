@@ -9,8 +9,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
-from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of

@@ -21,8 +21,7 @@ from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.reading import recorded_keys
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.jobs import Job
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.config.schema import Config, Job
     from dflash_mcmc.engine.batching.plan import MemoryPlan, TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.types import Problem

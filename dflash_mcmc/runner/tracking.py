@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.jobs import Job
 from dflash_mcmc.config.labels import name_of_path
-from dflash_mcmc.config.schema import Config, component_of, groups_of
+from dflash_mcmc.config.schema import Config, Job, component_of, groups_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.process import ranks

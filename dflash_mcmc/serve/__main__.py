@@ -23,10 +23,10 @@ def main() -> None:
 
 def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
-        from dflash_mcmc.config import usage
+        from dflash_mcmc.config import help
 
         described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc.catalogue GROUP"
-        print(usage.text(described, {"Fields": options_of.ServePlan}))
+        print(help.usage_of(described, {"Fields": options_of.ServePlan}))
         return
     options, config = options_of.compose(arguments)
     try:

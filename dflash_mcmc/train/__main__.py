@@ -29,12 +29,12 @@ def _main(arguments: list[str]) -> None:
 
 
 def _help() -> str:
-    from dflash_mcmc.config import usage
+    from dflash_mcmc.config import help
     from dflash_mcmc.train.recipe import DraftPlan
     from dflash_mcmc.train.target import TrainingPlan
 
     described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc.catalogue GROUP"
-    return usage.text(described, {"Fields with model=tiny": TrainingPlan,
+    return help.usage_of(described, {"Fields with model=tiny": TrainingPlan,
                                   "Fields with draft=tiny, smollm2 or dflash": DraftPlan})
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config import command, usage
+from dflash_mcmc.config import command, help
 from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.errors import ConfigError
@@ -119,7 +119,7 @@ def main() -> None:
 
 def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
-        print(usage.text(__doc__, {"Fields": Bench}))
+        print(help.usage_of(__doc__, {"Fields": Bench}))
         return
     plan, _ = command.compose_once("bench", arguments, Bench)
     plan.check()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.grading import VERSION
+from dflash_mcmc.grading.math import MathGrader
 from tests.golden import runs
 
 TOLERANCE = 1e-4
@@ -35,17 +37,23 @@ def test_the_stored_records_are_drawn_again(name, tmp_path):
         "stop_id" if record["ended"] else "length" for record in of_samples]
 
 
-def test_runs_of_an_older_version_are_continued(tmp_path):
-    """Each folder was written with one of two problems. Its records stay byte for byte, and the missing ones are drawn."""
-    old = {name: OLD_RUNS / runs.stored(name)["folder"] for name in ("power_mh", "probe_layer_rank")}
-    new = {name: shutil.copytree(folder, tmp_path / name / runs.stored(name)["folder"]) for name, folder in old.items()}
-    for name in old:
+def test_runs_of_an_older_version_are_continued(tmp_path, monkeypatch):
+    """Each folder was written with one of two problems. Its records stay byte for byte, and the missing ones are drawn.
+
+    The grader has the version of those runs: runs with grades of another version are not continued.
+    """
+    monkeypatch.setattr(MathGrader, "version", 4)
+    for name in ("power_mh", "probe_layer_rank"):
+        old, = OLD_RUNS.glob(f"default/{name.removeprefix('probe_')}-*")
+        new = shutil.copytree(old, tmp_path / name / "default" / old.name)
         drawn = runs.draw(name, tmp_path / name)
-        assert differences(drawn, name) == []
-        before, after = ((folder[name] / "records.jsonl").read_bytes() for folder in (old, new))
+        assert drawn["folder"] == f"default/{old.name}"
+        stored = json.loads(json.dumps(runs.stored(name)).replace(f"math {VERSION}", "math 4"))
+        assert runs.differences(runs.as_stored(drawn), {**stored, "folder": drawn["folder"]}, TOLERANCE, name) == []
+        before, after = ((folder / "records.jsonl").read_bytes() for folder in (old, new))
         assert after.startswith(before)
         assert before.count(b"\n") == after.count(b"\n") / 2 == len(drawn["records"]) / 2
-        sessions = [json.loads((folder[name] / "run.json").read_text())["sessions"] for folder in (old, new)]
+        sessions = [json.loads((folder / "run.json").read_text())["sessions"] for folder in (old, new)]
         assert sessions[1][:1] == sessions[0]
         assert len(sessions[1]) == 2
 

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dflash_mcmc as dm
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.model.files import weight_files

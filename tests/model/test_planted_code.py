@@ -9,8 +9,7 @@ import shutil
 
 import pytest
 
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.dataset.inputs import loading
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import preflight

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.config import command
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import preflight
 from tests.composing import composed

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import preflight
 from tests.checkpoints import hybrid_pair

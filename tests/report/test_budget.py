@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.groups import config_folder
+from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import budget

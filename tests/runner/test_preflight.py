@@ -13,7 +13,7 @@ import torch
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.identity import identity_hash, run_folder
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan
 from dflash_mcmc.runner import build, preflight

@@ -11,8 +11,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.runner.tracking import RunningAccuracy, readable_name, tags
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.tracker.jsonl import JsonlWriter

@@ -31,7 +31,7 @@ from dflash_mcmc.api import online
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.samplers import Samplers
 from dflash_mcmc.api.workers import DrawnAnswer, Order
-from dflash_mcmc.config.groups import option_files
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.harness.arguments import chosen
 from dflash_mcmc.harness.inspect_ai import requests

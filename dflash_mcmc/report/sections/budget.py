@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.config.budget import CHAINS, path_of
+from dflash_mcmc.config.checks import CHAINS, path_of
 from dflash_mcmc.report.parts import (
     Column,
     Drawing,

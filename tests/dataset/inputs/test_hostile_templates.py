@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 import dflash_mcmc as dm
-from dflash_mcmc.config.jobs import Job
-from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.runner import preflight
 from tests.refusals import refused

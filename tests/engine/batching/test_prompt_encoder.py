@@ -7,7 +7,7 @@ import json
 import pytest
 import transformers
 
-from dflash_mcmc.config.jobs import Job
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 from dflash_mcmc.runner import preflight
 from tests.refusals import refused
