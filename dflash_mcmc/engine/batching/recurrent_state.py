@@ -8,13 +8,11 @@ position to which a row is rolled back. A row therefore keeps
     recent      the states at the latest positions, at `position % num_recent`: those that the next steps can start from
 
 The state at a position is the state before its token is fed. A state that is neither a snapshot nor recent is replayed: the
-recurrence runs from the last snapshot over the kept inputs (`delta_net.replay`). The recurrence goes token by token in every
-forward, so that its bits do not depend on how a text was split into forwards. A row that was rolled back therefore has the
-bits of a row that never went further. The nearest snapshot may be missing; an earlier one gives the same bits.
+recurrence runs from the last snapshot over the kept inputs (`delta_net.replay`), token by token in every forward, so that its
+bits do not depend on how a text was split, nor on which snapshot it starts from.
 
 A page has the inputs of its positions, and the snapshots at them: the state after the page's i-th token is that of every row
-which has the page. Rows that share a page share its snapshots. The memory of the snapshots is a pool. If it is full, a state
-is not kept, and a replay starts from an earlier one.
+which has the page. Rows that share a page share its snapshots. A full pool keeps no further state.
 """
 
 from __future__ import annotations
