@@ -79,7 +79,7 @@ def test_help_lists_the_fields(monkeypatch, capsys):
     assert "python -m tests.bench subjects=[tiny]" in printed
     for field in dataclasses.fields(Bench):
         assert field.name in printed
-    assert "whole number >= 16: number of new tokens of the models other than the embedded one" in printed
+    assert "whole number >= 16; default 64: number of new tokens of the models other than the embedded one" in printed
 
 
 def test_the_loop_draws_what_the_engine_draws():

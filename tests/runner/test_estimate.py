@@ -247,7 +247,7 @@ def cells(text: str) -> dict[str, list[str]]:
 
 
 def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
-    for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "run.loop.execute"):
+    for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "runner.loop.execute"):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
     text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
     assert cells(text) == {"temp": ["192", "176", "33754", "0.01"]}  # 192 * (99 + 0.6 * 128)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import loop
+from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.lines import CHECKSUM
-from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
 from tests.conftest import ROOT
 from tests.runs import execute
@@ -205,7 +205,7 @@ def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
     """A launcher ends all processes with the first that goes: one that told nothing and went took the message with it."""
     entrypoint, told = importlib.import_module("dflash_mcmc.__main__"), []
     # Not time.sleep itself: threads of other tests, as a tracker's, sleep too.
-    monkeypatch.setattr(entrypoint, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
+    monkeypatch.setattr(commands, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
     for rank, waited in (("1", [(60.0, "")]), ("0", [])):
         told.clear()
         monkeypatch.setenv("RANK", rank)
@@ -451,8 +451,10 @@ def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch
     (whole.folder / "summary.json").unlink()
     lines = (whole.folder / RECORDS).read_bytes().splitlines(keepends=True)
     (whole.folder / RECORDS).write_bytes(lines[0])
+    others = whole.folder / records_file(1)
+    others.touch()
     monkeypatch.setenv("DFLASH_MCMC_SHARD", "0/2")
-    monkeypatch.setattr(loop._Loop, "run", lambda self: (whole.folder / RECORDS).open("ab").write(b"".join(lines[1:])))
+    monkeypatch.setattr(loop._Loop, "run", lambda self: others.open("ab").write(b"".join(lines[1:])))
     result = execute(config)
     assert (result.num_left, result.summary) == (0, whole.summary)
     assert (whole.folder / "summary.json").exists()

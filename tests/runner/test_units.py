@@ -171,7 +171,8 @@ def test_a_unit_that_kills_its_process_alone_is_recorded_as_failed_and_not_retri
         died(config, deadly, alone=alone)
     result = execute(config)
     reason = "the process died 5 times while this question was being measured, 3 times with no other task in progress"
-    assert lines(result.folder)[-1] == {"problem": deadly.problem, "chain": 0, "failure": reason}
+    identity = result.folder.name.rpartition("-")[2]
+    assert lines(result.folder)[-1] == {"problem": deadly.problem, "chain": 0, "failure": reason, "identity": identity}
     assert (result.num_new, result.summary["num_units"], result.summary["num_units_failed"]) == (5, 5, 1)
     expected = [len(problem.question) for problem in config.dataset.problems() if problem.id != deadly.problem]
     assert [row["length"] for row in result.summary["tables"]["all"]] == expected

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.draft.network.dflash.test_network import QWEN3_4B
+from tests.draft.network.test_dflash import QWEN3_4B
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_mcmc.draft.network.dflash import DFlash
