@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.draft.network.test_dflash import QWEN3_4B
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.probe.deep_readout import figures, tables
 from dflash_mcmc.probe.deep_readout.tables import READERS, Tokens, count_parameters, parameter_rows
+from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import network
 from tests.targets import random_model
 
