@@ -204,10 +204,11 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
 
 def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
     units = [Unit("a"), Unit("b")]
-    short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3)))
+    short = SimpleNamespace(trajectory=SimpleNamespace(length=3, tokens=np.arange(3), prompt=np.arange(4)))
     finished = [SimpleNamespace(tag=units[0], result=None, failure="no memory"), None,
                 SimpleNamespace(tag=units[1], result=short, failure="")]
-    engine = SimpleNamespace(steps=lambda chains: iter(finished), model=SimpleNamespace(decode=str))
+    model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
+    engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
     problems = {name: SimpleNamespace(level=2, answer="7") for name in "ab"}
     config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
     found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._along(

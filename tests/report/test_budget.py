@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-from omegaconf import OmegaConf
+import dataclasses
 
-from dflash_mcmc.config.help import config_folder
+import pytest
+
+from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import budget
@@ -18,9 +19,7 @@ PROBLEMS = 40
 
 def fields(sampler: str, **changed) -> dict:
     """The fields of a sampler as `config.yaml` has them."""
-    values = dict(OmegaConf.to_container(OmegaConf.load(config_folder() / "sampler" / f"{sampler}.yaml")))
-    values.pop("defaults")
-    return {"name": sampler, **values, **changed}
+    return {"name": sampler, **dataclasses.asdict(components("sampler")[sampler].cls()), **changed}
 
 
 def answers(solved: range, cost: int, chains: int = 1) -> list[dict]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
-from omegaconf import OmegaConf
 
-from dflash_mcmc.config.help import config_folder
+from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
@@ -366,9 +366,8 @@ class TestMeasures:
 
 
 def option_fields(group: str, name: str) -> dict:
-    """The fields of an option file."""
-    fields = OmegaConf.load(config_folder() / group / f"{name}.yaml")
-    return {key: value for key, value in fields.items() if key != "defaults"}
+    """The default values of a component's fields."""
+    return dataclasses.asdict(components(group)[name].cls())
 
 
 class TestAgreement:
