@@ -12,7 +12,7 @@ from tests import processes
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"
-PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (README, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "notebook"))
 ADDED = "  # with the three files above"
 NEEDS_GPU = "  # needs a GPU"
 NEEDS_VLLM = "  # needs vLLM"  # what it does is under test in tests/vllm

@@ -207,7 +207,7 @@ def test_adding_a_component(kind, tmp_path):
     name = re.search(rf'register\("{kind}", "(\w+)"\)', page.read_text())[1]
     environment = {"PYTHONPATH": str(tmp_path)}
     run, test = pages.marked(pages.commands(page), ADDED)
-    for part in (*run.split(" && "), test, f"python -m pytest tests/test_names.py -k {name}"):
+    for part in (*run.split(" && "), test, "python -m pytest tests/test_names.py -k component"):
         done = pages.run(part, tmp_path, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
     listed = pages.run(f"python -m dflash_mcmc.catalogue {kind}", tmp_path, **environment)
