@@ -97,7 +97,7 @@ def test_the_copy_is_complete_and_comes_before_the_checkout(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "cannot be read as a grid" in done.stderr
+    assert "grid.json: cannot be read" in done.stderr
 
 
 def test_a_run_of_the_copy_names_the_commit_that_was_submitted(tmp_path):
