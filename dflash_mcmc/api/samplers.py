@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Condition, Config
@@ -34,7 +34,7 @@ class Samplers:
         self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
         self._config.condition = Condition(name=None, sampler=None, blend=None)
         self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
-        self._own_steps = dataclasses.asdict(config.sampler).get("num_steps", 0)
+        self._own_steps = dataclasses.asdict(cast("Any", config.sampler)).get("num_steps", 0)
         self._made: dict[str, Config] = {}
         self._lock = threading.Lock()
 
@@ -63,7 +63,7 @@ class Samplers:
         if self._max_width is not None and (width := config.sampler.width()) > self._max_width:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
-        steps = dataclasses.asdict(config.sampler).get("num_steps")
+        steps = dataclasses.asdict(cast("Any", config.sampler)).get("num_steps")
         if self._max_steps is not None and steps is not None and steps > max(self._max_steps, self._own_steps):
             raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
         return config
