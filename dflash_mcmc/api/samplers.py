@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Condition, Config
 from dflash_mcmc.errors import ConfigError, did_you_mean
+from dflash_mcmc.fields import identity_values
 from dflash_mcmc.registry import components, name_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Samplers:
         self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
         self._config.condition = Condition(name=None, sampler=None, blend=None)
         self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
-        self._own_steps = dataclasses.asdict(cast("Any", config.sampler)).get("num_steps", 0)
+        self._own_steps = _steps(config)
         self._made: dict[str, Config] = {}
         self._lock = threading.Lock()
 
@@ -63,8 +64,8 @@ class Samplers:
         if self._max_width is not None and (width := config.sampler.width()) > self._max_width:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
-        steps = dataclasses.asdict(cast("Any", config.sampler)).get("num_steps")
-        if self._max_steps is not None and steps is not None and steps > max(self._max_steps, self._own_steps):
+        steps = _steps(config)
+        if self._max_steps is not None and steps > max(self._max_steps, self._own_steps):
             raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
         return config
 
@@ -97,6 +98,11 @@ def _shared(cls: Any, name: str, fields: Mapping[str, Any], given: Mapping[str, 
             raise ConfigError(field, value, f"{off:g} with sampler={name}, which has no such field; its fields, in "
                               f"sampler: {', '.join(sorted(_names(cls)))}")
     return found
+
+
+def _steps(config: Config) -> int:
+    """The Metropolis-Hastings steps of a stage; 0 for a sampler without steps."""
+    return cast("int", identity_values(config.sampler).get("num_steps", 0))
 
 
 def _names(cls: Any) -> set[str]:

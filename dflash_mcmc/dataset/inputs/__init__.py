@@ -1,1 +1,1 @@
-"""Inputs from outside: checkpoints, hub files, rows and problems of datasets, prompts."""
+"""Inputs of datasets: rows, problems, conversations and prompts."""
