@@ -2,8 +2,8 @@
 
     path of one run      files on the call stack when a run's configuration is typed, its engine steps, a record is appended,
                          the summary is written and the table is rendered: what to read to follow a run.
-                         Without inference/ and components
-    called in one run    files with any function that one sampling run calls. Without inference/ and components
+                         Without engine and components
+    called in one run    files with any function that one sampling run calls. Without engine and components
     modules at the root  files directly in dflash_mcmc/
     branches on probes   comparisons that ask whether a configuration has a probe, outside run/tasks.py and probe/
     names of leaves      comparisons of a component's name with a literal, outside the component's own file
@@ -39,7 +39,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grading", "hardware", "engine",
           "tracker")
-NOT_THE_TRUNK = GROUPS
 _TRACED = """
 import runpy, sys
 root, called, path = sys.argv[1], set(), set()
@@ -94,7 +93,7 @@ def files_of_one_run() -> tuple[list[Path], list[Path]]:
 
 def _of_the_trunk(text: str) -> list[Path]:
     paths = [Path(line) for line in text.splitlines()]
-    return [path for path in paths if path.is_relative_to(PACKAGE) and room(path) not in NOT_THE_TRUNK]
+    return [path for path in paths if path.is_relative_to(PACKAGE) and room(path) not in GROUPS]
 
 
 def room(path: Path) -> str:

@@ -15,7 +15,7 @@ from dflash_mcmc.registry import GROUPS, components
 
 
 def component(group: str, name: str, **fields: Any) -> Any:
-    """A component with the values of `conf/<group>/<name>.yaml`, except for the given fields.
+    """The component of an option, with what `conf/<group>/<name>.yaml` changes in its defaults, and with the given fields.
 
     An option that has the name of its component gives what the class's constructor gives: `component("sampler", "power_mh")`
     equals `dflash_mcmc.PowerMH()`. Other options are presets of a component, such as `component("model", "tiny")`.
