@@ -14,7 +14,9 @@ UNSUPPORTED, TIMEOUT, ERROR, UNGRADABLE = "unsupported", "timeout", "error", "un
 NOT_DRAWN, TOO_LONG = "not_drawn", "too_long"
 GIVEN = (CORRECT, WRONG, NO_ANSWER, UNSUPPORTED, TIMEOUT, ERROR, UNGRADABLE)
 """The verdicts of a grader. The last four mean that the comparison was not completed: the answer exceeded a limit, the time
-ran out, the grading failed, or something else killed the grading process three times."""
+ran out, the grading failed, or something else killed the grading process MAX_DEATHS times."""
+MAX_DEATHS = 3
+"""Deaths of grading processes by something else during one answer, after which its verdict is UNGRADABLE."""
 UNDRAWN = (NOT_DRAWN, TOO_LONG)
 """The verdicts of records without a text. TOO_LONG: prompt and answer do not fit into the model's positions."""
 VERDICTS = (*GIVEN, *UNDRAWN)

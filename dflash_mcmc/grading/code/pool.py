@@ -11,7 +11,7 @@ from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
 from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Grade
 
 _MAX_LENGTH = 100_000
@@ -20,8 +20,6 @@ _MAX_TEXT = 1_000_000
 """The largest number of characters in a text after the thinking. The run's own process searches this text for the program."""
 _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR, "lost": UNGRADABLE}
-_MAX_DEATHS = 3
-"""The number of times that something else may kill the launcher of a program."""
 
 
 class _SubmittedProgram(NamedTuple):
@@ -85,7 +83,7 @@ class ProgramPool:
 
 
 def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
-    for _ in range(_MAX_DEATHS):
+    for _ in range(MAX_DEATHS):
         try:
             ended = sandbox.run(program, entry_point, limits)
         except CannotRun:  # the machine may have been out of processes or namespaces for a moment

@@ -19,7 +19,18 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, signal_name, timed
+from dflash_mcmc.grading.verdicts import (
+    CORRECT,
+    ERROR,
+    MAX_DEATHS,
+    NO_ANSWER,
+    TIMEOUT,
+    UNGRADABLE,
+    UNSUPPORTED,
+    WRONG,
+    signal_name,
+    timed,
+)
 from dflash_mcmc.types import Grade
 
 _INTEGER = re.compile(r"[+-]?\d{1,60}")
@@ -27,8 +38,6 @@ _START_SECONDS = 120
 _WALL_PER_CPU = 10
 """Limit on wall-clock time as a multiple of the limit on processor time. It is large because a worker may wait for a busy
 processor; it only ends answers that wait without using processor time."""
-_MAX_DEATHS = 3
-"""The number of workers that may die during one answer, and at their start."""
 _MAX_LISTED = 3
 """Number of mistakes of the self-test that an error message lists."""
 _MAX_RECORDED = 1_000
@@ -103,7 +112,7 @@ class _Workers:
         return own.call(function, arguments, seconds)
 
     def _started(self) -> _Process:
-        for attempt in range(1, _MAX_DEATHS + 1):
+        for attempt in range(1, MAX_DEATHS + 1):
             with self._lock:
                 if self._closed:
                     raise Died(None)
@@ -113,7 +122,7 @@ class _Workers:
                 process.reply(_START_SECONDS)
                 return process
             except Died:
-                if attempt == _MAX_DEATHS:
+                if attempt == MAX_DEATHS:
                     raise
         raise AssertionError
 
@@ -230,7 +239,7 @@ class MathPool:
     def _graded(self, workers: _Workers, submitted: _SubmittedText) -> Grade:
         """The grade of an answer, in a thread of the pool."""
         answer, reason = submitted.answer, ""
-        for _ in range(_MAX_DEATHS):
+        for _ in range(MAX_DEATHS):
             try:
                 (decision, same_string), seconds = workers.call(
                     timed, (self._judge, submitted.gold, answer, self._timeout), _WALL_PER_CPU * self._timeout)
@@ -243,7 +252,7 @@ class MathPool:
                 if died.code == worker.OUT_OF_MEMORY:
                     return Grade(ERROR, answer, "memory")
                 reason = str(died)
-        return Grade(UNGRADABLE, answer, "process", f"the grading process died {_MAX_DEATHS} times, at last by {reason}")
+        return Grade(UNGRADABLE, answer, "process", f"the grading process died {MAX_DEATHS} times, at last by {reason}")
 
 
 def _first_few(wrong: list[str]) -> str:
