@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.types import Grade
+from tests.processes import wait_until
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     pool = MathPool(600, 4, 1)
     pool.submit(0, r"\boxed{2/4}", r"\frac12")
     assert [grade.verdict for _, grade in pool.finished(wait=True)] == ["correct"]
-    pool._pool.schedule(pow, (3, 10**9))
+    pool._workers.threads.submit(pool._workers.call, pow, (3, 10**9), 600)
     time.sleep(0.5)
     print(*[p for p in os.listdir("/proc") if p.isdigit() and f"\nPPid:\t{os.getpid()}\n" in open(f"/proc/{p}/status").read()],
           flush=True)
@@ -91,10 +91,7 @@ if __name__ == "__main__":
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     workers = done.stdout.split()
     assert workers, done.stderr
-    deadline = time.monotonic() + 20
-    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(alive(pid) for pid in workers)
+    wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
 def alive(pid: str) -> bool:
