@@ -25,7 +25,7 @@ def test_help_lists_the_fields_of_both_trainings(command, tmp_path):
     assert "python -m dflash_mcmc.train draft=tiny" in done.stdout
     assert "warmup_steps" in done.stdout
     assert "responses.max_new_tokens" in done.stdout
-    assert "whole number >= 2: maximal length of a response in tokens" in done.stdout
+    assert "whole number >= 2; default 2048: maximal length of a response in tokens" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
