@@ -20,6 +20,8 @@ from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.dataset import Dataset
     from dflash_mcmc.decoder import Decoder
@@ -140,6 +142,8 @@ class Job(NamedTuple):
     """Names of the fields and groups that the command line sets and that do not apply to this job."""
     title: str = ""
     """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""
+    prompts: Mapping[str, np.ndarray] = MappingProxyType({})
+    """Token ids of prompts by the ids of their problems, as far as the checks of the command have encoded them."""
 
 
 def store_schemas() -> None:

@@ -40,7 +40,7 @@ def execute(job: Job) -> RunResult:
     Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
     tracker.
     """
-    config, tasks = job.config, tasks_of(job.config)
+    config, tasks = job.config, tasks_of(job.config, job.prompts)
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):
