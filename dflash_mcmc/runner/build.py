@@ -44,7 +44,8 @@ def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     Args:
         known: prompts that are encoded already.
     """
-    prompts, prompting = {problem.id: known[problem.id] for problem in problems if problem.id in known}, config.dataset.prompting()
+    prompts = {problem.id: known[problem.id] for problem in problems if problem.id in known}
+    prompting = config.dataset.prompting()
     for problem in problems:
         if problem.id not in prompts:
             prompts[problem.id] = model.encode(

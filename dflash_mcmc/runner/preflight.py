@@ -102,7 +102,7 @@ class _Checks:
         return Checked(prompts.num_fitting / len(problems), prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
-        """Encodes the prompts; None if no prompt is checked. Checks the device and the checkpoints before. Raises UserError."""
+        """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null
