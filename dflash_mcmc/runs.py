@@ -64,7 +64,7 @@ def _listed(folder: Path) -> Listed:
 
 
 def _is_open(folder: Path) -> bool:
-    from dflash_mcmc.store.sharing import is_open
+    from dflash_mcmc.store.locks import is_open
 
     try:
         return is_open(folder)

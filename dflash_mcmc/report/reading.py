@@ -22,15 +22,14 @@ from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.table import labels_of
-from dflash_mcmc.store.described import RUN, described, json_object
+from dflash_mcmc.store.described import RUN, described, json_object, read_problems
 from dflash_mcmc.store.files import read_regular
-from dflash_mcmc.store.problems import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
-    from dflash_mcmc.store.problems import ProblemText
+    from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record
 
 _TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")

@@ -22,8 +22,8 @@ from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
+from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.problems import add_problems
 from dflash_mcmc.store.records import SampleKey, key_of
 
 if TYPE_CHECKING:

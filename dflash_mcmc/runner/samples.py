@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.store.problems import ProblemText
+    from dflash_mcmc.store.described import ProblemText
 
 
 class Samples(Tasks[Record]):

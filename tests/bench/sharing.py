@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import to_line
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import records_file
+from dflash_mcmc.store.schema import to_line
 from tests.bench.measure import Sizes
 from tests.bench.subject import Subject
 

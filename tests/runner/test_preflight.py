@@ -17,7 +17,7 @@ from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan
 from dflash_mcmc.runner import build, preflight
-from dflash_mcmc.store.lines import to_line
+from dflash_mcmc.store.schema import to_line
 from tests.report.folders import record
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import CHECKSUM
 from dflash_mcmc.store.records import RECORDS, records_file
+from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
 from tests.conftest import ROOT
 from tests.runs import execute

@@ -22,8 +22,8 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import from_line
 from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.schema import from_line
 from tests.runs import execute
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]

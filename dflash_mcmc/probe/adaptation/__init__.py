@@ -21,7 +21,7 @@ from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
-from dflash_mcmc.store.bounds import AsList, Count, Long, Range
+from dflash_mcmc.store.schema import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

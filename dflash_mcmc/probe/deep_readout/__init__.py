@@ -22,7 +22,7 @@ from dflash_mcmc.probe.deep_readout.tables import ALL, ParameterCounts
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
-from dflash_mcmc.store.bounds import Count, Long, Range
+from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

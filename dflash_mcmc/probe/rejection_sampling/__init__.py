@@ -20,7 +20,7 @@ from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.bounds import Count, Long, Range
+from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

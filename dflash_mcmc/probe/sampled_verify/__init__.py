@@ -24,7 +24,7 @@ from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.runner import build
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.store.bounds import Count, Instead, Long, OneOf, Range
+from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
-from dflash_mcmc.store.bounds import Count, Instead, Long, Range
+from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.problems import PROBLEMS, read_problems
+from dflash_mcmc.store.described import PROBLEMS, read_problems
 from dflash_mcmc.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
