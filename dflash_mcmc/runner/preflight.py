@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Checked(NamedTuple):
+class CheckedJob(NamedTuple):
     """What the checks of a job have found."""
 
     share: float = 1.0
@@ -41,7 +41,7 @@ class Checked(NamedTuple):
     """Token ids of the prompts of all problems, by id; empty where no prompt is read."""
 
 
-class _Prompts(NamedTuple):
+class _EncodedPrompts(NamedTuple):
     """The prompts of a dataset."""
 
     encoded: dict[str, np.ndarray]
@@ -51,7 +51,7 @@ class _Prompts(NamedTuple):
     """Number of problems that fit."""
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[Checked, ...]]:
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[CheckedJob, ...]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
@@ -82,24 +82,24 @@ class _Checks:
         plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
         return None if plan is None else plan.describe(weights)
 
-    def check(self, config: Config) -> Checked:
+    def check(self, config: Config) -> CheckedJob:
         """Raises UserError for a configuration that cannot run."""
         used = groups_of(config)
         if config.show is not None or "dataset" not in used:
-            return Checked()
+            return CheckedJob()
         problems = self._problems(config)
         if not config.dry_run and self._is_complete(config):
-            return Checked()
+            return CheckedJob()
         if "grader" in used:
             self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         with program.importing():  # of torch and transformers
             encoder = self._encoder(config, used, problems)
         if encoder is None:
-            return Checked()
+            return CheckedJob()
         prompts = self._prompts(config, encoder, problems)
         if "sampler" in used and config.engine.plans_memory:
             self._memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
-        return Checked(prompts.num_fitting / len(problems), prompts.encoded)
+        return CheckedJob(prompts.num_fitting / len(problems), prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
         """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
@@ -142,20 +142,20 @@ class _Checks:
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)
 
-    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _Prompts:
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _EncodedPrompts:
         """Raises UserError if no prompt fits."""
         from dflash_mcmc.runner import build, fitting
 
         drawn = config.probe.draws_answers()
 
-        def prompts() -> _Prompts:
+        def prompts() -> _EncodedPrompts:
             encoded = build.encoded(config, encoder, problems)
             fit = fitting.fit(config, encoder, problems, gold=not drawn, known=encoded)
             fit.check()
             if fit.too_long:
                 name, first = next(iter(fit.too_long.items()))
                 note(f"{len(fit.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
-            return _Prompts(encoded, max(map(len, fit.prompts.values())), len(problems) - len(fit.too_long))
+            return _EncodedPrompts(encoded, max(map(len, fit.prompts.values())), len(problems) - len(fit.too_long))
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
