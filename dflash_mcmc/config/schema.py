@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -145,7 +146,13 @@ class Job(NamedTuple):
 def store_schemas() -> None:
     """Registers the schemas of all components and of the root with Hydra."""
     load_all()
-    ConfigStore.instance().store(group="schema", name="config", node=schema_of(Config), provider="dflash_mcmc")
+    store_schema("config", Config)
+
+
+@cache
+def store_schema(root: str, cls: type) -> None:
+    """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
+    ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
