@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,3 +84,31 @@ def test_the_two_norms_differ():
                    for n in ("none", "final"))
     assert raw[0, 0] == 4.5
     assert normed[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_a_random_direction_keeps_the_norm_and_nothing_else(norm):
+    """The rotation is linear, the same for every row and for both kinds of array, and acts after the norm of the layer."""
+    generator = torch.Generator().manual_seed(0)
+    last, state = (torch.randn(5, 256, generator=generator, dtype=torch.float64) for _ in range(2))
+    weight = torch.rand(256, generator=generator, dtype=torch.float64)
+
+    def other(blend, state):
+        return blend.mix(torch.zeros_like(state), [state], lambda hidden: hidden * weight)
+
+    turned, plain = (other(LayerBlend(beta=1.0, layer=0, norm=norm, direction=direction), state)
+                     for direction in ("random", "layer"))
+    assert torch.allclose(turned.norm(dim=-1), plain.norm(dim=-1), rtol=1e-12)
+    assert sorted(turned[0].abs().tolist()) == sorted(plain[0].abs().tolist())
+    assert torch.nn.functional.cosine_similarity(turned, plain).abs().max() < 0.25  # 256 dimensions: a deviation of 0.06
+    alone = other(LayerBlend(beta=1.0, layer=0, norm=norm, direction="random"), state[2:3])
+    assert torch.equal(alone, turned[2:3])
+    blend = LayerBlend(beta=-0.3, layer=0, norm="none", direction="random")
+    arrays = blend.mix(last.numpy(), [state.numpy()], lambda hidden: hidden)
+    assert np.array_equal(arrays, blend.mix(last, [state], lambda hidden: hidden).numpy())
+
+
+def test_noise_is_the_layer_blend_with_a_random_direction(make_config):
+    noise = make_config("blend=noise", "blend.beta=0.1")
+    assert noise.blend == LayerBlend(beta=0.1, direction="random")
+    assert identity_hash(noise) != identity_hash(make_config("blend=layer", "blend.beta=0.1"))
