@@ -79,15 +79,17 @@ class LayerBlend(Blend):
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * (mean of the layers), in the precision of the arguments; any shape."""
+        return (1.0 - self.beta) * last + self.beta * self.auxiliary(tapped, final_norm)
+
+    def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
+        """The mean of the layers' states after the norm, turned with direction=random."""
         states = [final_norm(state) for state in tapped] if self.norm == "final" else list(tapped)
         hidden = states[0]
         for state in states[1:]:
             hidden = hidden + state
         if len(states) > 1:
             hidden = hidden / len(states)
-        if self.direction == "random":
-            hidden = _turned(hidden)
-        return (1.0 - self.beta) * last + self.beta * hidden
+        return _turned(hidden) if self.direction == "random" else hidden
 
 
 def _turned(hidden: Hidden) -> Hidden:
