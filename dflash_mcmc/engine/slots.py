@@ -56,6 +56,8 @@ class Slots(Engine):
             for prompt in prompts:
                 hidden = target.hidden(torch.from_numpy(prompt)[None].to(target.device))[0, -_LAST:]
                 other = blend.auxiliary([state[0, -_LAST:] for state in tapped], target.final_norm)
+                if other is None:
+                    return None
                 own, mixed = (target.logits(state)[:, ~target.forbidden].std(dim=-1) for state in (hidden, other))
                 ratios.append(float((mixed / own).mean()))
         return sum(ratios) / len(ratios)
