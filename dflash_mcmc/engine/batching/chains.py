@@ -276,22 +276,6 @@ class LiveChain:
         self.settle()
         return tuple(self._answers) if self._together else self._answers[0]
 
-    def advance(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None]) -> None:
-        """Gives the chain the answers to complete requests, until one is not complete or the chain ends.
-
-        Args:
-            begin: begins the operations of a new request.
-            end: takes the result of a chain that has ended.
-        """
-        while self.complete and not self.ended:
-            try:
-                request: Request = self.generator.send(self.answer())
-            except StopIteration as stop:
-                end(self, stop.value)
-                return
-            self.ask(request)
-            begin(self)
-
     def slots_for(self, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
         """A slot for each operation, in the order in which they are placed.
 
@@ -364,13 +348,16 @@ def _repeated(drawn: Sequence[np.ndarray]) -> int:
 class Meter:
     """The counters and the clock of an engine.
 
+    Args:
+        now: the clock that measures the turns of chains, in seconds.
+
     Attributes:
         clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
         reading_clock: the part of `clock` in which prompts and prefixes were read.
     """
 
-    def __init__(self) -> None:
-        self.counters = Counters()
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.counters, self.now = Counters(), now
         self.clock = self.reading_clock = self._reading = 0.0
 
     def reset_clock(self) -> None:

@@ -7,114 +7,20 @@ belong to slots that rest. A slot that rests gives up its row when another opera
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import NamedTuple
 
-import numpy as np
-
+from dflash_mcmc.engine.batching.admission import AdmissionQueue, prompt_of
 from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.batching.rows import Status
-from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
+from dflash_mcmc.engine.batching.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.turns import Turns
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Request, Score, Together
+from dflash_mcmc.ops import Chain, Draw, Score
 from dflash_mcmc.types import ChainResult, Cost
-
-
-class Next(NamedTuple):
-    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
-
-    tag: Hashable
-    chain: Chain
-    request: Request | None
-    result: ChainResult | None
-
-
-class AdmissionQueue:
-    """Gives out chains in their order.
-
-    Args:
-        chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
-        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
-        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
-
-    Attributes:
-        seconds_each: the latest reading's seconds, divided among the chains that it was for.
-    """
-
-    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
-                 was_read: Callable[[int, int, float], None]):
-        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
-        self._ahead: deque[Next] = deque()
-        self._drained = self._paused = False
-        self.seconds_each = 0.0
-
-    @property
-    def more(self) -> bool:
-        """Whether another chain may follow."""
-        return bool(self._ahead) or not self._drained
-
-    @property
-    def reads_next(self) -> bool:
-        """Whether `next` reads prompts first."""
-        return not self._ahead and not self._drained
-
-    @property
-    def arrived(self) -> bool:
-        """Whether a chain waits now, after `chains` had none for a while."""
-        if self._paused and not self._ahead:
-            self._look_ahead()
-        return bool(self._ahead)
-
-    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
-        """Ends waiting chains before they begin."""
-        out = [entry for entry in self._ahead if entry.tag in tags]
-        self._ahead = deque(entry for entry in self._ahead if entry.tag not in tags)
-        for entry in out:
-            entry.chain.close()
-        return [Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED) for entry in out]
-
-    def next(self) -> Next | None:
-        """The next chain; None after the last."""
-        if not self._ahead and not self._drained:
-            self._look_ahead()
-        return self._ahead.popleft() if self._ahead else None
-
-    def read(self) -> None:
-        """Reads the prompts of the waiting chains, except those already read."""
-        if self._prompts:
-            started = time.perf_counter()
-            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
-            self._was_read(*self._prompts.read(prompts), started)
-            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
-
-    def _look_ahead(self) -> None:
-        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
-        for arrival in self._chains:
-            if arrival is None:
-                self._paused = True
-                break
-            tag, chain = arrival
-            try:
-                self._ahead.append(Next(tag, chain, next(chain), None))
-            except StopIteration as stop:
-                self._ahead.append(Next(tag, chain, None, stop.value))
-            if len(self._ahead) == limit:
-                break
-        else:
-            self._drained = True
-        if self._ahead or not self._paused:
-            self.read()
-
-
-def prompt_of(request: Request | None) -> np.ndarray | None:
-    """The prompt of a request's first operation; None without an operation."""
-    operations = request.operations if isinstance(request, Together) else (request,)
-    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
 
 
 class BatchRows:
@@ -201,6 +107,7 @@ class BatchRows:
             return 0
         works = slot.operation is not None and slot.leader is None
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
+
 
 class PagePreemption:
     """Frees pages.
@@ -294,6 +201,12 @@ class Scheduler:
         self._chains: dict[LiveChain, None] = {}  # in the order of their admission
         self._ending: list[Slot] = []  # their draws have just ended, and they keep their rows
         self._finished: list[Finished] = []
+        self._turns = Turns(self._begin, self._end, meter.now)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is work: rows that draw, or chains that wait for a turn."""
+        return bool(self.live or self._turns.paused)
 
     @property
     def busy_slots(self) -> int:
@@ -301,9 +214,13 @@ class Scheduler:
         return len(self._rows) if self._queue.more else 0
 
     def fill(self) -> list[Finished]:
-        """Gives all rows work, as far as there is work. Returns the chains that have ended."""
-        while ((self._rows.num_free and (self._begin_late() if self._late else self._admit()))
-               or self._carry_out_scores()):
+        """Gives all rows work, as far as there is work. Returns the chains that have ended.
+
+        A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
+        """
+        self._turns.resume()
+        while ((self._rows.num_free > (0 if self._late else len(self._turns.paused))
+                and (self._begin_late() if self._late else self._admit())) or self._carry_out_scores()):
             pass
         self.live = self._rows.arrange()
         finished, self._finished = self._finished, []
@@ -318,7 +235,7 @@ class Scheduler:
             elif not slot.chain.ended:
                 self._fail(slot.chain, NOT_NUMBERS)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._advance(chain)
+            self._turns.advance(chain)
         return bool(slots)
 
     def make_room(self) -> None:
@@ -340,7 +257,7 @@ class Scheduler:
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
-            return self.fill() if self._rows.num_free and self._queue.arrived else []
+            return self.fill() if self._turns.paused or (self._rows.num_free and self._queue.arrived) else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
         ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
         self._ending = [slot for slot, _ in reversed(ending)]
@@ -380,8 +297,7 @@ class Scheduler:
         chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
         self._meter.charge(slot)
         slot.rest()
-        if chain.complete:
-            self._advance(chain)
+        self._turns.advance(chain)
 
     def _admit(self) -> bool:
         """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
@@ -403,13 +319,8 @@ class Scheduler:
             self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)
-        if chain.complete and not chain.ended:
-            self._advance(chain)
+        self._turns.advance(chain)
         return True
-
-    def _advance(self, chain: LiveChain) -> None:
-        """Gives a chain the answers to complete requests, until one needs decode steps or the chain ends."""
-        chain.advance(self._begin, self._end)
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
@@ -442,7 +353,7 @@ class Scheduler:
             self._rows.give(slot)
         self._work(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._advance(chain)
+            self._turns.advance(chain)
         return bool(slots)
 
     def _work(self, slots: Sequence[Slot]) -> None:
@@ -494,6 +405,7 @@ class Scheduler:
             self._memory.free(slot)
             self._rows.release(slot)
         self._chains.pop(chain)
+        self._turns.leave(chain)
         self._finished.append(chain.finished(result, failure))
 
     def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
