@@ -58,7 +58,7 @@ class MultipleTry(Sampler):
     form: Literal["multiple_try", "isir"] = identity(
         "isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the tries by "
         "weight")
-    num_tries: int = identity(4, "suffixes that a step draws", ge=1)
+    num_tries: int = identity(4, "suffixes that a step draws", ge=1, le=65_536)
     proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                   le=LARGEST)
     num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)

@@ -62,7 +62,7 @@ class PowerSMC(Sampler):
     """
 
     alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    num_particles: int = identity(16, "particles of a run", ge=1)
+    num_particles: int = identity(16, "particles of a run", ge=1, le=65_536)
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)

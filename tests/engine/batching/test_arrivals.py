@@ -161,7 +161,7 @@ def test_a_paused_chain_can_be_dropped(engine, monkeypatch):
 
 
 def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
-    """Three chains of three slots pause. The fourth begins only when one of them has ended."""
+    """Three chains of three slots pause, and take turns. The fourth begins only when one of them has ended."""
     ticking(engine, monkeypatch, 1.0)
     events = list[tuple[int, str]]()
 
@@ -173,9 +173,12 @@ def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
         return ChainResult(drawn)
 
     for done in engine.steps((tag, free(tag)) for tag in range(5)):
-        if done is not None:
-            events.append((done.tag, "ended"))
+        events.append((done.tag, "ended") if done is not None else (-1, "word"))
     assert min(events.index((tag, "step")) for tag in (3, 4)) > min(events.index((tag, "ended")) for tag in range(3))
+    turns = events[events.index((0, "step")) :]
+    turns = turns[turns.index((-1, "word")) :][:12]
+    assert [tag for tag, _ in turns[::2]] == [-1] * 6, "the caller has a word after each turn"
+    assert [tag for tag, _ in turns[1::2]] in ([0, 1, 2] * 2, [2, 1, 0] * 2)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
