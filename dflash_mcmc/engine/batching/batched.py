@@ -6,8 +6,7 @@ token of every chain is therefore drawn by the same code.
 
     admission.py      the chains that wait, and their prompts
     scheduler.py      admits waiting chains to slots
-    turns.py          gives chains their answers, in turns where these cost no forward
-    chains.py         the request of a chain, its answers and its cost
+    chains.py         the request of a chain, its answers, its cost and its turns
     operations.py     carries out a draw or a score in a slot
     slot_memory.py    keys and values of the slots
     decode_loop.py    decode steps of all live rows

@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from dflash_mcmc.engine.batching.admission import AdmissionQueue, prompt_of
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, Turns, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.batching.rows import Status
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
-from dflash_mcmc.engine.batching.turns import Turns
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Chain, Draw, Score
 from dflash_mcmc.types import ChainResult, Cost

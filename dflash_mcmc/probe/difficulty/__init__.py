@@ -157,9 +157,9 @@ class Difficulty(ProblemProbe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """AUROC of all signals, calibration and ROC curves of the best ones."""
-        from dflash_mcmc.probe.difficulty import figures
+        from dflash_mcmc.probe.difficulty import detection
 
-        return figures.figures(summary)
+        return detection.figures(summary)
 
 
 def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 PROPOSALS = 4
-"""Number of proposals of a timed chain. The first one is not counted (`timing.py`)."""
+"""Number of proposals of a timed chain. The first one is not counted (`weighing.Timing`)."""
 
 
 @final
@@ -72,7 +72,7 @@ class ProposalRecord(TypedDict):
 
 @final
 class SpeculativeRecord(TypedDict):
-    """See `SpeculativeMCMC.record` and `timing.Timing.of`."""
+    """See `SpeculativeMCMC.record` and `weighing.Timing.of`."""
 
     num_tokens: Count
     """Tokens of the answer."""
@@ -183,7 +183,7 @@ class SpeculativeMCMC(ProblemProbe):
         Raises UserError.
         """
         from dflash_mcmc.forcing.sequences import NotNumbers
-        from dflash_mcmc.probe.speculative_mcmc.timing import Timing
+        from dflash_mcmc.probe.speculative_mcmc.weighing import Timing
 
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
