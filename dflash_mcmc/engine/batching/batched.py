@@ -4,7 +4,6 @@ Each operation of a chain has a slot. A draw continues a sequence. The keys and 
 still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
 token of every chain is therefore drawn by the same code.
 
-    admission.py      the chains that wait, and their prompts
     scheduler.py      admits waiting chains to slots
     chains.py         the request of a chain, its answers, its cost and its turns
     operations.py     carries out a draw or a score in a slot

@@ -7,19 +7,114 @@ belong to slots that rest. A slot that rests gives up its row when another opera
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
-from dflash_mcmc.engine.batching.admission import AdmissionQueue, prompt_of
+import numpy as np
+
 from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, Turns, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.batching.rows import Status
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
+from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Score
+from dflash_mcmc.ops import Chain, Draw, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost
+
+
+class Next(NamedTuple):
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+
+    tag: Hashable
+    chain: Chain
+    request: Request | None
+    result: ChainResult | None
+
+
+class AdmissionQueue:
+    """Gives out chains in their order.
+
+    Args:
+        chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
+        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        was_read: called after each reading with the number of tokens, the number of forwards and the start time.
+
+    Attributes:
+        seconds_each: the latest reading's seconds, divided among the chains that it was for.
+    """
+
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
+                 was_read: Callable[[int, int, float], None]):
+        self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
+        self._ahead: deque[Next] = deque()
+        self._drained = self._paused = False
+        self.seconds_each = 0.0
+
+    @property
+    def more(self) -> bool:
+        """Whether another chain may follow."""
+        return bool(self._ahead) or not self._drained
+
+    @property
+    def reads_next(self) -> bool:
+        """Whether `next` reads prompts first."""
+        return not self._ahead and not self._drained
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a chain waits now, after `chains` had none for a while."""
+        if self._paused and not self._ahead:
+            self._look_ahead()
+        return bool(self._ahead)
+
+    def drop(self, tags: Collection[Hashable]) -> list[Finished]:
+        """Ends waiting chains before they begin."""
+        out = [entry for entry in self._ahead if entry.tag in tags]
+        self._ahead = deque(entry for entry in self._ahead if entry.tag not in tags)
+        for entry in out:
+            entry.chain.close()
+        return [Finished(entry.tag, None, Cost(), 0.0, 0.0, DROPPED) for entry in out]
+
+    def next(self) -> Next | None:
+        """The next chain; None after the last."""
+        if not self._ahead and not self._drained:
+            self._look_ahead()
+        return self._ahead.popleft() if self._ahead else None
+
+    def read(self) -> None:
+        """Reads the prompts of the waiting chains, except those already read."""
+        if self._prompts:
+            started = time.perf_counter()
+            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
+            self._was_read(*self._prompts.read(prompts), started)
+            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
+
+    def _look_ahead(self) -> None:
+        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
+        for arrival in self._chains:
+            if arrival is None:
+                self._paused = True
+                break
+            tag, chain = arrival
+            try:
+                self._ahead.append(Next(tag, chain, next(chain), None))
+            except StopIteration as stop:
+                self._ahead.append(Next(tag, chain, None, stop.value))
+            if len(self._ahead) == limit:
+                break
+        else:
+            self._drained = True
+        if self._ahead or not self._paused:
+            self.read()
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
 
 
 class BatchRows:
@@ -193,7 +288,7 @@ class Scheduler:
         self.live: list[Slot] = []
         self._rows = BatchRows(num_rows, memory, loop)
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
-        self._queue = AdmissionQueue(chains, memory.prompts, self._count_prompts)
+        self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
         self._late: deque[Slot] = deque()
         self._scores: list[Slot] = []  # they wait for those of other chains
         self._preemption = PagePreemption(self._rows, memory)
@@ -244,10 +339,8 @@ class Scheduler:
 
     def _make_free(self, pages: Callable[[], int], pinned: Slot | None = None) -> None:
         """Makes `pages()` pages free. Draws that are stopped for it wait before the others that wait."""
-        self._late.extendleft(self._preemption.free(pages, self._may_lose_pages, pinned))
-
-    def _may_lose_pages(self) -> list[Slot]:
-        return [slot for chain in self._chains for slot in chain.slots if slot not in self._ending]
+        self._late.extendleft(self._preemption.free(pages, lambda: [
+            slot for chain in self._chains for slot in chain.slots if slot not in self._ending], pinned))
 
     def _pages_of_steps(self) -> int:
         self.live = self._rows.arrange()
@@ -303,8 +396,7 @@ class Scheduler:
         working = len(self._rows) - self._rows.num_free
         if working and not self._preemption.suffices(self._memory.pages_to_admit(self._queue.reads_next) + working):
             return False
-        entry = self._queue.next()
-        if entry is None:
+        if (entry := self._queue.next()) is None:
             return False
         if entry.request is None:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
@@ -406,6 +498,3 @@ class Scheduler:
         self._chains.pop(chain)
         self._turns.leave(chain)
         self._finished.append(chain.finished(result, failure))
-
-    def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
-        self._meter.count_reading(tokens, forwards, started, ahead=True)
