@@ -17,7 +17,7 @@ RULE = AdaptiveVote(confidence=0.9)
 
 
 def surely_leads(leader: int, second: int, confidence: float) -> bool:
-    """P(share > 1/2) under Beta(leader + 1, second + 1) as a binomial tail: more than `second` heads in leader + second + 1."""
+    """P(share > 1/2) under Beta(leader + 1, second + 1): a binomial tail, the chance of more than `second` heads in all tosses."""
     tosses = leader + second + 1
     return sum(math.comb(tosses, heads) for heads in range(second + 1, tosses + 1)) / 2**tosses >= confidence
 
@@ -44,7 +44,8 @@ def test_the_expected_result_is_the_mean_over_all_orders(confidence, most):
     rng = np.random.default_rng(most)
     for _ in range(6):
         answers = rng.choice(["1", "2", "3", None], 6 if most == 6 else 5, p=[0.5, 0.25, 0.1, 0.15]).tolist()
-        found = expected_adaptive(chains("a", *((answer, -1.0) for answer in answers)), AdaptiveVote(confidence=confidence), most)
+        records, rule = chains("a", *((answer, -1.0) for answer in answers)), AdaptiveVote(confidence=confidence)
+        found = expected_adaptive(records, rule, most)
         assert found == pytest.approx(by_hand(list(itertools.permutations(answers, most)), confidence), abs=1e-9)
 
 
