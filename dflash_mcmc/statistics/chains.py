@@ -96,8 +96,8 @@ def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -
 def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] | None = None) -> list[dict]:
     """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
-    The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may end before
-    the k-th chain.
+    The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may
+    end before the k-th chain.
     """
     check_weights(records, rule)
     problems, sizes, left_out = _with_enough(records, ks)

@@ -143,9 +143,9 @@ class AnswerPower(VoteRule):
 class AdaptiveVote(VoteRule):
     """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
 
-    After each chain the share of the leader among the votes for the two leading answers has the posterior Beta(v1 + 1, v2 + 1).
-    The vote ends when P(share > 1/2) is at least `confidence`, or with the last chain. Adaptive-Consistency, Aggarwal et al.
-    2023 (arXiv 2305.11860), Beta criterion. Its cost is that of the chains until the end.
+    After each chain the share of the leader among the votes for the two leading answers has the posterior Beta(v1 + 1,
+    v2 + 1). The vote ends when P(share > 1/2) is at least `confidence`, or with the last chain.
+    Adaptive-Consistency, Aggarwal et al. 2023 (arXiv 2305.11860), Beta criterion. Its cost is that of its chains.
     """
 
     name = "adaptive"

@@ -17,7 +17,7 @@ RULE = AdaptiveVote(confidence=0.9)
 
 
 def surely_leads(leader: int, second: int, confidence: float) -> bool:
-    """P(share > 1/2) under Beta(leader + 1, second + 1): a binomial tail, the chance of more than `second` heads in all tosses."""
+    """P(share > 1/2) under Beta(leader + 1, second + 1): the chance of more than `second` heads in the tosses."""
     tosses = leader + second + 1
     return sum(math.comb(tosses, heads) for heads in range(second + 1, tosses + 1)) / 2**tosses >= confidence
 
