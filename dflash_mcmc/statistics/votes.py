@@ -221,7 +221,7 @@ def expected_weighted(chains: Sequence[Record], rule: VoteRule, ks: Sequence[int
     return [ballots.weighed(_ways(len(chains), k)) for k in ks]
 
 
-class Stopped(NamedTuple):
+class AdaptiveResult(NamedTuple):
     """The expected result of an adaptive vote on one problem: means over the orders in which its chains are drawn."""
 
     correct: float
@@ -230,7 +230,7 @@ class Stopped(NamedTuple):
     """Number of chains until the vote ends."""
 
 
-def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> Stopped:
+def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> AdaptiveResult:
     """The expected result of an adaptive vote that draws at most `most` chains.
 
     The recorded chains are independent draws, so that every order of them is as likely. The result is the mean over all orders
@@ -245,7 +245,7 @@ def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -
     last = ended.argmax(axis=1)
     final = counts[np.arange(len(counts)), last].astype(np.float64)
     correct = rule.chances(final) @ np.array([candidate.correct for candidate in votes.candidates], np.float64)
-    return Stopped(round(float(correct.mean()), 12), float(last.mean()) + 1.0)
+    return AdaptiveResult(round(float(correct.mean()), 12), float(last.mean()) + 1.0)
 
 
 @lru_cache(maxsize=64)
