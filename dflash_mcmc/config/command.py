@@ -104,7 +104,7 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
 
     Raises UserError.
     """
-    store_schema(root, cls)  # type: ignore[arg-type]  (a class is hashable)
+    store_schema(root, cls)
     with composer(root) as composing:
         parsed = [composing.parse(text) for text in overrides]
         mistakes.check_search_path(parsed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -149,10 +148,14 @@ def store_schemas() -> None:
     store_schema("config", Config)
 
 
-@cache
+_stored: set[str] = set()
+
+
 def store_schema(root: str, cls: type) -> None:
     """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
-    ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
+    if root not in _stored:
+        ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
+        _stored.add(root)
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
