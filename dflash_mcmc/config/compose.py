@@ -50,14 +50,14 @@ class _Chosen(NamedTuple):
     choices: Mapping[str, str]
 
 
-class _Files(ConfigRepository):
+class _FilesReadOnce(ConfigRepository):
     """Hydra's files and schemas, each of which is read once and not once for each composition."""
 
     def __init__(self, own: ConfigRepository, known: dict[str, ConfigResult | None]):
         vars(self).update(vars(own))
         self._known = known
 
-    def __deepcopy__(self, memo: dict) -> _Files:
+    def __deepcopy__(self, memo: dict) -> _FilesReadOnce:
         return copy.copy(self)  # Hydra copies it to change its search path, which replaces all that it has
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
@@ -148,8 +148,8 @@ class Composer:
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
         """The configuration that Hydra composes from options alone. Raises UserError."""
         loader = cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
-        if not isinstance(loader.repository, _Files):  # Hydra makes a loader each time that it is initialised
-            loader.repository = _Files(loader.repository, self._files)
+        if not isinstance(loader.repository, _FilesReadOnce):  # Hydra makes a loader each time that it is initialised
+            loader.repository = _FilesReadOnce(loader.repository, self._files)
 
         def composed(overrides: Sequence[Override]) -> DictConfig:
             return compose(self.root, [text_of(override) for override in overrides], return_hydra_config=True)
