@@ -148,14 +148,11 @@ def store_schemas() -> None:
     store_schema("config", Config)
 
 
-_stored: set[str] = set()
-
-
 def store_schema(root: str, cls: type) -> None:
     """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
-    if root not in _stored:
-        ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
-        _stored.add(root)
+    store = ConfigStore.instance()
+    if f"{root}.yaml" not in store.repo.get("schema", {}):
+        store.store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
