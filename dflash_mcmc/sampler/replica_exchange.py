@@ -19,6 +19,7 @@ from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
     decide,
+    early,
     mh_cost,
     result,
     stage_horizon,
@@ -212,13 +213,9 @@ class ReplicaExchange(Staged):
         return Rungs(tuple(paths), tuple(born)), tuple(accepted)
 
     def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""
-        for alpha, law in zip(self.alphas, self.laws(), strict=True):
-            if alpha < 1.0:
-                return f"weights grow with length at the power {alpha:g} (below 1)"
-            if not 1.0 / alpha - 1e-12 <= law.temperature <= 1.0:
-                return f"the proposal temperature {law.temperature:g} is not between 1/{alpha:g} and 1"
-        return ""
+        """Why exact early rejection does not hold on every rung; empty where it does."""
+        reasons = (early.why_weights_rise(alpha, law) for alpha, law in zip(self.alphas, self.laws(), strict=True))
+        return next(filter(None, reasons), "")
 
 
 class _Replicas:
