@@ -96,7 +96,7 @@ class Config:
     budget_unit: Literal["token_forwards", "seconds"] = runtime(
         "token_forwards", "unit of budget: token_forwards, or seconds = device seconds")
     pilot_problems: int = runtime(24, "problems of the short runs that correct the settings of budget; 0 takes the estimates",
-                                  ge=0)
+                                  ge=0, le=100_000)
     repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
                            "again; false stops with an error that names the line")
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")

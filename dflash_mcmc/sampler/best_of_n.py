@@ -31,7 +31,7 @@ class BestOfN(Truncated, AtTemperature):
     to p^alpha on the support of q as N grows.
     """
 
-    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1)
+    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1, le=65_536)
     select: Literal["log_p", "mean_log_p", "power"] = identity(
         "power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn with "
         "weights exp(alpha * log p - log q)")

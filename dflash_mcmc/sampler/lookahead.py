@@ -40,8 +40,8 @@ class Lookahead(Truncated, AtTemperature):
     """
 
     alpha: float = identity(4.0, "power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
-    num_candidates: int = identity(4, "candidates for each block", ge=2)
-    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1)
+    num_candidates: int = identity(4, "candidates for each block", ge=2, le=1024)
+    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1, le=256)
     rollout_length: int = identity(16, "tokens of a rollout; 0 weighs candidates by themselves", ge=0)
     block_size: int = identity(8, "tokens of a block", ge=1)
 

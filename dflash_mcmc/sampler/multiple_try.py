@@ -57,7 +57,7 @@ class MultipleTry(Staged, Truncated, ProposesAt):
     form: Literal["multiple_try", "isir"] = identity(
         "isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the tries by "
         "weight")
-    num_tries: int = identity(4, "suffixes that a step draws", ge=1)
+    num_tries: int = identity(4, "suffixes that a step draws", ge=1, le=65_536)
     cut: Literal["current", "horizon"] = identity(
         "current", "where a suffix may start: current = any place of the state; horizon = any place up to the horizon, places "
         "past the end change nothing")

@@ -61,7 +61,7 @@ class PowerSMC(Truncated, AtTemperature):
     p is the (blended) target; p^alpha is restricted to the support of the proposals.
     """
 
-    num_particles: int = identity(16, "particles of a run", ge=1)
+    num_particles: int = identity(16, "particles of a run", ge=1, le=65_536)
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
