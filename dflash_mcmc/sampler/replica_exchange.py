@@ -59,7 +59,7 @@ class ReplicaExchange(Staged):
 
     alphas: list[float] = identity([1.0, 2.0, 4.0], "powers of the rungs, rising", ge=SMALLEST, le=LARGEST)
     temperatures: list[float] | None = identity(None, "proposal temperatures of the rungs; null takes 1/alpha of each",
-                                                ge=SMALLEST, le=LARGEST)
+                                                ge=SMALLEST, le=LARGEST, inverse_of="alphas")
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
     num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
