@@ -21,11 +21,11 @@ from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
     decide,
-    early,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
@@ -95,7 +95,7 @@ class DraftRefine(Staged, ProposesAt):
 
     def _no_early_rejection(self) -> str:
         """Why exact early rejection does not hold; empty where it does."""
-        return early.why_weights_rise(self.alpha, self.law())
+        return why_weights_rise(self.alpha, self.law())
 
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""

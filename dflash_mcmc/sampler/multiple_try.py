@@ -20,11 +20,11 @@ from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
     decide,
-    early,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
@@ -182,4 +182,4 @@ class MultipleTry(Staged, Truncated, ProposesAt):
         """Why exact early rejection does not hold; empty where it does."""
         if self.form != "isir":
             return "sampler.form=multiple_try needs the weight of every try"
-        return early.why_weights_rise(self.alpha, self.law())
+        return why_weights_rise(self.alpha, self.law())

@@ -18,17 +18,19 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
+    EntropyCuts,
+    GridCuts,
     MetropolisStep,
     decide,
     doubling,
     doubling_cost,
-    early,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
+    why_lengths_matter,
+    why_weights_rise,
 )
-from dflash_mcmc.kernel.cuts import EntropyCuts, GridCuts
 from dflash_mcmc.kernel.published import NO_EARLY_REJECTION, PublishedMH, check_published
 from dflash_mcmc.ops import Chain, Draw, Floor, Score, Steps
 from dflash_mcmc.registry import register
@@ -117,10 +119,10 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""
-        eps = NO_EARLY_REJECTION if self.rule == "published" else early.why_lengths_matter(self.alpha)
+        eps = NO_EARLY_REJECTION if self.rule == "published" else why_lengths_matter(self.alpha)
         if not eps and self.rescore:
             eps = "sampler.rescore=true gives a suffix another weight at each step"
-        exact = eps or early.why_weights_rise(self.alpha, self.law())
+        exact = eps or why_weights_rise(self.alpha, self.law())
         if not exact and self.proposal == "base" and not unblended:
             exact = "sampler.proposal=base draws without the blend that the target has"
         return {"exact": exact, "eps": eps}

@@ -19,11 +19,11 @@ from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
     decide,
-    early,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
@@ -214,7 +214,7 @@ class ReplicaExchange(Staged):
 
     def _no_early_rejection(self) -> str:
         """Why exact early rejection does not hold on every rung; empty where it does."""
-        reasons = (early.why_weights_rise(alpha, law) for alpha, law in zip(self.alphas, self.laws(), strict=True))
+        reasons = (why_weights_rise(alpha, law) for alpha, law in zip(self.alphas, self.laws(), strict=True))
         return next(filter(None, reasons), "")
 
 

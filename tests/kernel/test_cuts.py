@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from dflash_mcmc import kernel
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.kernel import cuts
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix
@@ -75,7 +75,7 @@ class TooStrictBound(PowerMH):
 
     def floor(self, path, horizon, cut, log_uniform):
         floor = PowerMH.floor(self, path, horizon, cut, log_uniform)
-        most, _ = cuts.cut_bound(path, cut, self.entropy_power)
+        most, _ = kernel.cut_bound(path, cut, self.entropy_power)
         return floor._replace(reference=floor.reference + most)
 
 
@@ -92,26 +92,26 @@ def with_entropies(values):
 
 def test_probabilities_by_hand():
     path = with_entropies([1.0, 3.0, 2.0, 3.0])
-    np.testing.assert_allclose(cuts.cut_probabilities(path, 2.0), np.array([1.0, 4.0, 0.0, 1.0]) / 6.0)
-    np.testing.assert_allclose(cuts.cut_probabilities(path, 0.0), np.array([1.0, 1.0, 0.0, 1.0]) / 3.0)
+    np.testing.assert_allclose(kernel.cut_probabilities(path, 2.0), np.array([1.0, 4.0, 0.0, 1.0]) / 6.0)
+    np.testing.assert_allclose(kernel.cut_probabilities(path, 0.0), np.array([1.0, 1.0, 0.0, 1.0]) / 3.0)
     other = with_entropies([1.0, 3.0, 5.0, 0.0])
-    assert cuts.log_cut_ratio(path, other, 1, 2.0) == pytest.approx(math.log(6.0 / 9.0))
-    assert cuts.cut_bound(path, 1, 2.0) == (pytest.approx(math.log(6.0 / 5.0)), None)
+    assert kernel.log_cut_ratio(path, other, 1, 2.0) == pytest.approx(math.log(6.0 / 9.0))
+    assert kernel.cut_bound(path, 1, 2.0) == (pytest.approx(math.log(6.0 / 5.0)), None)
 
 
 def test_a_state_without_jumps_has_uniform_cuts():
     """A model that is certain of all its tokens so far. A proposal with a jump elsewhere is never cut where this one was."""
     flat, rising = with_entropies([0.0, 0.0, 0.0]), with_entropies([0.0, 0.0, 1.0])
-    np.testing.assert_allclose(cuts.cut_probabilities(flat, 4.0), [1 / 3] * 3)
-    assert cuts.log_cut_ratio(flat, rising, 1, 4.0) == -math.inf
-    assert cuts.log_cut_ratio(flat, with_entropies([0.0, 0.0]), 1, 4.0) == pytest.approx(math.log(3 / 2))
-    assert cuts.cut_bound(flat, 1, 4.0) == (0.0, 3)
+    np.testing.assert_allclose(kernel.cut_probabilities(flat, 4.0), [1 / 3] * 3)
+    assert kernel.log_cut_ratio(flat, rising, 1, 4.0) == -math.inf
+    assert kernel.log_cut_ratio(flat, with_entropies([0.0, 0.0]), 1, 4.0) == pytest.approx(math.log(3 / 2))
+    assert kernel.cut_bound(flat, 1, 4.0) == (0.0, 3)
 
 
 def test_trajectories_without_entropies_are_refused():
     path = with_entropies([1.0])._replace(entropy=None)
     with pytest.raises(ValueError, match="entropies"):
-        cuts.cut_probabilities(path, 1.0)
+        kernel.cut_probabilities(path, 1.0)
 
 
 def test_early_rejection_changes_nothing_and_saves_tokens():
