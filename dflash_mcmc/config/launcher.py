@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -31,7 +32,7 @@ class Slurm:
     memory_gb: float | None = runtime(None, "memory of a job, in GB; null = the cluster's default", gt=0)
     minutes: int = runtime(60, "time limit of a job; shortly before it, the job is requeued and continues later", ge=1)
     array_parallelism: int = runtime(64, "largest number of the grid's jobs that run at once", ge=1)
-    shards: int = runtime(1, "jobs that share each point, at most one for each pending sample", ge=1)
+    shards: int = runtime(1, "jobs that share each point, at most one for each pending sample", ge=1, le=10_000)
     processes: int | None = runtime(None, "processes of a job, started by accelerate if there are several; null = one for "
                                     "each GPU, or each group of GPUs that engine=vllm shares a model among", ge=1, le=64)
     grace_seconds: int = runtime(120, "time before the time limit in which started samples are finished or given up and the "
@@ -81,8 +82,9 @@ class Slurm:
                 raise ConfigError(f"{PREFIX}{name}", value, "a text of one line, or null")
 
 
-def store_schema() -> None:
-    """Registers the fields with Hydra."""
+@cache
+def store_fields() -> None:
+    """Registers the fields with Hydra, once."""
     ConfigStore.instance().store(group="schema/launcher", name="slurm", node=schema_of(Slurm), provider="dflash_mcmc")
 
 

@@ -20,17 +20,17 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     decide,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import ProposesAt, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "draft_refine")
 @dataclass(slots=True, kw_only=True)
-class DraftRefine(Sampler):
+class DraftRefine(Staged, ProposesAt):
     """Draft and refine: the draft writes each block, and Metropolis-Hastings steps of the target refine it.
 
     Target and schedule are those of power_mh: at stage k, p(x)^alpha over the sequences that end in a stop id or are L_k
@@ -53,13 +53,8 @@ class DraftRefine(Sampler):
     `floor` + 1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     start_temperature: float = identity(1.0, "temperature of the draft's blocks, at which each stage starts", ge=SMALLEST,
                                         le=LARGEST)
-    proposal_temperature: float | None = identity(None, "temperature of the target's proposals; null takes 1/alpha",
-                                                  ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
     cut: Literal["current", "confidence"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence; confidence = any place, and more "
         "often one whose token the target finds unlikely")
@@ -73,27 +68,22 @@ class DraftRefine(Sampler):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         check_features(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
-        if self.early_reject == "exact" and not self._weights_fall():
-            raise ConfigError("sampler.early_reject", "exact", "auto, off, since the proposal's temperature "
-                              f"{self.law().temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1")
+        if self.early_reject == "exact" and self._no_early_rejection():
+            raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
     def resolved(self, config: Config) -> DraftRefine:
         """The sampler with `auto` replaced by its value."""
         if self.early_reject != "auto":
             return self
-        return dataclasses.replace(self, early_reject="exact" if self._weights_fall() else "off")
+        return dataclasses.replace(self, early_reject="off" if self._no_early_rejection() else "exact")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {"proposal_temperature": self.law().temperature, "early_reject": None}
+        values = {**ProposesAt.canonical(self, config), "early_reject": None}
         return values if self.cut == "confidence" else {**values, "floor": None}
-
-    def law(self) -> SamplingParams:
-        """The proposal law q."""
-        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
 
     def source(self) -> str:
         """The source of the logits of q: the target's, with the blend."""
@@ -101,22 +91,15 @@ class DraftRefine(Sampler):
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
-        return self.early_reject != "off" and self._weights_fall()
+        return self.early_reject != "off" and not self._no_early_rejection()
 
-    def _weights_fall(self) -> bool:
-        """Whether every token's alpha * log p - log q is at most 0. The weight of a suffix then never rises as it grows.
-
-        Since q is p^(1/temperature), this holds for temperatures from 1/alpha to 1.
-        """
-        return 1.0 / self.alpha <= self.law().temperature <= 1.0
+    def _no_early_rejection(self) -> str:
+        """Why exact early rejection does not hold; empty where it does."""
+        return why_weights_rise(self.alpha, self.law())
 
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""
         return self.alpha
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
