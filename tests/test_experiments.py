@@ -9,6 +9,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.report import figure
 from dflash_mcmc.runner.cost import token_forwards
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
@@ -176,10 +177,20 @@ def test_the_benchmarks_are_whole_datasets():
     assert (code.dataset.num_chosen(), name_of(code.grader)) == (164, "code")
 
 
-def test_phase_0_is_two_runs_and_takes_another_probe():
-    assert [name_of(config.probe) for config in points("experiment=phase0", *EMBEDDED)] == ["layer_rank", "logit_blend"]
+def test_phase_0_is_three_runs_and_takes_another_probe():
+    assert [name_of(config.probe) for config in points("experiment=phase0", *EMBEDDED)] == [
+        "layer_rank", "logit_blend", "deep_readout"]
     (other,) = points("experiment=phase0", "probe=deep_readout", *EMBEDDED)
     assert name_of(other.probe) == "deep_readout"
+
+
+def test_phase_0_draws_the_six_figures_of_its_document_by_name(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure, "save", lambda made, folder, name: drawn.append(name))
+    for config in points("experiment=phase0", *EMBEDDED, "dataset.limit=1", "tracker=none", f"paths.outputs={tmp_path}"):
+        execute(config)
+    assert set(drawn) >= {"fig_architecture", "fig_block_rank_decay", "fig_bucket_rank_comparison", "fig_extended_context",
+                          "fig_layer_probe_ranks", "fig_signal_decomposition"}
 
 
 def test_an_unused_model_of_an_experiment_is_left_out_with_a_note(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -37,6 +38,7 @@ from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import schema_of
 from dflash_mcmc.registry import GROUPS
+from dflash_mcmc.types import Lengths
 
 _LAUNCHERS = ("basic", "slurm")
 _LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
@@ -134,8 +136,8 @@ class Command(NamedTuple):
     """Names of the fields and groups that are left out where they do not apply."""
     memory: str | None = None
     """The memory of the largest engine, as a line; None if no memory was planned."""
-    fits: tuple[float, ...] = ()
-    """For each job the share of its problems that fit into the model's positions; empty if nothing was checked."""
+    lengths: tuple[Lengths, ...] = ()
+    """For each job what was counted of its problems; empty if nothing was checked."""
 
 
 def check_command(arguments: Sequence[str]) -> Command:
@@ -149,6 +151,8 @@ def check_command(arguments: Sequence[str]) -> Command:
     with composer("config", parsed.overrides) as composing:
         overrides = [composing.parse(text) for text in parsed.overrides]
         mistakes.check_search_path(overrides)
+        if parsed.cfg or parsed.info:
+            return _shown(composing, overrides, parsed)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
@@ -164,11 +168,20 @@ def check_command(arguments: Sequence[str]) -> Command:
                 note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
-    shows = bool(parsed.cfg or parsed.info)
-    if shows and (parsed.if_present or any(override.is_sweep_override() for override in overrides)):
+    return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(texts), optional)
+
+
+def _shown(composing: Composer, overrides: Sequence[Override], parsed: Namespace) -> Command:
+    """The command of `--cfg` or `--info`. Its values are composed and not checked as a run, so that no content is read.
+
+    A model, a draft or a dataset that is not here yet is therefore no error. Raises UserError.
+    """
+    if parsed.if_present or any(override.is_sweep_override() for override in overrides):
         raise UserError(f"--cfg and --info: given with several values or {IF_PRESENT}; allowed: the command line of one "
                         "run")
-    return Command([] if shows else jobs, sweep, launcher, tuple(map(text_of, overrides)), shows, len(texts), optional)
+    texts = tuple(map(text_of, overrides))
+    composing.compose(texts)
+    return Command([], overrides=texts, shows=True)
 
 
 def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozenset[str]) -> None:

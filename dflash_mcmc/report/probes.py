@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.page import Heading
 from dflash_mcmc.report.parts import Section, paragraphs
-from dflash_mcmc.report.probed import table_of
+from dflash_mcmc.report.probed import cautions, table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found
@@ -76,6 +76,7 @@ def _section(probe: str, runs: list[ProbeRun]) -> Section:
         if rows:
             tables.append(table_of(f"{probe}_{name}", name.replace("_", " "), beside(probe, identities, name, rows)))
     text = paragraphs(_TEXT.format(folders=", ".join(run.folder.name for run in runs)))
+    text += cautions([run.summary.get("num_problems", 0) for run in runs])
     source = source_of(probe)
     return Section(probe, f"probe={probe}", text + (paragraphs(_PUBLISHED.format(source=source)) if source else []), tables)
 

@@ -24,9 +24,9 @@ def checked(arguments: list[str]) -> Command:
         if command.launcher and command.jobs and ranks.world_size() > 1:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
-        memory, fits = preflight.check(command.jobs, here=not command.launcher)
+        memory, lengths = preflight.check(command.jobs, here=not command.launcher)
         budget.check(command)
-        return command._replace(memory=memory, fits=fits)
+        return command._replace(memory=memory, lengths=lengths)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -39,8 +39,8 @@ def within_budget(command: Command, measure: bool = True) -> Command:
     """The command with the settings that its budgets choose. Prints how they were chosen."""
     found, plan = budget.with_settings(command, measure)
     if plan:
-        memory, fits = preflight.check(found.jobs, here=not command.launcher)
-        found = found._replace(memory=memory, fits=fits)
+        memory, lengths = preflight.check(found.jobs, here=not command.launcher)
+        found = found._replace(memory=memory, lengths=lengths)
         if not ranks.rank():
             print(plan, flush=True)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import groups_of
@@ -19,6 +19,7 @@ from dflash_mcmc.grading import check_golds
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.reading import recorded_keys
+from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config, Job
@@ -29,24 +30,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[float, ...]]:
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[Lengths, ...]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
 
-    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job the share of its
-    problems that fit into the model's positions, 1 where no prompt is read.
+    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job what is counted of its
+    problems.
     """
-    checks, fits = _Checks(here), []
+    checks, lengths = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
         try:
-            fits.append(checks.check(job.config))
+            lengths.append(checks.check(job.config))
         except UserError as error:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
-    return checks.memory(), tuple(fits)
+    return checks.memory(), tuple(lengths)
+
+
+class _CountedPrompts(NamedTuple):
+    """The prompts that fit, in tokens."""
+
+    longest: int
+    number: int
+    mean: float
+    solutions: float | None
+    """Mean tokens of the solutions; None where the answers are drawn."""
 
 
 class _Checks:
@@ -61,29 +72,29 @@ class _Checks:
         plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
         return None if plan is None else plan.describe(weights)
 
-    def check(self, config: Config) -> float:
-        """The share of the problems that fit, 1 where no prompt is read. Raises UserError."""
+    def check(self, config: Config) -> Lengths:
+        """What is counted of the problems. Raises UserError."""
         used = groups_of(config)
         if config.show is not None or "dataset" not in used:
-            return 1.0
+            return Lengths()
         problems = self._problems(config)
         if not config.dry_run and self._is_complete(config):
-            return 1.0
+            return Lengths()
         if "grader" in used:
             self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
-            return 1.0
+            return Lengths()
         encoder = self._once(("encoder", repr(config.model), name_of(config.engine)),
                              lambda: config.engine.prompt_encoder(config)) if problems else None
         if encoder is None:
-            return 1.0
-        longest, number = self._prompts(config, encoder, problems)
+            return Lengths()
+        read = self._prompts(config, encoder, problems)
         if "sampler" in used and config.engine.plans_memory:
-            self._memory(config, longest, number * config.num_chains * config.sampler.width())
-        return number / len(problems)
+            self._memory(config, read.longest, read.number * config.num_chains * config.sampler.width())
+        return Lengths(read.number / len(problems), read.mean, read.solutions)
 
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
@@ -116,19 +127,23 @@ class _Checks:
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)
 
-    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> tuple[int, int]:
-        """(tokens of the longest prompt that fits, number of problems that fit). Raises UserError if none fits."""
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _CountedPrompts:
+        """The prompts that fit. Raises UserError if none fits."""
         from dflash_mcmc.runner.fitting import fit
 
         drawn = config.probe.draws_answers()
 
-        def prompts() -> tuple[int, int]:
+        def prompts() -> _CountedPrompts:
             found = fit(config, encoder, problems, gold=not drawn)
             found.check()
             if found.too_long:
                 name, first = next(iter(found.too_long.items()))
                 note(f"{len(found.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
-            return max(map(len, found.prompts.values())), len(problems) - len(found.too_long)
+            lengths = [len(prompt) for prompt in found.prompts.values()]
+            solved = [problem.solution for problem in problems if problem.id in found.prompts and problem.solution]
+            solutions = [] if drawn else [len(encoder.encode(text)) for text in solved]
+            return _CountedPrompts(max(lengths), len(problems) - len(found.too_long), sum(lengths) / len(lengths),
+                            sum(solutions) / len(solutions) if solutions else None)
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
@@ -144,8 +159,11 @@ class _Checks:
             return
         target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
         weights = target.weight_bytes()
-        if weights is None and not given:
-            return
+        if weights is None:
+            note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
+                 "from its config.json), so that the plan does not count them")
+            if not given:
+                return
         try:
             self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
         except UserError:

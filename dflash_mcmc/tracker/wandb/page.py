@@ -140,7 +140,7 @@ def _line(error: Exception) -> str:
     return reason_of(error, 200)
 
 
-SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
+SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature", "sampler.temperature")
 """Configuration fields whose sweeps the page shows by default."""
 COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "acceptance_low", "acceptance_high",
            "moved_rate", "mean_token_forwards", "mean_share_seconds")
