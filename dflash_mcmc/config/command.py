@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -24,7 +23,6 @@ from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import (
-    IF_PRESENT,
     ask_for_help,
     given_value,
     names_if_present,
@@ -150,7 +148,9 @@ def check_command(arguments: Sequence[str]) -> Command:
         overrides = [composing.parse(text) for text in parsed.overrides]
         mistakes.check_search_path(overrides)
         if parsed.cfg or parsed.info:
-            return _shown(composing, overrides, parsed)
+            mistakes.check_shown(overrides, parsed.if_present)
+            composing.compose(texts := [text_of(one) for one in overrides])  # no check as a run: nothing is read
+            return Command([], overrides=tuple(texts), shows=True)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
@@ -167,19 +167,6 @@ def check_command(arguments: Sequence[str]) -> Command:
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(texts), optional)
-
-
-def _shown(composing: Composer, overrides: Sequence[Override], parsed: Namespace) -> Command:
-    """The command of `--cfg` or `--info`. Its values are composed and not checked as a run, so that no content is read.
-
-    A model, a draft or a dataset that is not here yet is therefore no error. Raises UserError.
-    """
-    if parsed.if_present or any(override.is_sweep_override() for override in overrides):
-        raise UserError(f"--cfg and --info: given with several values or {IF_PRESENT}; allowed: the command line of one "
-                        "run")
-    texts = tuple(map(text_of, overrides))
-    composing.compose(texts)
-    return Command([], overrides=texts, shows=True)
 
 
 def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozenset[str]) -> None:

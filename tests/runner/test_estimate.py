@@ -225,7 +225,6 @@ def test_sampled_verify_costs_what_is_estimated_from_the_tokens_that_a_block_kee
     drafted = [len(cell["tokens"]) for record in records for cell in record["cells"] if cell["decoder"] != "plain"]
     config.assumed.kept = sum(drafted) / sum(metered.draft_blocks)
     expected = config.probe.expected_cost(config)
-    print("SV", [wanted * count / sum(parts) for wanted, parts in zip(expected, metered, strict=True)], config.assumed.kept)
     for wanted, parts in zip(expected, metered, strict=True):
         assert 1 / 1.15 < wanted * count / sum(parts) < 1.15
 
