@@ -149,8 +149,8 @@ def check_command(arguments: Sequence[str]) -> Command:
         mistakes.check_search_path(overrides)
         if parsed.cfg or parsed.info:
             mistakes.check_shown(overrides, parsed.if_present)
-            composing.compose(texts := [text_of(one) for one in overrides])  # no check as a run: nothing is read
-            return Command([], overrides=tuple(texts), shows=True)
+            composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
+            return Command([], overrides=tuple(shown), shows=True)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),

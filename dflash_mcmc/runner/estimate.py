@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -97,7 +97,7 @@ def _used(job: Job, found: Lengths) -> dict[str, float]:
 def _with_lengths(job: Job, found: Lengths) -> Config:
     """The configuration with the counted lengths as its assumptions."""
     config, used = job.config, _used(job, found)
-    values = {"prompt_length": used["prompt"]} if "prompt" in used else {}
+    values: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
         values["answer_length"] = used["solution"] / config.dataset.max_new_tokens
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **values)) if values else config
