@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.schema import groups_of
-from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
@@ -61,9 +60,9 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
     """
     runs: dict[str, _PlannedRun] = {}
     counted = lengths or [Lengths()] * len(jobs)
-    for job, label, found in zip(jobs, differing([job.overrides for job in jobs]), counted, strict=True):
+    for job, label, found in zip(jobs, point_labels(jobs), counted, strict=True):
         tasks = tasks_of(_with_lengths(job, found))
-        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate().of_share(found.share))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(found.share))
         known = runs.setdefault(_settings(job.config), run)
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run
