@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dflash_mcmc.config.labels import labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.page import Heading
 from dflash_mcmc.report.parts import Section, paragraphs
@@ -13,7 +14,7 @@ from dflash_mcmc.report.probed import table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found
-from dflash_mcmc.report.table import configuration_of, labels_of
+from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.store.described import json_object
 
 _TEXT = """
