@@ -53,6 +53,7 @@ Cell = Annotated[tuple[float, float, float, float, float, float, float, float], 
 @final
 class BlendSums(TypedDict):
     """Sums over the hard and over the easy tokens of an answer, by source. A source has a cell for each beta."""
+
     hard: Annotated[dict[str, list[Cell]], Long("betas")]
     easy: Annotated[dict[str, list[Cell]], Long("betas")]
 
@@ -60,6 +61,7 @@ class BlendSums(TypedDict):
 @final
 class LogitBlendRecord(TypedDict):
     """See `record`."""
+
     num_tokens: Count
     """Tokens of the answer."""
     num_hard: Count
@@ -78,6 +80,7 @@ class LogitBlend(ProblemProbe):
     the draft in its usual mode, on the tokens that it predicts (all but the first token of each whole block). The other is the
     flattened target, as a control.
     """
+
     answers: Literal["gold", "greedy"] = identity(
         "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
     layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
