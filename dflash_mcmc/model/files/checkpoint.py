@@ -117,7 +117,9 @@ class Checkpoint(NamedTuple):
             return None
         whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
         files = [whole] if whole.is_file() or not index.is_file() else self._listed(index)
-        return sum(map(self._numbers_in, files)) if all(file.is_file() for file in files) else None
+        if not all(file.is_file() for file in files):
+            return None
+        return sum(math.prod(tensor.shape) for file in files for tensor in self._header(file)[1])
 
     def fingerprint(self) -> str:
         """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.
@@ -212,10 +214,6 @@ class Checkpoint(NamedTuple):
             return weight_files.files_of_index(index)
         except weight_files.DamagedError as error:
             raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
-
-    def _numbers_in(self, file: Path) -> int:
-        """Numbers in a safetensors file. Raises ConfigError."""
-        return sum(math.prod(tensor.shape) for tensor in self._header(file)[1])
 
     def _sample(self, file: Path) -> bytes:
         """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""

@@ -165,11 +165,12 @@ class SampledVerify(Probe):
         prompt = self.agent_prompt(config, model)
         tasks = self._tasks(config, model, prompt, work.units)
         window = max(1, round(self.window_share * len(prompt.tokens)))
+        temperatures = {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
                 own, cells = list(group), list[list[dict]]()
-                for temperature in self._temperatures(workload):
+                for temperature in temperatures[workload]:
                     sampler = self._sampler(config, temperature)
                     for arm in self.arms():
                         drawn = arms.draw(
@@ -215,9 +216,6 @@ class SampledVerify(Probe):
         from dflash_mcmc.probe.sampled_verify import tables
 
         return {"fig_sampled_verify": tables.figure(summary.tables)}
-
-    def _temperatures(self, workload: str) -> list[float]:
-        return {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}[workload]
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)

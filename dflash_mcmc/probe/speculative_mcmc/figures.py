@@ -83,7 +83,8 @@ def _draw_positions(axes: Axes, summary: Summary) -> None:
     for number, name in enumerate(names):
         mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
         at = np.array([places.index(row["position"]) for row in mine]) + 0.09 * (number - (len(names) - 1) / 2)
-        _points(axes, at, mine, "acceptance", _colour(name, names), _label(*name))
+        _points(axes, at, mine, "acceptance",
+                    WRONG if name[0] == "target" else _SHADES[names.index(name) % 3], _label(*name))
     counts = {row["position"]: row["blocks"] for row in rows}
     axes.set_xticks(range(len(places)), [f"{place}\n{counts[place]:,} blocks" for place in places])
     axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
@@ -140,8 +141,6 @@ def _errors(rows: list[dict], column: str) -> np.ndarray:
     return np.array([[length(row, end) for row in rows] for end in ("low", "high")])
 
 
-def _colour(name: tuple[str, float | None], names: list[tuple[str, float | None]]) -> str:
-    return WRONG if name[0] == "target" else _SHADES[names.index(name) % 3]
 
 
 def _label(proposal: str, temperature: float | None, between: str = ", ") -> str:
