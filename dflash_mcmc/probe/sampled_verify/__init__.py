@@ -124,9 +124,9 @@ class SampledVerify(Probe):
     @classmethod
     def columns(cls) -> tuple[Table, ...]:
         """See `Probe.columns`."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.ALL
+        return arms.ALL
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""
@@ -207,15 +207,15 @@ class SampledVerify(Probe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.summary(records)
+        return arms.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return {"fig_sampled_verify": tables.figure(summary.tables)}
+        return {"fig_sampled_verify": arms.figure(summary.tables)}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)
