@@ -18,7 +18,7 @@ import torch
 from dflash_mcmc.draft.check.walks import BlockWalk
 from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.model.files.checkpoint import precision_name
+from dflash_mcmc.model.files import precision_name
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.dflash import DFlash
