@@ -58,7 +58,7 @@ def warn_of_stops(strings: Sequence[str], field: str) -> None:
 class Dataset(ProblemSelection, Component):
     """Base class of datasets: the selection of problems and the prompt. A leaf needs `all_problems`."""
 
-    max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1)
+    max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1, le=1_000_000_000)
     prompt: str = identity("boxed", f"prompt: {', '.join(prompting.TEMPLATES)} (texts: dflash_mcmc/"
                            "dataset/inputs/prompting.py), or a text in which {question} is replaced by the problem")
     prompt_file: str | None = runtime(None, "text file with the prompt; it replaces dataset.prompt, and its content is part "

@@ -19,12 +19,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.model.files import PretrainedSource, models_folder
-from dflash_mcmc.store.files import make_folder
+from dflash_mcmc.store.files import make_folder, remove_empty
 from dflash_mcmc.store.locks import Locks
 
 _BLOCK = 2**20
@@ -219,28 +220,48 @@ def _placed(target: Path, about: dict[str, object], make: Callable[[Path, Path],
         return target, False
     check_installed()
     work = target.parent / _WORK
-    make_folder(work, "--outputs")
-    locks = Locks(work / "lock")
+    made = make_folder(target.parent, "--outputs")
     try:
+        with _locked(work):
+            if is_whole(target, str(about["sha256"])):
+                return target, False
+            _clean(work)
+            new = work / target.name
+            new.mkdir()
+            make(work, new)
+            for path in new.iterdir():
+                path.chmod(0o644)  # safetensors makes files that only the owner can read
+            (new / PROVENANCE).write_text(json.dumps({**about, "files": sizes_and_hashes(new)}, indent=2) + "\n")
+            os.replace(new, target)
+            for name in wheels:
+                (work / name).unlink(missing_ok=True)
+    finally:
+        remove_empty(made)
+    return target, True
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """The folder of downloads, for this process alone. Afterwards nothing is left of it but whole wheels. Raises UserError."""
+    while True:
+        make_folder(work, "--outputs")
+        try:
+            locks = Locks(work / "lock")
+        except FileNotFoundError:  # the process that fetched has just removed the folder
+            continue
         if not locks.take(0):
             note("another process fetches a model here; waiting for it")
             locks.take(0, wait=True)
-        if is_whole(target, str(about["sha256"])):
-            return target, False
-        _clean(work)
-        new = work / target.name
-        new.mkdir()
-        make(work, new)
-        for path in new.iterdir():
-            path.chmod(0o644)  # safetensors makes files that only the owner can read
-        (new / PROVENANCE).write_text(json.dumps({**about, "files": sizes_and_hashes(new)}, indent=2) + "\n")
-        os.replace(new, target)
-        for name in wheels:
-            (work / name).unlink(missing_ok=True)
+        if locks.exists():
+            break
+        locks.close()  # of a file that the other process has removed at its end; a third one may hold the new file
+    try:
+        yield
     finally:
         _clean(work)
+        (work / "lock").unlink(missing_ok=True)
         locks.close()
-    return target, True
+        remove_empty([work])
 
 
 def _clean(work: Path) -> None:

@@ -65,7 +65,7 @@ class JudgeGrader(Grader):
     timeout_seconds: float = runtime(120.0, "limit on one request", gt=0)
     retries: int = runtime(4, "further requests after one without a readable reply", ge=0)
     backoff_seconds: float = runtime(1.0, "wait before the first further request; it doubles each time", ge=0)
-    num_workers: int = runtime(8, "number of requests at once", ge=1)
+    num_workers: int = runtime(8, "number of requests at once", ge=1, le=256)
 
     def check(self, config: Config) -> None:
         """Checks endpoint, judge and prompt. Raises ConfigError."""

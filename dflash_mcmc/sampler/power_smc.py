@@ -16,10 +16,10 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.ops import Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Cloud(NamedTuple):
 
 @register("sampler", "power_smc")
 @dataclass(slots=True, kw_only=True)
-class PowerSMC(Sampler):
+class PowerSMC(Truncated, AtTemperature):
     """Particles that are drawn block by block, weighed by p^alpha / q, and resampled when their weights are too unequal.
 
     With `wrapper=none` the result is a particle drawn in proportion to its final weight. Its law is not p^alpha for finite N,
@@ -61,19 +61,14 @@ class PowerSMC(Sampler):
     p is the (blended) target; p^alpha is restricted to the support of the proposals.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    num_particles: int = identity(16, "particles of a run", ge=1)
+    num_particles: int = identity(16, "particles of a run", ge=1, le=65_536)
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
     resampling: Literal["multinomial", "systematic"] = identity(
         "systematic", "multinomial = independent parents; systematic = one uniform number for all parents")
-    temperature: float | None = identity(None, "temperature of the proposals; null takes 1/alpha, with a ramp 1/alpha of the "
-                                         "block", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity(0, "proposals keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "proposals keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp",
-                         ge=0)
+    ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp. "
+                         "temperature=null then takes 1/alpha of the block", ge=0)
     proposal: Literal["target", "draft"] = identity(
         "target", "target = tokens from the target; draft = blocks from the draft, the first token of a block from the target")
     wrapper: Literal["none", "pimh", "csmc"] = identity(
@@ -118,9 +113,7 @@ class PowerSMC(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {}
-        if not self.ramp:
-            values["temperature"] = self.law().temperature
+        values = AtTemperature.canonical(self, config) if not self.ramp else {}
         if self.wrapper == "none":
             values.update(num_steps=None, cut=None)
         elif self.wrapper == "pimh":
@@ -128,10 +121,6 @@ class PowerSMC(Sampler):
         if self.num_particles == 1:
             values.update(block_size=None, ess_threshold=None, resampling=None)
         return values
-
-    def law(self) -> SamplingParams:
-        """The law q of each token, at the full power."""
-        return self._law_at(self.alpha)
 
     def source(self) -> str:
         """The logits that proposals are drawn from."""
@@ -262,7 +251,8 @@ class PowerSMC(Sampler):
         return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
 
     def _law_at(self, alpha: float) -> SamplingParams:
-        return SamplingParams(1.0 / alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+        """The law q of a block whose power is `alpha`."""
+        return self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
         """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle."""

@@ -18,7 +18,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     decide,
     mh_cost,
     result,
@@ -28,7 +27,7 @@ from dflash_mcmc.kernel import (
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Rungs(NamedTuple):
 
 @register("sampler", "replica_exchange")
 @dataclass(slots=True, kw_only=True)
-class ReplicaExchange(Sampler):
+class ReplicaExchange(Staged):
     """Metropolis-Hastings chains on p^alpha_1, ..., p^alpha_K, which exchange their states.
 
     Law: the product of p^alpha_k over the rungs, at the horizon of the stage. Each round leaves it invariant. The result is
@@ -61,7 +60,7 @@ class ReplicaExchange(Sampler):
     temperatures: list[float] | None = identity(None, "proposal temperatures of the rungs; null takes 1/alpha of each",
                                                 ge=SMALLEST, le=LARGEST)
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
-    num_blocks: int = identity(4, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
     local_steps: int = identity(1, "Metropolis-Hastings steps of every rung in a round", ge=1)
     cut: Literal["current", "horizon"] = identity(
@@ -75,7 +74,7 @@ class ReplicaExchange(Sampler):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
             raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
         if self.temperatures is not None and len(self.temperatures) != len(self.alphas):
@@ -117,10 +116,6 @@ class ReplicaExchange(Sampler):
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""
         return self.alphas[self.output_rung]
-
-    def cost_field(self) -> str:
-        """Rounds of each stage scale the cost."""
-        return "num_steps"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""

@@ -102,9 +102,9 @@ class Difficulty(ProblemProbe):
     """
 
     num_folds: int = runtime(5, "folds of the cross-validation by problem that turns signals into probabilities; affects the "
-                             "summary alone", ge=2)
+                             "summary alone", ge=2, le=10_000)
     num_bins: int = runtime(10, "bins with equally many cases, in which probabilities are compared with outcomes; affects the "
-                            "summary alone", ge=2)
+                            "summary alone", ge=2, le=10_000)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"

@@ -107,7 +107,7 @@ class SpeculativeMCMC(ProblemProbe):
     alpha: float = identity(4.0, "power of the target p^alpha", ge=1)
     draft_temperatures: list[float] | None = identity(None, "temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)
     num_samples: int = identity(100, "blocks drawn for each block of the answer; a chain starts at the first one and proposes "
-                                "the others", ge=2)
+                                "the others", ge=2, le=1_000_000)
     weights: Literal["reference", "joint"] = identity(
         "joint", "reference = p of a drawn token given the reference tokens before it, as published; joint = these weights "
         "and also weights with p given the drawn tokens before it, which are ratios of two distributions of blocks")
@@ -115,7 +115,7 @@ class SpeculativeMCMC(ProblemProbe):
                                     "proposal for comparison; its weights are joint")
     share_prefixes: bool = runtime(True, "read common beginnings of drawn blocks once; no number changes, except by rounding")
     timed_rows: int = runtime(8, "chains that propose at once while both proposals are timed, for every answer; 0 = no "
-                              "timing. Tables use only timings of this number of chains", ge=0)
+                              "timing. Tables use only timings of this number of chains", ge=0, le=65_536)
     chain_steps: int = runtime(10, "number of steps of a chain in the table of convergence", ge=1)
     position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
