@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.checks import CHAINS, path_of
+from dflash_mcmc.config.labels import labels_of
 from dflash_mcmc.report.parts import (
     P_VALUES,
     Column,
@@ -23,7 +24,6 @@ from dflash_mcmc.report.parts import (
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.sections.paired import adjusted, planned
 from dflash_mcmc.report.study import Study, full, rules_asked_for, votes
-from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.outcomes import TOLERANCE, UNITS, PairedOutcomes, accuracy_of, aligned, by_problem, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, compare
