@@ -24,7 +24,7 @@ from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.train import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
-from tests.pages import ADDED, AFTER_REAL, NEEDS_GPU, NEEDS_VLLM, PAGES, README
+from tests.pages import ADDED, AFTER_FETCHING, NEEDS_GPU, NEEDS_VLLM, PAGES, README
 
 ALL = pages.commands(*PAGES)
 PLAIN = pages.plain(ALL)
@@ -33,7 +33,7 @@ FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in li
                 if part.startswith("python -m ")}.values()
 """The first command of each program: it runs in a process that has imported nothing."""
 ON_GPUS = pages.marked(ALL, NEEDS_GPU)
-AFTER_FETCHING = pages.marked(ALL, AFTER_REAL)
+FETCHED = pages.marked(ALL, AFTER_FETCHING)
 WITH_VLLM = pages.marked(ALL, NEEDS_VLLM)
 
 SMOLLM2 = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
@@ -143,7 +143,7 @@ def test_command_with_vllm_composes(command, tmp_path, monkeypatch, real_data):
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory) -> Path:
-    """A folder with a checkpoint where `make real` puts SmolLM2: its shape, with the embedded model's tokenizer."""
+    """A folder with a checkpoint where `make smollm2` puts SmolLM2: its shape, with the embedded model's tokenizer."""
     folder = tmp_path_factory.mktemp("fetched")
     model = folder / "outputs/models/smollm2"
     shutil.copytree(PACKAGE / "assets/tiny", model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -153,7 +153,7 @@ def fetched(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", AFTER_FETCHING)
+@pytest.mark.parametrize("command", FETCHED)
 def test_command_after_fetching_composes(command, fetched, monkeypatch, real_data):
     monkeypatch.chdir(fetched)
     jobs = composed(command, fetched, **real_data)
@@ -172,7 +172,7 @@ def scripts(page: Path) -> str:
     return "\n".join(block for block in pages.blocks(page, "python") if not block.startswith("# "))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if scripts(page)], ids=pages.name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != README and scripts(page)], ids=pages.name_of)
 def test_python_runs(page, tmp_path):
     done = processes.run(["-c", scripts(page)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -182,6 +182,7 @@ def test_the_python_of_the_readme_prints_what_the_page_shows(tmp_path):
     """All answers are right. Log p, counts and now and then a token can differ between processors, by rounding."""
     shown = README.read_text().partition("It prints four answers:\n\n```\n")[2].partition("```")[0]
     done = processes.run(["-c", scripts(README)], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
     texts, expected = ([line.partition("  log p")[0] for line in lines.splitlines()] for lines in (done.stdout, shown))
     assert len(texts) == len(expected) == 4
     assert sum(map(str.__eq__, texts, expected)) >= 3

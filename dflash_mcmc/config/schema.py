@@ -84,8 +84,8 @@ class Config:
     seed: int = identity(0, "seed of all randomness")
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
-                             "softsat, answer_power, or log_p = the likeliest; a list gives a row for each, and a search "
-                             "maximises the first; null = no aggregate")
+                             "softsat, answer_power, adaptive, or log_p = the likeliest; a list gives a row for each, and a "
+                             "search maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
         "accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
@@ -145,7 +145,14 @@ class Job(NamedTuple):
 def store_schemas() -> None:
     """Registers the schemas of all components and of the root with Hydra."""
     load_all()
-    ConfigStore.instance().store(group="schema", name="config", node=schema_of(Config), provider="dflash_mcmc")
+    store_schema("config", Config)
+
+
+def store_schema(root: str, cls: type) -> None:
+    """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
+    store = ConfigStore.instance()
+    if f"{root}.yaml" not in store.repo.get("schema", {}):
+        store.store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:

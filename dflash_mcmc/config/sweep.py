@@ -256,6 +256,17 @@ def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
 
 
+def point_labels(jobs: Sequence[Job]) -> list[str]:
+    """The labels of the points of a command. A value that differs between them is shown even where it is the default."""
+    swept = swept_names([job.overrides for job in jobs])
+    return [_point_label(job, swept) for job in jobs]
+
+
+def _point_label(job: Job, swept: Sequence[str]) -> str:
+    values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
+    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in _IN_A_LABEL})
+
+
 class _Outcome(NamedTuple):
     overrides: Sequence[str]
     state: str
@@ -298,10 +309,8 @@ class SweepOutcomes:
         return value
 
     def _title(self, job: Job) -> str:
-        """The place of the next job in the sweep, its label, and the values that the sweep sets and the label lacks."""
-        given = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
-        fields = {key: given[key] for key in self._swept if key in given and key not in _IN_A_LABEL}
-        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {label_of(job.config, fields)}"
+        """The place of the next job in the sweep, and its label."""
+        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {_point_label(job, self._swept)}"
 
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import hash_of
-from dflash_mcmc.config.labels import changes
+from dflash_mcmc.config.labels import changes, labels_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.store.described import RUN, described, json_object
 from dflash_mcmc.store.files import read_regular
 from dflash_mcmc.store.problems import read_problems

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.schema import groups_of
-from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
@@ -58,9 +57,9 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
             are recorded as too long, and cost nothing.
     """
     runs: dict[str, _PlannedRun] = {}
-    for job, label, share in zip(jobs, differing([job.overrides for job in jobs]), fits or [1.0] * len(jobs), strict=True):
+    for job, label, share in zip(jobs, point_labels(jobs), fits or [1.0] * len(jobs), strict=True):
         tasks = tasks_of(job.config)
-        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate().of_share(share))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(share))
         known = runs.setdefault(_settings(job.config), run)
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run

@@ -1,6 +1,6 @@
 """The subjects of a benchmark: models with prompts.
 
-`tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make real`.
+`tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make smollm2`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str
         return qwen3_4b(mid_horizon)
     if name in REAL:
         config, _ = command.compose_once("config", [
-            "experiment=real", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
+            "experiment=smollm2", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
             f"model.dtype={REAL[name]}", f"paths.outputs={outputs}"], Config)
         config.model.check(config)
         return with_problems(name, config, _dflash(draft, REAL[name]) if draft else None)

@@ -141,10 +141,15 @@ WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative
 def companions(choice: str) -> list[str]:
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
-    if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=real"):  # after fetch
+    if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",
+                  "experiment=real"):  # after fetch
         return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"]
     if choice == "experiment=deep_readout_diagnostic":  # checks the dataset's solutions, which are on the hub
         return ["dataset=arith"]
+    if choice == "experiment=study_math":
+        return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"]
+    if choice == "experiment=study_code":
+        return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct", "grader.allow_execution=true"]
     if choice == "sweep=code":
         return ["grader.allow_execution=true"]
     if choice.startswith("draft=") and choice != "draft=none":

@@ -157,8 +157,8 @@ def test_the_plan_is_printed_before_the_first_point(executed, capsys):
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert cells[0][:3] == ["run", "does not apply", "samples"]
     assert [row[:3] for row in cells[2:]] == [
-        ["condition=greedy", "sampler.alpha", "6"], ["condition=ps sampler.alpha=2", "", "6"],
-        ["condition=ps sampler.alpha=4", "", "6"], ["total", "", "18"]]
+        ["greedy", "sampler.alpha", "6"], ["ps alpha=2", "", "6"],
+        ["ps alpha=4", "", "6"], ["total", "", "18"]]
     assert "points left out because they are the same run as another point: 1" in lines
     assert lines[-1] == "3 jobs: 3 done now, 0 already complete, 0 failed"
     assert len(executed.configs) == 3
@@ -215,8 +215,8 @@ def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tm
 def test_the_bar_of_a_job_has_its_place_and_what_the_sweep_sets(executed):
     assert ended("-m", "condition=ps,blend_ps", "sampler.alpha=2,4", "blend.beta=0.2", "seed=7", "tracker=none") == 0
     # 4 is the default of alpha, and is named all the same; the seed is the same everywhere.
-    assert executed.titles == ["[1/4] ps alpha=2", "[2/4] ps alpha=4", "[3/4] blend_ps alpha=2 beta=0.2",
-                               "[4/4] blend_ps alpha=4 beta=0.2"]
+    assert executed.titles == ["[1/4] ps alpha=2", "[2/4] ps alpha=4", "[3/4] blend_ps beta=0.2 alpha=2",
+                               "[4/4] blend_ps beta=0.2 alpha=4"]
 
 
 def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):

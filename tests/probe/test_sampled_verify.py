@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.sampled_verify import arms, tables
+from dflash_mcmc.probe.sampled_verify import arms
 from dflash_mcmc.report import figure
 from dflash_mcmc.rng import Key
 from tests.checkpoints import hybrid_pair
@@ -105,12 +105,12 @@ def test_a_greedy_token_in_every_step_changes_histograms(tmp_path):
 
 
 def test_repetition():
-    assert (tables.distinct([1, 2, 1, 2, 1], 2), tables.distinct([1], 2)) == (0.5, 1.0)
-    assert [tables.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
+    assert (arms.distinct([1, 2, 1, 2, 1], 2), arms.distinct([1], 2)) == (0.5, 1.0)
+    assert [arms.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
     loop, other = [7, 8, 9] * 40, list(range(100))
-    assert tables.ends_in_loop(other + loop)
-    assert not tables.ends_in_loop(loop + other)
-    assert not tables.ends_in_loop([7] * 99)
+    assert arms.ends_in_loop(other + loop)
+    assert not arms.ends_in_loop(loop + other)
+    assert not arms.ends_in_loop([7] * 99)
 
 
 @pytest.mark.parametrize(("answer", "right"), [

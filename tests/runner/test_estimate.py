@@ -264,8 +264,8 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
 def test_total_is_the_sum_and_one_run_counts_once(capsys):
     rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
     assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
-        "sampler=greedy": ("sampler.alpha", "10"), "sampler=temperature sampler.alpha=2": ("", "10"),
-        "sampler=temperature sampler.alpha=4": ("", "10"), "total": ("", "30")}
+        "greedy": ("sampler.alpha", "10"), "temperature alpha=2 temperature=0.5": ("", "10"),
+        "temperature alpha=4": ("", "10"), "total": ("", "30")}
     assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
     assert "the same run as another point: 1" in text
     assert "hardware.tokens_per_second" in text

@@ -125,9 +125,9 @@ class SampledVerify(Probe):
     @classmethod
     def columns(cls) -> tuple[Table, ...]:
         """See `Probe.columns`."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.ALL
+        return arms.ALL
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""
@@ -166,11 +166,12 @@ class SampledVerify(Probe):
         prompt = self.agent_prompt(config, model)
         tasks = self._tasks(config, model, prompt, work.units)
         window = max(1, round(self.window_share * len(prompt.tokens)))
+        temperatures = {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
                 own, cells = list(group), list[list[dict]]()
-                for temperature in self._temperatures(workload):
+                for temperature in temperatures[workload]:
                     sampler = self._sampler(config, temperature)
                     for arm in self.arms():
                         drawn = arms.draw(
@@ -207,18 +208,15 @@ class SampledVerify(Probe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.summary(records)
+        return arms.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return {"fig_sampled_verify": tables.figure(summary.tables)}
-
-    def _temperatures(self, workload: str) -> list[float]:
-        return {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}[workload]
+        return {"fig_sampled_verify": arms.figure(summary.tables)}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)

@@ -199,7 +199,8 @@ def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], f
         "Acceptance": _acceptance(),
         "Cost": _cost(),
         "Report": [*_media([key for key in figures if key == "report/page"]),
-                   *_tables(sorted((key for key in tables if key.startswith("report/")), key=_by_weight)),
+                   *_tables(sorted((key for key in tables if key.startswith("report/")),
+                               key=lambda key: (key != "report/overall", key != "report/paired", key))),
                    *_media(sorted(key for key in figures if key.startswith("report/") and key != "report/page"))],
         "Samples": _tables([key for key in tables if key == "samples"]),
         "Probes": [*_tables(sorted(key for key in tables if key.startswith("tables/"))),
@@ -271,10 +272,6 @@ def _tables(keys: Sequence[str]) -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.WeavePanelSummaryTable(table_name=key) for key in keys]
-
-
-def _by_weight(key: str) -> tuple[bool, bool, str]:
-    return key != "report/overall", key != "report/paired", key
 
 
 def _media(keys: Sequence[str]) -> list[PanelTypes]:
