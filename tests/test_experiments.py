@@ -109,12 +109,14 @@ class TestComposed:
     @pytest.mark.parametrize("experiment", EXPERIMENTS)
     def test_every_experiment_composes_on_the_embedded_pair(self, composing, experiment):
         """No further field is needed, also on a machine without a GPU."""
-        config = command.job_of(composing, [f"experiment={experiment}", *EMBEDDED]).config
+        study = experiment.startswith("study_")
+        graded = ("grader=math",) if experiment == "study_code" else ()  # these problems have no programs
+        config = command.job_of(composing, [f"experiment={experiment}", *EMBEDDED, *graded]).config
         assert (config.name, config.hardware.device) == (experiment, "auto")
         if name_of(config.probe) != "rejection_sampling":  # it uses no model
             assert config.model.path.endswith("assets/tiny")
-            assert (name_of(config.dataset), config.dataset.max_new_tokens) == ("arith", 128)
-            assert config.dataset.num_chosen() <= 100
+            assert (name_of(config.dataset), config.dataset.max_new_tokens) == ("arith", 512 if study else 128)
+            assert study or config.dataset.num_chosen() <= 100
 
     @pytest.mark.parametrize(("experiment", "fields"), [
         ("speculative_mcmc_probe", {
