@@ -64,6 +64,8 @@ class Assumed:
     identical: float = runtime(0.3, "share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
     shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
                             "prefix, evaluated once for several blocks", ge=0, le=1)
+    kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "
+                          "included", ge=1)
     tokens_per_second: float | None = runtime(None, "token-forwards per second, where hardware.tokens_per_second is null; "
                                               "null = hours are not printed", gt=0)
 

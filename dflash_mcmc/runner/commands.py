@@ -49,7 +49,7 @@ def _with_checks(command: Command) -> Command:
     """The command with what the checks of its jobs have found. Raises UserError."""
     memory, checked = preflight.check(command.jobs, here=not command.launcher)
     jobs = [job._replace(prompts=found.prompts) for job, found in zip(command.jobs, checked, strict=True)]
-    return command._replace(jobs=jobs, memory=memory, fits=tuple(found.share for found in checked))
+    return command._replace(jobs=jobs, memory=memory, lengths=tuple(found.lengths for found in checked))
 
 
 def shows(command: Command, arguments: list[str]) -> bool:

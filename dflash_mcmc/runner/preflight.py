@@ -22,6 +22,7 @@ from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.reading import recorded_keys
+from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config, Job
@@ -35,8 +36,7 @@ T = TypeVar("T")
 class CheckedJob(NamedTuple):
     """What the checks of a job have found."""
 
-    share: float = 1.0
-    """The share of the problems that fit into the model's positions, 1 where no prompt is read."""
+    lengths: Lengths = Lengths()
     prompts: Mapping[str, np.ndarray] = {}
     """Token ids of the prompts of all problems, by id; empty where no prompt is read."""
 
@@ -49,6 +49,10 @@ class _EncodedPrompts(NamedTuple):
     """Tokens of the longest prompt that fits."""
     num_fitting: int
     """Number of problems that fit."""
+    mean: float
+    """Mean tokens of the prompts that fit."""
+    solutions: float | None
+    """Mean tokens of the solutions; None where the answers are drawn."""
 
 
 def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[CheckedJob, ...]]:
@@ -99,7 +103,7 @@ class _Checks:
         prompts = self._prompts(config, encoder, problems)
         if "sampler" in used and config.engine.plans_memory:
             self._memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
-        return CheckedJob(prompts.num_fitting / len(problems), prompts.encoded)
+        return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
         """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
@@ -155,7 +159,11 @@ class _Checks:
             if fit.too_long:
                 name, first = next(iter(fit.too_long.items()))
                 note(f"{len(fit.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
-            return _EncodedPrompts(encoded, max(map(len, fit.prompts.values())), len(problems) - len(fit.too_long))
+            lengths = [len(prompt) for prompt in fit.prompts.values()]
+            solved = [problem.solution for problem in problems if problem.id in fit.prompts and problem.solution]
+            solutions = [] if drawn else [len(encoder.encode(text)) for text in solved]
+            return _EncodedPrompts(encoded, max(lengths), len(problems) - len(fit.too_long), sum(lengths) / len(lengths),
+                                   sum(solutions) / len(solutions) if solutions else None)
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
@@ -171,8 +179,11 @@ class _Checks:
             return
         target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
         weights = target.weight_bytes()
-        if weights is None and not given:
-            return
+        if weights is None:
+            note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
+                 "from its config.json), so that the plan does not count them")
+            if not given:
+                return
         try:
             self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
         except UserError:

@@ -52,6 +52,7 @@ class Units(Tasks[dict]):
         failed = len(records) - len(measured)
         summary: dict[str, object] = {
             "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
+            **_num_problems(self._probe, measured),
             **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
         return UnitResults(summary, {**found.values}, found.tables, self._config, measured, found)
 
@@ -142,6 +143,13 @@ class UnitResults(Results):
             for name, drawn in figures.items():
                 figure.save(drawn, folder, name)
         return [folder / f"{name}.png" for name in figures]
+
+
+def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
+    """How many problems the intervals are over; empty for a probe without problems. `(agent)` and the like are no problems."""
+    if "dataset" not in probe.sources():
+        return {}
+    return {"num_problems": len({record["problem"] for record in measured if not record["problem"].startswith("(")})}
 
 
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:

@@ -49,11 +49,16 @@ def test_other_grids_are_those_of_the_documents():
     assert [(c.condition.name, c.num_chains) for c in configs_of("sweep=majority")] == [
         ("temp", 8), ("ps", 8), ("blend_ps", 8)]
     assert {c.num_chains for c in configs_of("sweep=majority", "num_chains=4")} == {4}
+    assert [c.condition.name for c in configs_of("sweep=conditions")] == ["greedy", "temp", "ps", "blend_greedy", "blend_ps"]
+    signs = configs_of("sweep=signflip")
+    assert {(name_of(c.sampler), c.blend.direction == "random") for c in signs} == set(
+        itertools.product(("greedy", "temperature", "power_mh"), (False, True)))
+    assert len({c.blend.beta for c in signs}) == 7
 
 
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code", "equal_cost"}
+                                        "benchmarks", "code", "equal_cost", "conditions", "signflip"}
 
 
 @pytest.mark.slow

@@ -343,10 +343,15 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
 def test_published_rows_equal_the_papers():
     from dflash_mcmc.report.published import published
 
-    found = {paper.model: paper for paper in published()}
-    assert found["Qwen2.5-Math-7B"].accuracy["ps"].value == 0.748
-    assert "arXiv 2510.14901, Table 1" in found["Qwen2.5-7B"].text
-    assert found["Qwen3-4B"].accuracy["blend_ps"] == wilson(81, 104)
+    found = {(paper.model, paper.source): paper for paper in published()}
+    paper = found["Qwen2.5-Math-7B", "Karan & Du 2025"]
+    assert paper.accuracy["ps"].value == 0.748
+    assert "arXiv 2510.14901, Table 1" in paper.text
+    assert found["Qwen3-4B", "guided power sampling document"].accuracy["blend_ps"] == wilson(81, 104)
+    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "its project later"].accuracy.items()} == {
+        "greedy": 83.0, "blend_greedy": 82.4, "ps": 85.4, "blend_ps": 86.6, "draft_blend_ps": 85.2}
+    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "power tempering"].accuracy.items()} == {
+        "standard": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}
     assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())
 
 

@@ -40,7 +40,7 @@ class TargetShape(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     num_parameters: int | None
-    """Parameters in the files of the checkpoint; None if it has no safetensors files here."""
+    """Parameters in the files of the checkpoint, or of the architecture if they are not here; None if neither is known."""
     head_copy: bool | None = None
     """See `Float32Head`."""
 

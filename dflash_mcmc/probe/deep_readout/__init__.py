@@ -95,7 +95,8 @@ class DeepReadout(ProblemProbe):
         from dflash_mcmc.probe.deep_readout.tables import MODES
 
         answer = cost.forced(config)
-        return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, len(MODES) * answer.blocks)
+        modes = len(MODES) + (self.reinject_every is not None)
+        return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.
