@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.engine.batching import attention, few_rows, masks
+from dflash_mcmc.engine.batching import attention, few_rows
 from dflash_mcmc.engine.batching.cache import (
     PIECE,
     CacheShape,
@@ -58,7 +58,7 @@ class TargetShape(NamedTuple):
 
     @property
     def attention_needs(self) -> attention.Needs:
-        return attention.needs_of(self.config, masks.masks_of(self.config).plain)
+        return attention.needs_of(self.config, attention.masks_of(self.config).plain)
 
     @property
     def cache_shape(self) -> CacheShape:
