@@ -10,9 +10,9 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "For users:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "For who changes the code:"
-	@awk -F ':.*##- ' '/^[a-z-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*##- ' '/^[a-z0-9-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed, tests and documentation included (once)
 

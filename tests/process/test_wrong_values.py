@@ -277,7 +277,7 @@ def check_file(capsys, tmp_path: Path, file: str, reader: str, place: int, other
         code, lines = ended(capsys, "grid.__main__", ["status", str(folder)])
         if code:
             line = refused_in_one_line(code, lines, (file, path, other, without))
-            assert str(folder) in line or ": given " in line, (file, path, line)
+            assert str(folder) in line or ": given " in line or ": not given" in line, (file, path, line)
         return
     folder = run_folder(tmp_path / "runs")
     path = put(folder / file, place, other, without)
