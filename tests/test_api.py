@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dflash_mcmc.store.problems import read_problems
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc
@@ -27,6 +26,7 @@ from dflash_mcmc.api import sampling
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes

@@ -15,8 +15,7 @@ from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import RUN, described
-from dflash_mcmc.store.problems import read_problems
+from dflash_mcmc.store.described import RUN, described, read_problems
 from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:
