@@ -187,7 +187,8 @@ def test_a_run_of_failed_units_has_a_summary_without_tables(lengths):
     for alone in (False, False, True, True, True):
         died(config, *config.probe.units(config), alone=alone)
     result = execute(config)
-    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1, "tables": {}}
+    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1,
+                              "num_problems": 0, "tables": {}}
     assert not list(result.folder.glob("*.png"))
 
 
