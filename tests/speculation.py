@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -54,14 +54,14 @@ def without_seed(self: TabularEngine, operation: Draw, prefix: tuple, length: in
     tokens = np.array((*prefix, *drafted))
     prompt, generated = tokens[: len(prefix) - length], tokens[len(prefix) - length :]
     logits = self._logits((*prefix, *drafted), length + len(drafted), operation.source)
-    return tabular.process(logits, operation.params, prompt, np.delete(generated, length - 1) if length else generated)
+    return exact_law.process(logits, operation.params, prompt, np.delete(generated, length - 1) if length else generated)
 
 
 def without_drafted(self: TabularEngine, operation: Draw, prefix: tuple, length: int, drafted: tuple) -> np.ndarray:
     """A mutant of `TabularEngine._slot`: penalties do not count the drafted tokens before the slot."""
     tokens, start = np.array(prefix), len(prefix) - length
     logits = self._logits((*prefix, *drafted), length + len(drafted), operation.source)
-    return tabular.process(logits, operation.params, tokens[:start], tokens[start:])
+    return exact_law.process(logits, operation.params, tokens[:start], tokens[start:])
 
 
 def differing(speculation: Speculation, law: SamplingParams, num_seeds: int, horizon: int = 6) -> int:

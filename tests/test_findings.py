@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import pages
+
 ROOT = Path(__file__).resolve().parents[1]
 FINDINGS = ROOT / "docs/findings"
 ROW = re.compile(r"^\| `(?P<run>[^`]+)` \| (?P<correct>\d+) of (?P<total>\d+) \| (?P<accuracy>[\d.]+) \[(?P<low>[\d.]+), "
@@ -82,3 +84,22 @@ def test_every_archive_has_a_page_and_names_no_machine():
                 if member.name.endswith(("run.json", "config.yaml")):
                     text = archive.extractfile(member).read().decode()
                     assert not re.search(r"(?<![\w./:])/[\w.+-]+/", text), member.name
+
+
+def test_the_report_of_the_stored_runs_has_the_page_s_numbers(tmp_path):
+    """The two commands of the page, in a folder with the documentation."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    for command in pages.marked(pages.commands(FINDINGS / "index.md"), pages.IN_A_CHECKOUT):
+        done = pages.run(command, tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    for row in map(re.Match.groupdict, ROW.finditer((FINDINGS / "conditions-on-programs.md").read_text())):
+        shown = rf"\| {row['run']}( schedule=adaptive)? +\| +{row['correct']} \| +{row['total']} \| +{row['accuracy']} % \|"
+        assert re.search(shown, done.stdout), shown
+
+
+def test_the_readme_has_the_page_s_numbers():
+    row = re.compile(r"^\| (`\w+` \| \d+ of \d+ \| [\d.]+ \[[\d., ]+\] \| [-+\d.]*) ", re.MULTILINE)
+    table = row.findall((ROOT / "README.md").read_text())
+    page = (FINDINGS / "conditions-on-programs.md").read_text()
+    assert len(table) == 5
+    assert all(f"| {row} " in page for row in table)

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -57,7 +57,7 @@ def exact(model, params: SamplingParams, horizon: int) -> dict[tuple[int, ...], 
             continue
         with torch.inference_mode():
             logits = model(torch.from_numpy(np.concatenate([PROMPT, np.array(tokens, np.int64)]))[None]).logits[0, -1].numpy()
-        law = tabular.process(logits, params, PROMPT, np.array(tokens, np.int64))
+        law = exact_law.process(logits, params, PROMPT, np.array(tokens, np.int64))
         growing |= {(*tokens, token): log_q + law[token] for token in range(VOCABULARY) if np.isfinite(law[token])}
     return known
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching import rows
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 
 VOCAB, PROMPT_LENGTH = 40, 2
@@ -51,7 +51,7 @@ def test_batched_is_exact(law, seed):
     logits, history, tokens = example(seed)
     batched = torch.log_softmax(laws.process(logits, law, history), dim=-1).numpy()
     for row in range(3):
-        expected = tabular.process(logits[row].numpy(), law, tokens[row, :PROMPT_LENGTH], tokens[row, PROMPT_LENGTH:])
+        expected = exact_law.process(logits[row].numpy(), law, tokens[row, :PROMPT_LENGTH], tokens[row, PROMPT_LENGTH:])
         assert np.array_equal(np.isfinite(batched[row]), np.isfinite(expected))
         kept = np.isfinite(expected)
         np.testing.assert_allclose(batched[row][kept], expected[kept], atol=2e-5)
@@ -75,7 +75,7 @@ def test_exact_is_transformers(seed):
             theirs = processor(ids, theirs)
         theirs = torch.log_softmax(theirs, dim=-1).numpy()
         for row in range(3):
-            ours = tabular.process(logits[row].numpy(), law, tokens[row], np.empty(0))
+            ours = exact_law.process(logits[row].numpy(), law, tokens[row], np.empty(0))
             np.testing.assert_allclose(np.exp(ours), np.exp(theirs[row]), atol=1e-6)
 
 
@@ -92,9 +92,9 @@ def test_draws_agree_and_never_take_an_impossible_token(uniform, seed):
         assert torch.isfinite(log_q[row, tokens[row]])
         cumulative = np.cumsum(np.exp(log_q[row].numpy()))
         if np.abs(cumulative - uniform * cumulative[-1]).min() > 1e-6:
-            token = tabular.draw(log_q[row].numpy(), uniform)
+            token = exact_law.draw(log_q[row].numpy(), uniform)
             assert int(tokens[row]) == token
-            np.testing.assert_allclose(intervals[row], tabular.interval_of(log_q[row].numpy(), token), atol=1e-6)
+            np.testing.assert_allclose(intervals[row], exact_law.interval(log_q[row].numpy(), token), atol=1e-6)
 
 
 @pytest.mark.parametrize("uniform", [2.0**-54, 1 - 2.0**-53])
@@ -137,7 +137,7 @@ def test_the_entropy_is_that_of_the_definition():
     logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(1)) * 3.0
     logits[2, 5:] = -torch.inf
     found = rows.entropy(laws.weigh(logits))
-    expected = [tabular.entropy(tabular.log_softmax(row)) for row in logits.numpy()]
+    expected = [exact_law.entropy(exact_law.log_softmax(row)) for row in logits.numpy()]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert rows.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
 
@@ -151,7 +151,7 @@ def kept(logits: list[float], **options) -> list[int]:
     """The ids that can be drawn. The batched and the exact law agree on them."""
     law = SamplingParams(**options)
     batched = laws.process(torch.tensor([logits]), law, laws.NO_HISTORY)[0]
-    exact = tabular.process(np.array(logits), law, np.empty(0), np.empty(0))
+    exact = exact_law.process(np.array(logits), law, np.empty(0), np.empty(0))
     assert torch.isfinite(batched).tolist() == np.isfinite(exact).tolist()
     return torch.isfinite(batched).nonzero()[:, 0].tolist()
 

@@ -12,7 +12,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -92,7 +92,7 @@ def test_vllm_ends_them_too(qwen3):
 
 def test_the_oracle_says_so():
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="no finite maximum"):
-        tabular.process(np.array([1.0, 2.0]), SamplingParams(1e-309), np.empty(0), np.empty(0))
+        exact_law.process(np.array([1.0, 2.0]), SamplingParams(1e-309), np.empty(0), np.empty(0))
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
@@ -48,7 +48,7 @@ def test_a_draw_and_a_score_give_the_same_columns():
 def test_the_entropy_is_that_of_p_and_not_of_the_law_of_the_draw():
     drawn = ENGINE.answer(_draw(0, entropy=True))
     log_p = ENGINE.log_p(drawn.prefix(1))
-    assert drawn.entropy[1] == tabular.entropy(log_p) == pytest.approx(-(np.exp(log_p) * log_p).sum())
+    assert drawn.entropy[1] == exact_law.entropy(log_p) == pytest.approx(-(np.exp(log_p) * log_p).sum())
 
 
 def test_a_prefix_keeps_its_columns_and_a_draw_without_them_drops_them():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.oracle import tabular
+from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, _weights
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.testing import PROMPT
@@ -44,7 +44,7 @@ def splitting(kind: str) -> tuple[float, int]:
         high = first if kind == "independent" else min(first, second[1])
         threshold = 0.5 * (high + second[0])
         ended = [not draft(kind, threshold, seed=seed).offers(prompt, (token,), 0) for token in range(3)]
-        p, q = (tabular.process(logits, LAW, (), ()) for logits in (
+        p, q = (exact_law.process(logits, LAW, (), ()) for logits in (
             small_table().logits(prompt, "last"), drafted.logits(prompt, ())))
         if high - second[0] > 0.02 and (p - q)[ended].min() < -0.3:
             return threshold, seed
@@ -83,9 +83,9 @@ def test_law_is_exact_over_several_blocks(kind, rule):
 def marginal(drafted: NetworkDraft, prefix, before):
     """log q_k(x_k) without the tokens drafted before it: the sum over all of them."""
     if not before:
-        return np.log(np.exp(tabular.process(drafted.logits(prefix, ()), LAW, (), ())))
-    first = np.exp(tabular.process(drafted.logits(prefix, ()), LAW, (), ()))
-    rows = [np.exp(tabular.process(drafted.logits(prefix, (x,)), LAW, (), ())) for x in range(3)]
+        return np.log(np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ())))
+    first = np.exp(exact_law.process(drafted.logits(prefix, ()), LAW, (), ()))
+    rows = [np.exp(exact_law.process(drafted.logits(prefix, (x,)), LAW, (), ())) for x in range(3)]
     return np.log(sum(share * row for share, row in zip(first, rows, strict=True)))
 
 
@@ -94,7 +94,7 @@ def uncorrected(drafted: NetworkDraft, prefix, before):
     drafter = drafted._drafter
     drafter.prefix = prefix
     with torch.no_grad():
-        return tabular.process(drafter.logits(drafter.hidden(None))[0, len(before)].double().numpy(), LAW, (), ())
+        return exact_law.process(drafter.logits(drafter.hidden(None))[0, len(before)].double().numpy(), LAW, (), ())
 
 
 @pytest.mark.parametrize(("rule", "wrong"), [
