@@ -239,7 +239,7 @@ def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -
     votes = Votes.of(chains)
     answers = np.array(votes.of_chain, np.int64)[_orders(len(chains), most)]
     counts = (answers[:, :, None] == np.arange(len(votes.candidates))).cumsum(axis=1)  # (orders, chains drawn, answers)
-    leading = np.sort(np.concatenate([np.zeros_like(counts[..., :1]).repeat(2, axis=-1), counts], axis=-1), axis=-1)
+    leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
     ended = rule.ends(leading[..., -1], leading[..., -2])
     ended[:, -1] = True
     last = ended.argmax(axis=1)
