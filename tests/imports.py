@@ -12,8 +12,8 @@ from pathlib import Path
 LAYERS = ("errors types ops rng fields components registry", "process", "model.files", "grading", "statistics", "store",
           "config", "report.figure report.table report.parts report.probed", "kernel tracker", "dataset",
           "engine.batching engine.speculative engine.oracle draft.network draft.adaptation", "engine hardware decoder",
-          "model draft blend sampler", "runner", "forcing", "probe", "report grid fetch train", "testing draft.check verify", "api",
-          "serve harness export", "__main__ catalogue drafts regrade runs")
+          "model draft blend sampler", "runner", "forcing", "probe", "report grid fetch train", "testing draft.check", "api",
+          "serve harness export verify", "__main__ catalogue drafts regrade runs")
 """The rooms from the lowest to the highest. A file imports files of its own room and of lower ones."""
 
 

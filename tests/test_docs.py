@@ -93,6 +93,8 @@ def test_command_runs(command, tmp_path, real_data):
         assert (" of 4 samples" if "grader.extract" in command else "0 verdicts changed") in done.stdout
     elif ".drafts check" in command:
         assert "healthy: tau is" in done.stdout
+    elif ".verify" in command:
+        assert "GREEN: no evidence against the stated law" in done.stdout
     elif ".train" in command:
         assert "draft written to" in done.stdout
     elif "rejection_sampling" in command:

@@ -13,8 +13,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.bets import Payments, bets_of, payments
-from dflash_mcmc.verify.betting import Bet, Ledger, Shift, Standing, shift_of
+from dflash_mcmc.verify.evidence import Bet, BetEvidence, Evidence, Payments, Shift, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -32,8 +31,8 @@ class Audit(NamedTuple):
 
     Attributes:
         law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain.
-        bets: the bets, and `each` the standing of each.
-        together: the standing of all, which decides.
+        bets: the bets, and `each` the evidence of each.
+        together: the evidence of all, which decides.
         course: (texts, 2), tokens and log10 of the evidence of all together after each text.
         top: the shift of the share of most likely tokens.
         outside: the tokens that the law cannot draw: text, place in it, and distance from the kept ones in nats.
@@ -46,8 +45,8 @@ class Audit(NamedTuple):
     law: SamplingParams | None
     level: float
     bets: tuple[Bet, ...]
-    each: tuple[Standing, ...]
-    together: Standing
+    each: tuple[BetEvidence, ...]
+    together: BetEvidence
     course: np.ndarray
     top: Shift | None
     outside: tuple[tuple[str, int, float], ...]
@@ -84,7 +83,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     """
     if blend is not None and blend.needs_draft:
         raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
-    ledger = Ledger(bets_of(law or SamplingParams(temperature=0.0)), level)
+    evidence = Evidence(bets_of(law or SamplingParams(temperature=0.0)), level)
     course, tops, outside, errors, again = [], [], [], [], 0
     for text in texts:
         paid = _read(model, text, law or SamplingParams(), blend)
@@ -92,19 +91,19 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
             errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))
         again += text.encoded_again
         if law is not None:
-            ledger.add(paid.log)
+            evidence.add(paid.log)
             tops.append(np.stack([paid.top, paid.expected_top]))
             outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
         else:
-            ledger.tokens += len(text.tokens)
-        course.append((ledger.tokens, ledger.together().evidence))
+            evidence.tokens += len(text.tokens)
+        course.append((evidence.tokens, evidence.together().evidence))
     if not course:
         raise ConfigError("TARGET", "no text", "at least one text with a token")
     drawn, expected = np.concatenate(tops, axis=1) if tops else np.empty((2, 0))
-    return Audit(law, level, ledger.bets, tuple(ledger.each()), ledger.together(), np.array(course),
+    return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course),
                  shift_of(drawn, expected, level) if len(drawn) and law is not None and law.temperature > 0.0 else None,
                  tuple(outside), sum(distance <= NEAR for _, _, distance in outside),
-                 (float(np.mean(errors)), max(errors)) if errors else None, len(course), ledger.tokens, again)
+                 (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def values(found: Audit) -> dict[str, object]:
             "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
             "outside": [{"text": name, "token": place, "nats": distance} for name, place, distance in found.outside],
             "log_p_error": found.log_p_error,
-            "bets": [{**bet._asdict(), **standing._asdict()} for bet, standing in zip(found.bets, found.each, strict=True)]}
+            "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
 
 
 def _course(found: Audit) -> Figure:

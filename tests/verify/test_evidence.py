@@ -8,8 +8,7 @@ import torch
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.verify.bets import bets_of, payments
-from dflash_mcmc.verify.betting import Bet, Ledger, shift_of
+from dflash_mcmc.verify.evidence import Bet, Evidence, bets_of, payments, shift_of
 
 VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
@@ -30,17 +29,19 @@ def test_the_mean_payment_of_every_bet_is_one(law, place):
     means = np.zeros(len(bets_of(law)))
     for token in range(VOCABULARY):
         tokens = np.append(before, token)
-        pieces = [slice(0, 2), slice(2, len(tokens))] if place else [slice(0, 1)]
+        pieces = [slice(0, 3), slice(3, len(tokens))] if place else [slice(0, 1)]
         paid = payments(lambda piece: logits[piece], prompt, tokens, law, pieces)
         means += p[token] * np.exp(paid.log[-1])
         assert (paid.outside[-1] > 0.0) == (p[token] == 0.0)
+        of_first = [bet.group == "first token" for bet in bets_of(law)]
+        assert not paid.log[-1][of_first].any() if place else paid.log[-1][of_first].all() or law.truncates
     assert means == pytest.approx(np.ones(len(means)), abs=2e-6)
 
 
 def test_a_bet_wins_where_its_law_holds():
     """Tokens at temperature 0.5 under a stated 1: the bet on it has the largest evidence, and first tokens show nothing."""
     rng, law = np.random.default_rng(0), SamplingParams()
-    logits, ledger = logits_of(400, 1), Ledger(bets_of(law), 1e-3)
+    logits, ledger = logits_of(400, 1), Evidence(bets_of(law), 1e-3)
     sharp = torch.softmax(logits.double() / 0.5, dim=-1).numpy()
     tokens = np.array([rng.choice(VOCABULARY, p=row) for row in sharp])
     ledger.add(payments(lambda piece: logits[piece], np.array([0]), tokens, law, [slice(0, 300), slice(300, 400)]).log)
@@ -48,8 +49,8 @@ def test_a_bet_wins_where_its_law_holds():
     assert ledger.bets[max(range(len(each)), key=lambda place: each[place].evidence)].says == "temperature 0.5 instead of 1"
     assert ledger.together().red_at is not None
     assert ledger.tokens == 400
-    of_first = [standing for bet, standing in zip(ledger.bets, each, strict=True) if bet.group == "first token"]
-    assert max(abs(standing.evidence) for standing in of_first) < 1.0
+    of_first = [one for bet, one in zip(ledger.bets, each, strict=True) if bet.group == "first token"]
+    assert max(abs(one.evidence) for one in of_first) < 1.0
 
 
 def test_a_clean_law_is_red_at_most_as_often_as_stated():
@@ -57,7 +58,7 @@ def test_a_clean_law_is_red_at_most_as_often_as_stated():
     rng, red = np.random.default_rng(7), 0
     share, strengths = 0.3, np.array([-0.5, 0.2, 1.0])
     for _ in range(2_000):
-        ledger = Ledger([Bet("a", "1"), Bet("a", "2"), Bet("b", "3")], 0.1)
+        ledger = Evidence([Bet("a", "1"), Bet("a", "2"), Bet("b", "3")], 0.1)
         drawn = rng.random(200) < share
         ledger.add(strengths * drawn[:, None] - np.log1p(share * np.expm1(strengths)))
         red += ledger.together().red_at is not None
@@ -68,7 +69,7 @@ def test_pieces_of_texts_add_up():
     """Evidence, its largest value and the token of the first alarm do not depend on how the tokens are cut into texts."""
     paid = np.random.default_rng(2).normal(0.05, 0.4, size=(300, 4))
     bets = [Bet("a", "1"), Bet("a", "2"), Bet("b", "3"), Bet("c", "4")]
-    whole, cut = Ledger(bets, 1e-2), Ledger(bets, 1e-2)
+    whole, cut = Evidence(bets, 1e-2), Evidence(bets, 1e-2)
     whole.add(paid)
     for start in range(0, 300, 7):
         cut.add(paid[start : start + 7])
