@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from dflash_mcmc.report.build import Built, build
-from dflash_mcmc.report.parts import Table
+from dflash_mcmc.report.parts import ReportTable
 from tests import published
 from tests.report.folders import identity, write
 
@@ -35,7 +35,7 @@ def table(built: Built, name: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(headers, row, strict=True)) for row in found.cells()}
 
 
-def _found(built: Built, name: str) -> Table:
+def _found(built: Built, name: str) -> ReportTable:
     return next(table for section in built.sections for table in section.tables if table.name == name)
 
 
