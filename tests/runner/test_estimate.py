@@ -142,7 +142,8 @@ def test_what_the_draft_has_drawn_is_read_once_more_to_be_scored(make_config, mo
     """Without reuse, each of four draws and four scores reads what is before it. A block of the draft is fed whole."""
     planned, counted = [], []
     for reuse in ("true", "false"):
-        config, done = without_stop_ids(make_config, monkeypatch, *REFINE, "sampler.num_steps=0", f"hardware.reuse_prefix={reuse}")
+        given = (*REFINE, "sampler.num_steps=0", f"hardware.reuse_prefix={reuse}")
+        config, done = without_stop_ids(make_config, monkeypatch, *given)
         planned.append(cost.token_forwards(config))
         counted.append(np.mean([each.token_forwards for each in done]))
     assert planned[1] - planned[0] == counted[1] - counted[0] > 0
