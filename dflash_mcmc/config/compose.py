@@ -201,6 +201,8 @@ class Composer:
             elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
                 raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
                                 f"{text_of(override).lstrip('+')}")
+            elif type(value) in (int, float) and mistakes.is_boolean(key, values):  # for OmegaConf every number is a truth
+                raise mistakes.wrong_value(override, values)
             else:
                 OmegaConf.update(values, key, value, merge=present is not None,  # OmegaConf cannot merge into null
                                  force_add=override.is_add() or override.is_force_add())

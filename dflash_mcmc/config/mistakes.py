@@ -145,6 +145,12 @@ def _options_with(name: str) -> list[str]:
             if last in found.cls.__dataclass_fields__] if group in GROUPS else []
 
 
+def is_boolean(name: str, composed: DictConfig) -> bool:
+    """Whether a field with a dotted name is true or false."""
+    found = field_of(name, composed)
+    return found is not None and found[1] in (bool, bool | None)
+
+
 def wrong_value(override: Override, composed: DictConfig) -> UserError:
     """The line for a value whose type is not the field's."""
     name = override.key_or_group
