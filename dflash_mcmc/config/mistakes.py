@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.launcher import PREFIX
-from dflash_mcmc.config.overrides import given_value, text_of
+from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import has_spec, spec_of
@@ -92,12 +92,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError:
-    group, _, option = file.rpartition("/")
+    group, _, option = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
     known = options(group)
     if group.startswith("hydra/"):
         hint = "; for optuna: pip install 'dflash_mcmc[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
-    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
+    path = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
+    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}{path}")
 
 
 def _of_another_launcher(name: str) -> UserError:
