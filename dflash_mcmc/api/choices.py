@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dflash_mcmc.config.command import compose_once
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds
 from dflash_mcmc.registry import GROUPS, components
+
+_ARGUMENTS = {"dataset.max_new_tokens": "max_new_tokens", "dataset.stop": "stop", "model.path": "model", "model.chat": "chat"}
+
+
+@contextmanager
+def named_by_argument() -> Iterator[None]:
+    """A context in which errors name the arguments of the Python interface in place of the fields that they set."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (re.sub("|".join(map(re.escape, _ARGUMENTS)), lambda found: _ARGUMENTS[found[0]], str(error)),)
+        raise
 
 
 def component(group: str, name: str, **fields: Any) -> Any:
@@ -30,7 +45,7 @@ def component(group: str, name: str, **fields: Any) -> Any:
     """
     if group not in GROUPS:
         raise UserError(f"unknown group {group!r}{did_you_mean(group, GROUPS)}; allowed: {', '.join(GROUPS)}")
-    given = [_override(f"{group}.{field}", value) for field, value in fields.items()]
+    given = [override(f"{group}.{field}", value) for field, value in fields.items()]
     return getattr(compose_once("config", [f"{group}={name}", *given], Config)[0], group)
 
 
@@ -38,11 +53,14 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
     """The configuration with the chosen components, which is not checked as a whole yet. Raises UserError.
 
     Args:
-        chosen: by group, an object, the name of an option, or None for the option in `conf/config.yaml`.
+        chosen: by group, an object, the name of an option, or None for the option in `conf/config.yaml`. A sampler may be the
+            name of a condition, which is a sampler and a blend.
         values: values of fields by dotted name.
     """
-    named = [f"{group}={choice}" for group, choice in chosen.items() if isinstance(choice, str)]
-    overrides = ["tracker=none", *named, *(_override(field, value) for field, value in values.items())]
+    conditions = option_files()["condition"].keys() - components("sampler").keys()
+    named = [override("condition" if group == "sampler" and choice in conditions else group, choice)
+             for group, choice in chosen.items() if isinstance(choice, str)]
+    overrides = ["tracker=none", *named, *(override(field, value) for field, value in values.items())]
     config, _ = compose_once("config", overrides, Config)
     for group, choice in chosen.items():
         if choice is not None and not isinstance(choice, str):
@@ -58,8 +76,8 @@ def is_component(group: str, value: object) -> bool:
     return any(type(value) is known.cls for known in components(group).values())
 
 
-def _override(field: str, value: Any) -> str:
-    """The value as the command line writes it."""
+def override(field: str, value: Any) -> str:
+    """A value as the command line writes it."""
     return f"{field}={_written(value)}"
 
 

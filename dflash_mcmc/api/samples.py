@@ -48,6 +48,21 @@ class Sample(NamedTuple):
     failure: str = ""
     """Why the chain could not be drawn; the other fields are then empty."""
 
+    def _repr_html_(self) -> str:
+        return SampleList([self])._repr_html_()
+
+
+class SampleList(list[Sample]):
+    """Samples in order. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        rows = [(one.id, one.chain, one.text or one.failure, f"{one.log_p:.2f}", f"{one.accepted} of {one.proposals}",
+                 len(one.tokens), one.finish_reason) for one in self]
+        headers = ("id", "chain", "text", "log p", "accepted", "tokens", "end")
+        return str(tabulate(rows, headers, tablefmt="html", disable_numparse=True))
+
 
 def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
              target: ChainTarget) -> Sample:

@@ -95,7 +95,7 @@ class Composer:
         return self._parsed[text]
 
     def overrides(self, texts: Sequence[str]) -> list[Override]:
-        """The parsed overrides. One with a path in place of an option is two: `model=hf model.path=FOLDER`. Raises UserError."""
+        """The parsed overrides; a path in place of an option makes two, `model=hf model.path=FOLDER`. Raises UserError."""
         given = [self.parse(text) for text in texts]
         found: list[Override] = []
         for one in given:
@@ -115,7 +115,7 @@ class Composer:
             if not override.is_hydra_override() and not self._chooses(override, overrides):
                 self._set(values, override)
         try:
-            OmegaConf.resolve(values)
+            OmegaConf.to_container(values, resolve=True)  # values keep `\\${`, which a second reading would take for a field
         except OmegaConfBaseException as error:
             raise mistakes.other(error) from error
         return Composed(values, chosen.choices)
@@ -221,7 +221,7 @@ class Composer:
                 OmegaConf.update(values, key, value, merge=present is not None,  # OmegaConf cannot merge into null
                                  force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
-            raise mistakes.unknown_key(key, values, self.root) from error
+            raise mistakes.unknown_key(override, values, self.root) from error
         except OmegaConfBaseException as error:
             raise mistakes.wrong_value(override, values) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,9 @@ class RunResult(NamedTuple):
     """The word for one task."""
     table: Callable[[list[Path]], str] = _no_table
     """Renders one table for all folders whose results have this same function."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.table([self.folder]) or self.line())}</pre>"
 
     def line(self) -> str:
         """The result in a line."""

@@ -114,8 +114,8 @@ class Tasks(ABC, Generic[R]):
         """The lines that explain the numbers of `estimate`."""
 
     @abstractmethod
-    def warning(self, records: Sequence[R]) -> str | None:
-        """A line about tasks that failed; None if there are none."""
+    def warning(self, records: Sequence[R], folder: Path) -> str | None:
+        """A line about tasks of the run in this folder that failed, and what helps; None if there are none."""
 
     def notes(self) -> dict[str, object]:
         """Values that describe this start of the run in `run.json`."""

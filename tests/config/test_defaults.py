@@ -95,8 +95,8 @@ def test_entries_of_lists_are_checked():
 
 def test_conditions_that_span_fields_are_checked_with_the_run(make_config):
     config = make_config("dataset.max_new_tokens=64")
-    with refused(start="sampler.num_blocks: given 65; allowed: at most dataset.max_new_tokens=64"):
-        PowerMH(num_blocks=65).check(config)
+    with refused(start="sampler.after_eos: given 'return'; allowed: 'continue' with sampler.schedule=adaptive"):
+        PowerMH(schedule="adaptive", after_eos="return").check(config)
 
 
 def test_a_required_field_of_another_package(monkeypatch):

@@ -47,7 +47,6 @@ MISTAKES = {
     "beta far below zero": (["blend=layer", "blend.beta=-11"], "blend.beta", "-11.0; allowed"),
     "layer outside the model": (["blend=layer", "blend.layer=8"], "blend.layer", "8; allowed: -8 to 7"),
     "layer before the model": (["blend=layer", "blend.layer=-9"], "blend.layer", "-9; allowed: -8 to 7"),
-    "more blocks than tokens": (["sampler.num_blocks=129"], "sampler.num_blocks", "129; allowed: at most dataset.max_new"),
     "no blocks": (["sampler.num_blocks=0"], "sampler.num_blocks", "0; allowed: a whole number >= 1"),
     "steps negative": (["sampler.num_steps=-1"], "sampler.num_steps", "-1; allowed: a whole number >= 0"),
     "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'horizon'"),

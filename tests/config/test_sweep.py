@@ -91,7 +91,7 @@ def test_the_command_line_narrows_and_widens_a_named_sweep():
     (["condition=ps", "blend.bta=1", "--if-present=blend.beta"], ("blend.bta: unknown field",)),
     (["condition=ps", "--if-present=seed"], ("--if-present: given 'seed'", "fields of components")),
     (["--cfg", "job", "-m", "seed=1,2"], ("--cfg", "one run")),
-    (["sweep=steps", "sampler.num_blocks=700"], ("sampler.num_blocks: given 700",)),
+    (["sweep=steps", "sampler.cut=entropy", "sampler.cut_grid=2"], ("sampler.cut_grid: given 2",)),
     (["-m", "sampler.alpha=interval(1,2)"], ("sampler.alpha=interval(1,2)", "range", "sweep=optuna")),
     (["seed=1,2"], ("seed: given several values", "-m before")),
     (["-m", "hydra/sweeper=nope"], ("hydra/sweeper: 'nope' is not installed", "basic")),

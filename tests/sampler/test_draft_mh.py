@@ -210,7 +210,6 @@ def test_the_floor_has_the_length_only_where_cuts_are_places_of_the_state():
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
     (["draft=ngram"], "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_mh"),
     (["draft=none"], "draft: given 'none'; allowed: a draft"),
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),

@@ -128,7 +128,6 @@ def test_the_law_approaches_the_target_with_the_steps():
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
     (["draft=ngram"], "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_refine"),
     (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_refine"),
     (["blend=draft", "blend.grid=cut"], "blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh"),

@@ -142,7 +142,6 @@ def test_more_tries_move_more():
 
 @pytest.mark.parametrize(("overrides", "field"), [
     (["sampler.num_tries=0"], "sampler.num_tries: given 0"), (["sampler.form=both"], "sampler.form: given 'both'"),
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999"),
     (["sampler.form=multiple_try", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
     (["sampler.alpha=0.5", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
     (["sampler.proposal_temperature=2", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'")])

@@ -228,7 +228,7 @@ def test_a_round_trip_needs_both_ends():
     (["sampler.alphas=[-1,1]"], "sampler.alphas: given [-1.0, 1.0]"),
     (["sampler.alphas=[0,1]"], "sampler.alphas: given [0.0, 1.0]"), (["sampler.temperatures=[1,0,1]"], "sampler.temperatures"),
     (["sampler.temperatures=[1]"], "sampler.temperatures: given [1.0]"), (["sampler.output=0"], "sampler.output: given 0"),
-    (["sampler.output=4"], "sampler.output: given 4"), (["sampler.num_blocks=999"], "sampler.num_blocks: given 999"),
+    (["sampler.output=4"], "sampler.output: given 4"),
     (["sampler.temperatures=[2,1,1]", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
     (["sampler.alphas=[0.5,1]", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'")])
 def test_bad_values_are_one_line(tmp_path, overrides, field):
