@@ -14,14 +14,14 @@ import importlib
 import os
 from typing import Any
 
-from dflash_mcmc.process import bits
+from dflash_mcmc.process import machine
 
 _PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
 """Modules of the names in `__all__` that are neither in `api` under their own name nor a package."""
 
 if os.name == "nt":
     raise ImportError("dflash_mcmc needs Linux or macOS; on Windows it runs in WSL: wsl --install")
-bits.keep()
+machine.keep_bits()
 
 
 def __getattr__(name: str) -> Any:

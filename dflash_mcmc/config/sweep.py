@@ -23,8 +23,7 @@ from hydra.errors import HydraException
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.identity import effects_of
-from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.config.identity import effects_of, label_of
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
@@ -34,7 +33,7 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Job
-    from dflash_mcmc.runner.result import RunResult
+    from dflash_mcmc.runner.tasks import RunResult
 
 
 Texts = tuple[str, ...]
@@ -120,9 +119,8 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
             continue
         probe = name_of(config.probe)
         raise ConfigError(name, value, f"no override of {_group(override)}, since probe={probe} does not use it")
-    left_out = tuple(composing.parse(text).key_or_group for text in texts if text not in kept)
     applied = tuple(text_of(one) for one in composing.overrides(kept) if not one.is_hydra_override())
-    return Job(config, applied, choices, left_out)
+    return Job(config, applied, choices, tuple(composing.parse(text).key_or_group for text in texts if text not in kept))
 
 
 def note_idle(job: Job, overrides: Sequence[Override]) -> None:
