@@ -95,7 +95,7 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
     group, _, option = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
     known = options(group)
     if group.startswith("hydra/"):
-        hint = "; for optuna: pip install 'dflash_mcmc[sweep]'" if file == "hydra/sweeper/optuna" else ""
+        hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
     if group in ("sampler", "blend") and option in option_files()["condition"]:

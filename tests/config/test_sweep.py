@@ -381,7 +381,7 @@ def test_search_without_its_library_is_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == ("error: hydra/sweeper: 'optuna' is not installed; allowed: basic; for optuna: pip install "
-                           "'dflash_mcmc[sweep]'\n")
+                           "-e '.[sweep]'\n")
     assert list(tmp_path.iterdir()) == []
 
 
