@@ -208,3 +208,11 @@ def test_one_particle_draws_the_same_whatever_the_size_of_a_block():
     """The identity leaves the size of a block out, so that it must change nothing."""
     runs = [ENGINE.run(make(num_particles=1, block_size=size).chain(PROMPT, 3, Key(5))) for size in (1, 2, 3)]
     assert len({(run.trajectory.tokens.tobytes(), run.measures["resamplings"]) for run in runs}) == 1
+
+
+def test_one_particle_is_drawn_to_the_end_whatever_the_blocks():
+    """Its identity leaves out the fields of blocks: the same identity is the same sample."""
+    engine = TabularEngine(TabularModel(5, (0,), seed=4))
+    for seed in range(5):
+        one, other = (engine.run(make(num_particles=1, block_size=size).chain(PROMPT, 6, Key(seed))) for size in (1, 4))
+        assert one.trajectory.tokens.tolist() == other.trajectory.tokens.tolist()

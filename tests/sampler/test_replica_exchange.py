@@ -212,12 +212,20 @@ def test_the_record_has_swap_rates_and_round_trips():
     assert near["swaps_1_2"] > 0.9 > near["swaps_2_3"]
 
 
-def test_a_round_trip_needs_both_ends():
-    """The replica of the first rung goes up and back; the one that starts on the last rung has not been below."""
+UP, DOWN, BOTH, STAY = (True, False), (False, True), (True, True), (False, False)
+"""Accepted swaps of three rungs: of the first pair, of the second one, of both and of none."""
+
+
+@pytest.mark.parametrize("rounds", [
+    [(UP, 0), (DOWN, 0), (DOWN, 0), (UP, 1), (BOTH, 1)], [(STAY, 0), (DOWN, 0), (UP, 0)],
+    [(BOTH, 0), (DOWN, 0), (UP, 1), (STAY, 1), (BOTH, 1), (DOWN, 1), (UP, 2)]],
+    ids=["up and back", "from the last rung", "twice"])
+def test_a_round_trip_needs_both_ends(rounds):
+    """The replica of the first rung goes up and back; one that starts on the last rung has not been below."""
     from dflash_mcmc.sampler.replica_exchange import _Replicas
 
     replicas = _Replicas(3)
-    for swapped, trips in [((True, False), 0), ((False, True), 0), ((False, True), 0), ((True, False), 1), ((True, True), 1)]:
+    for swapped, trips in rounds:
         replicas.swap(swapped)
         assert replicas.round_trips == trips, swapped
 
