@@ -119,8 +119,8 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
             continue
         probe = name_of(config.probe)
         raise ConfigError(name, value, f"no override of {_group(override)}, since probe={probe} does not use it")
-    left_out = tuple(composing.parse(text).key_or_group for text in texts if text not in kept)
-    return Job(config, tuple(text_of(one) for one in overrides if not one.is_hydra_override()), choices, left_out)
+    applied = tuple(text_of(one) for one in composing.overrides(kept) if not one.is_hydra_override())
+    return Job(config, applied, choices, tuple(composing.parse(text).key_or_group for text in texts if text not in kept))
 
 
 def note_idle(job: Job, overrides: Sequence[Override]) -> None:

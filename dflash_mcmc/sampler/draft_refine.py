@@ -68,17 +68,17 @@ class DraftRefine(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         check_features(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
     def resolved(self, config: Config) -> DraftRefine:
-        """The sampler with `auto` replaced by its value."""
+        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
+        staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
-            return self
-        return dataclasses.replace(self, early_reject="off" if self._no_early_rejection() else "exact")
+            return staged
+        return dataclasses.replace(staged, early_reject="off" if self._no_early_rejection() else "exact")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""

@@ -91,7 +91,6 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         if self.rule == "published":
             check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
         if self.schedule == "adaptive" and self.after_eos == "return":
@@ -111,11 +110,12 @@ class PowerMH(Staged, Penalised, ProposesAt):
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
 
     def resolved(self, config: Config) -> PowerMH:
-        """The sampler with `auto` replaced by its value."""
+        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
+        staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
-            return self
+            return staged
         reason = self.no_early_rejection(config.blend.is_null)["exact"]
-        return dataclasses.replace(self, early_reject="off" if reason else "exact")
+        return dataclasses.replace(staged, early_reject="off" if reason else "exact")
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""

@@ -49,6 +49,9 @@ MISTAKES = {
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
     "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number >= 1e-06"),
+    "number for true": (["dry_run=2"], "dry_run", "'2'; allowed: true or false"),
+    "one for true": (["hardware.reuse_prefix=1"], "hardware.reuse_prefix", "'1'; allowed: true or false"),
+    "zero for false": (["draft=tiny", "blend=draft", "sampler.rescore=0"], "sampler.rescore", "'0'; allowed: true or false"),
     "fraction for a whole number": (["seed=1.5"], "seed", "'1.5'; allowed: a whole number"),
     "null for a number": (["sampler.alpha=null"], "sampler.alpha", "a number >= 1e-06"),
     "alpha zero": (["sampler.alpha=0"], "sampler.alpha", "0.0; allowed: a number >= 1e-06"),
@@ -58,7 +61,6 @@ MISTAKES = {
     "beta far below zero": (["blend=layer", "blend.beta=-11"], "blend.beta", "-11.0; allowed"),
     "layer outside the model": (["blend=layer", "blend.layer=8"], "blend.layer", "8; allowed: -8 to 7"),
     "layer before the model": (["blend=layer", "blend.layer=-9"], "blend.layer", "-9; allowed: -8 to 7"),
-    "more blocks than tokens": (["sampler.num_blocks=129"], "sampler.num_blocks", "129; allowed: at most dataset.max_new"),
     "no blocks": (["sampler.num_blocks=0"], "sampler.num_blocks", "0; allowed: a whole number >= 1"),
     "steps negative": (["sampler.num_steps=-1"], "sampler.num_steps", "-1; allowed: a whole number >= 0"),
     "unknown choice": (["sampler.cut=middle"], "sampler.cut", "one of 'current', 'horizon'"),
@@ -372,8 +374,8 @@ def test_entries_of_lists_are_checked():
 
 def test_conditions_that_span_fields_are_checked_with_the_run(make_config):
     config = make_config("dataset.max_new_tokens=64")
-    with refused(start="sampler.num_blocks: given 65; allowed: at most dataset.max_new_tokens=64"):
-        PowerMH(num_blocks=65).check(config)
+    with refused(start="sampler.after_eos: given 'return'; allowed: 'continue' with sampler.schedule=adaptive"):
+        PowerMH(schedule="adaptive", after_eos="return").check(config)
 
 
 def test_a_required_field_of_another_package(monkeypatch):

@@ -105,7 +105,7 @@ CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE,
           ("draft_mh", {**TWICE, "proposal": "mixture"}), ("draft_refine", TWICE),
           ("best_of_n", {"select": "power"}), ("lookahead", {"block_size": 1, "rollout_length": 2}), ("temperature", {}),
           ("power_smc", {"wrapper": "pimh", "num_steps": 2, "block_size": 1}),
-          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "resampling": "multinomial", "cut": "current"})]
+          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "cut": "current"})]
 
 
 @pytest.mark.parametrize(("name", "options"), CHAINS, ids=str)

@@ -8,7 +8,6 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import particles
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
@@ -25,7 +24,6 @@ from dflash_mcmc.testing import (
     transition_matrix,
 )
 from dflash_mcmc.types import Trajectory
-from tests.composing import composed
 
 EXACT, WRONG = 1e-11, 1e-3
 ENGINE = TabularEngine(TabularModel(3, (0,), seed=4))
@@ -167,21 +165,6 @@ def test_particles_shrink_the_error_of_the_returned_law():
     laws = [law_of(lambda key, sampler=sampler: SMALL.run(sampler.chain(PROMPT, 2, key)).trajectory) for sampler in samplers]
     errors = [total_variation(law, expected) for law in laws]
     assert errors[0] > errors[1] > errors[2] > WRONG
-
-
-@pytest.mark.parametrize(("overrides", "field"), [
-    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.num_particles=1"], "sampler.num_particles: given 1"),
-    (["sampler.wrapper=csmc", "sampler.resampling=systematic"], "sampler.resampling: given 'systematic'"),
-    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.ramp=8"], "sampler.ramp: given 8"),
-    (["sampler.wrapper=pimh", "sampler.num_steps=0"], "sampler.num_steps: given 0"),
-    (["sampler.ess_threshold=0"], "sampler.ess_threshold: given 0"), (["sampler.ess_threshold=1.5"], "sampler.ess_threshold"),
-    (["sampler.num_particles=0"], "sampler.num_particles: given 0"), (["sampler.ramp=100000"], "sampler.ramp: given 100000"),
-    (["sampler.proposal=draft"], "sampler.proposal: given 'draft'")])
-def test_bad_values_are_one_line(tmp_path, overrides, field):
-    with pytest.raises(ConfigError) as refused:
-        composed(tmp_path, "sampler=power_smc", *overrides)
-    assert str(refused.value).startswith(field)
-    assert "\n" not in str(refused.value)
 
 
 def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():

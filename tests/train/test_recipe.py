@@ -38,7 +38,7 @@ from tests.train.drafts import random_draft, random_responses, random_target
     (["responses.temperatures=[1,-1]"], "responses.temperatures: given [1.0, -1.0]; allowed: a list of numbers >= 0"),
     (["responses.held_out=[]"], "responses.held_out: given []"),
     (["prompts.template=hello"], "prompts.template: given 'hello'; allowed: a text with {question} in it"),
-    (["prompts.path=/no/such/file"], "prompts.path: given '/no/such/file'; allowed: a JSON Lines file that exists"),
+    (["prompts.path=/no/such/file"], "prompts.path: given '/no/such/file'; allowed: a JSON Lines or CSV file that exists"),
     (["prompts.num=null"], "prompts.num: given None; allowed: a whole number >= 1"),
     (["model.path=/no/such/folder"], "model.path: given '/no/such/folder'"),
     (["model=tyni"], "model: unknown option 'tyni'; allowed: "),

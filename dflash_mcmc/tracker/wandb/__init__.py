@@ -105,7 +105,7 @@ class WandbRun(TrackedRun):
         """Time, step and values of what was logged lately."""
         self._run, self._defined = self._begun()
         if mode == "offline":
-            from tqdm import tqdm
+            from tqdm.auto import tqdm
 
             # A run's bar is on the terminal's last line. This clears it, and shows it again below the line.
             tqdm.write(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
