@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -181,6 +181,9 @@ lint: $(READY)  ##- style, types and errors that can be seen without running
 
 house: $(READY)  ##- the layout in numbers, and their limits
 	$(BIN)/python -m tests.house --check
+
+wheel: $(BASE)  ## the package as a wheel in dist/, to be installed elsewhere: pip install 'dist/FILE.whl[serve]'
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 options: $(BASE)  ## every option of every configuration group
 	@$(BIN)/python -m dflash_mcmc.catalogue

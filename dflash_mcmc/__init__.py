@@ -11,6 +11,7 @@ __version__ = "1.1.0"
 __all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component", "read", "run", "sample"]
 
 import importlib
+import os
 from typing import Any
 
 from dflash_mcmc.process import machine
@@ -18,6 +19,8 @@ from dflash_mcmc.process import machine
 _PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
 """Modules of the names in `__all__` that are neither in `api` under their own name nor a package."""
 
+if os.name == "nt":
+    raise ImportError("dflash_mcmc needs Linux or macOS; on Windows it runs in WSL: wsl --install")
 machine.keep_bits()
 
 

@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if importlib.util.find_spec("inspect_ai") is None:
-        raise UserError("inspect_ai: is not installed; allowed: pip install 'dflash_mcmc[inspect]'")
+        raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")
     from dflash_mcmc.harness.inspect_ai import log
     from dflash_mcmc.report import reading
 

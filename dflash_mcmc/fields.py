@@ -49,6 +49,8 @@ class Spec(NamedTuple):
     inverse_of: str = ""
     """The field whose inverse this one takes where it is null. A value that is this inverse is shown as `1/<that field>`,
     because it varies only with it."""
+    at_zero: str = ""
+    """The override that does what a 0 would mean, for a number whose bounds exclude 0."""
     no_effect: bool = False
     """Whether the field changes nothing at any value. The points of a sweep over it are one run."""
 
@@ -61,7 +63,8 @@ class Spec(NamedTuple):
         each = ", each" if typing.get_origin(inner) is list else ""
         bounds = [f"{sign} {bound:{'d' if isinstance(bound, int) else 'g'}}" for sign, bound in
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
-        return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
+        zero = f"; in place of 0: {self.at_zero}" if self.at_zero else ""
+        return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "") + zero
 
     def in_older_runs(self) -> object:
         """The value in runs that were made before the field was added; None if it was there from the start."""

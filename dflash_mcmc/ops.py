@@ -6,7 +6,7 @@ Several operations of a chain that do not depend on each other are yielded as on
         trajectory = yield Draw(Trajectory.start(prompt), horizon, SamplingParams(temperature=0.5), key)
         return ChainResult(trajectory)
 
-Engines: `engine/batching/batched.py` runs many chains at once, `engine/oracle/reference.py` runs one forward per token without
+Engines: `engine/batching/batched.py` runs many chains at once, `tests/reference.py` runs one forward per token without
 a cache, and `engine/oracle/tabular.py` has a toy model whose random choices are enumerated.
 """
 

@@ -11,7 +11,7 @@ the results of probes. RUNS are folders of runs, as for `python -m dflash_mcmc.r
 the whole page) is logged next to the runs, and its lineage in W&B names the records that it is made from. An existing page
 is overwritten at the same address, so make your own additions in a copy.
 
-You need an account, which `wandb login` sets up, and the package wandb-workspaces (pip install 'dflash_mcmc[dashboard]').
+You need an account, which `wandb login` sets up, and the package wandb-workspaces (pip install -e '.[dashboard]').
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from dflash_mcmc.engine.batching.attention import grouped_attention
-from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.types import Trajectory
+from tests.reference import ReferenceEngine
 
 _IDS = dict(vocab_size=61, eos_token_id=3, bos_token_id=None, pad_token_id=None)
 _SHAPE = dict(**_IDS, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,

@@ -30,8 +30,10 @@ from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes
+from tests.composing import composed
 from tests.conftest import ROOT
 from tests.refusals import refused
+from tests.runs import execute
 from tests.test_names import HEAVY
 
 TINY = str(PACKAGE / "assets/tiny")
@@ -50,10 +52,7 @@ def loaded() -> tuple:
 
 def records_of(folder: Path, *overrides: str) -> list[dict]:
     """What the command line records, in the order of problems and chains."""
-    done = processes.run(["-m", "dflash_mcmc", "tracker=none", *overrides], folder)
-    assert done.returncode == 0, done.stderr
-    (file,) = folder.glob("outputs/*/*/records.jsonl")
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = read_records(execute(composed(folder / "outputs", *overrides)).folder)
     return sorted(found, key=lambda record: (record["problem"], record["chain"]))
 
 
@@ -73,7 +72,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
 def test_a_list_gives_what_a_file_of_rows_gives(loaded, tmp_path):
     rows = "".join(json.dumps({"problem": question, "answer": "1"}) + "\n" for question in QUESTIONS)
     (tmp_path / "rows.jsonl").write_text(rows)
-    records = records_of(tmp_path, "dataset=jsonl", "dataset.path=rows.jsonl", "dataset.question_field=problem",
+    records = records_of(tmp_path, "dataset=jsonl", f"dataset.path={tmp_path}/rows.jsonl", "dataset.question_field=problem",
                          "dataset.prompt=plain", "dataset.max_new_tokens=32", "sampler.alpha=2", "num_chains=2", "seed=3")
     sampler = dflash_mcmc.PowerMH(alpha=2)
     samples = dflash_mcmc.sample(*loaded, QUESTIONS, sampler=sampler, num_chains=2, max_new_tokens=32, seed=3, progress=False)
@@ -128,7 +127,10 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"sampler": "power_mh", "max_new_tokens": 15}, "sampler.num_blocks: given 16; allowed: at most dataset.max_new_"),
+    ({"sampler": dflash_mcmc.PowerSMC(ramp=16), "max_new_tokens": 15}, "sampler.ramp: given 16; allowed: at most max_new_"),
+    ({"sampler": "greedy", "max_new_tokens": 0}, "max_new_tokens: given 0; allowed: a whole number >= 1"),
+    ({"sampler": "ps", "blend": dflash_mcmc.LayerBlend()}, "blend: given 'layer'; allowed: 'none', the value of condition=ps"),
+    ({"sampler": "temprature"}, "sampler: unknown option 'temprature' (did you mean 'temperature'?)"),
     ({"sampler": "greedy", "decoder": "speculative_match"}, "draft: given 'none'; allowed: a draft, such as tiny"),
     ({"sampler": "greedy", "num_chains": 0}, "num_chains: given 0; allowed: a whole number >= 1"),
     ({"sampler": 3}, "sampler: given 3; allowed: a component of the group, or one of best_of_n"),
@@ -154,13 +156,31 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": "greedy", "model": 3}, "model: given 3; allowed: a causal language model of transformers"),
     ({"sampler": "greedy", "tokenizer": None}, "tokenizer: given None; allowed: the tokenizer of a loaded model"),
     ({"sampler": "greedy", "model": TINY}, "tokenizer: given"),
-    ({"sampler": "greedy", "model": "/no/folder", "tokenizer": None}, "model.path: given '/no/folder'; allowed: a folder"),
+    ({"sampler": "greedy", "model": "/no/folder", "tokenizer": None}, "model: given '/no/folder'; allowed: a folder"),
     ({"sampler": "greedy", "max_new_tokens": 2000}, "max_new_tokens: given 2000; allowed: at most"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):
     arguments = {"model": loaded[0], "tokenizer": loaded[1], "prompts": QUESTIONS, **given}
     with refused(start=said):
         dflash_mcmc.sample(**arguments, progress=False)
+
+
+def test_a_notebook_shows_samples_as_a_table(loaded):
+    samples = dflash_mcmc.sample(*loaded, QUESTIONS, sampler="ps", max_new_tokens=6, progress=False)
+    shown = samples._repr_html_()
+    assert shown.count("<tr>") == 1 + len(QUESTIONS)
+    assert "tokens" in shown
+    assert "trace" not in shown
+    assert "&lt;b&gt;" in samples[0]._replace(text="<b>")._repr_html_()
+
+
+def test_the_name_of_a_condition_is_its_sampler_and_blend(loaded):
+    def draw(**chosen) -> list[list[int]]:
+        drawn = dflash_mcmc.sample(*loaded, QUESTIONS, max_new_tokens=24, progress=False, **chosen)
+        return [sample.tokens for sample in drawn]
+
+    blended = draw(sampler="blend_greedy")
+    assert blended == draw(sampler="greedy", blend="layer") != draw(sampler="greedy")
 
 
 def test_a_prompt_that_is_too_long_has_its_result_and_the_others_are_drawn(loaded):
@@ -193,7 +213,7 @@ def test_a_field_that_is_set_later_is_checked(loaded):
 def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setattr(dflash_mcmc.HFModel, "load", lambda *_: pytest.fail("loaded"))
     for given, said in (({"sampler": "powr"}, "sampler: unknown option 'powr'"), ({"prompts": "a"}, "prompts: given 'a'"),
-                        ({"max_new_tokens": 15}, "sampler.num_blocks: given 16")):
+                        ({"max_new_tokens": -1}, "max_new_tokens: given -1")):
         with refused(start=said):
             dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
 
@@ -388,7 +408,7 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert dflash_mcmc.run("condition=greedy", "dataset.limit=3", "tracker=none").num_beyond == 1
     assert capsys.readouterr().err == f"{done.folder}: 1 recorded samples that were not requested are counted as well\n"
-    other = dflash_mcmc.run("condition=temp", *overrides[1:])
+    other = dflash_mcmc.run("dataset.limit=4", condition="temp", tracker="none")
     both = dflash_mcmc.read(other, done)
     assert both["run"].value_counts().to_dict() == {"greedy": 4, "temp": 4}
     assert {name: set(part["sampler.temperature"].fillna(0)) for name, part in both.groupby("run")} == {
@@ -401,6 +421,8 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     assert found.both == (correct["greedy"] & correct["temp"]).sum()
     assert found.only_a == (correct["greedy"] & ~correct["temp"]).sum()
     assert found.both + found.only_a + found.only_b + found.neither == 4
+    assert "<th>verdict" in found._repr_html_()
+    assert "<pre>| condition" in done._repr_html_()
     with refused(start=f"compare: given {done.folder.parent}, which has 2 runs; allowed: the folder of one run"):
         dflash_mcmc.compare(done.folder.parent, done)
 

@@ -293,3 +293,18 @@ def test_every_module_is_on_the_page_of_files(site):
     text = (site / "reference/package.html").read_text()
     for file in PACKAGE.rglob("*.py"):
         assert file.name == "__init__.py" or f"<code>{file.name}</code>" in text
+
+
+def test_the_server_page_has_a_question_that_the_model_answers():
+    import dflash_mcmc as dm
+
+    (example,) = (block for block in pages.blocks(ROOT / "docs/howto/serve.md", "py") if "chat.completions" in block)
+    question = re.search(r'"content": "(Ann has (\d+) pens\. Ann buys (\d+) more\. .*?)"', example)
+    drawn = dm.sample(dm.component("model", "tiny"), None, [question[1]], sampler=dm.PowerMH(alpha=2, num_steps=4),
+                      num_chains=2, max_new_tokens=64, progress=False)
+    assert all(f"boxed{{{int(question[2]) + int(question[3])}}}" in sample.text for sample in drawn)
+
+
+def test_pages_name_no_release_that_there_is_not():
+    for page in PAGES:
+        assert not re.search(r"pip install '?dflash[-_]mcmc", page.read_text()), page

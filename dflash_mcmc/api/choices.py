@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.command import compose_once
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Condition, Config
 from dflash_mcmc.dataset.inputs.conversations import Conversation
@@ -33,6 +35,18 @@ _OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "frequency_penalty": 0.0, 
 _turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
 _listing = threading.Lock()
 
+_ARGUMENTS = {"dataset.max_new_tokens": "max_new_tokens", "dataset.stop": "stop", "model.path": "model", "model.chat": "chat"}
+
+
+@contextmanager
+def named_by_argument() -> Iterator[None]:
+    """A context in which errors name the arguments of the Python interface in place of the fields that they set."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (re.sub("|".join(map(re.escape, _ARGUMENTS)), lambda found: _ARGUMENTS[found[0]], str(error)),)
+        raise
+
 
 def component(group: str, name: str, **fields: Any) -> Any:
     """The component of an option, with what `conf/<group>/<name>.yaml` changes in its defaults, and with the given fields.
@@ -50,7 +64,7 @@ def component(group: str, name: str, **fields: Any) -> Any:
     """
     if group not in GROUPS:
         raise UserError(f"unknown group {group!r}{did_you_mean(group, GROUPS)}; allowed: {', '.join(GROUPS)}")
-    given = [_override(f"{group}.{field}", value) for field, value in fields.items()]
+    given = [override(f"{group}.{field}", value) for field, value in fields.items()]
     return getattr(compose_once("config", [f"{group}={name}", *given], Config)[0], group)
 
 
@@ -58,11 +72,14 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
     """The configuration with the chosen components, which is not checked as a whole yet. Raises UserError.
 
     Args:
-        chosen: by group, an object, the name of an option, or None for the option in `conf/config.yaml`.
+        chosen: by group, an object, the name of an option, or None for the option in `conf/config.yaml`. A sampler may be the
+            name of a condition, which is a sampler and a blend.
         values: values of fields by dotted name.
     """
-    named = [f"{group}={choice}" for group, choice in chosen.items() if isinstance(choice, str)]
-    overrides = ["tracker=none", *named, *(_override(field, value) for field, value in values.items())]
+    conditions = option_files()["condition"].keys() - components("sampler").keys()
+    named = [override("condition" if group == "sampler" and choice in conditions else group, choice)
+             for group, choice in chosen.items() if isinstance(choice, str)]
+    overrides = ["tracker=none", *named, *(override(field, value) for field, value in values.items())]
     config, _ = compose_once("config", overrides, Config)
     for group, choice in chosen.items():
         if choice is not None and not isinstance(choice, str):
@@ -78,8 +95,8 @@ def is_component(group: str, value: object) -> bool:
     return any(type(value) is known.cls for known in components(group).values())
 
 
-def _override(field: str, value: Any) -> str:
-    """The value as the command line writes it."""
+def override(field: str, value: Any) -> str:
+    """A value as the command line writes it."""
     return f"{field}={_written(value)}"
 
 
@@ -136,8 +153,8 @@ class Samplers:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
         steps = _steps(config)
-        if self._max_steps is not None and steps > max(self._max_steps, self._own_steps):
-            raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
+        if self._max_steps is not None and steps > (most := max(self._max_steps, self._own_steps)):
+            raise ConfigError("sampler.num_steps", steps, f"at most {most} (serve.max_steps, or the server's own)")
         return config
 
     def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:

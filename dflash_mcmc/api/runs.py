@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.api.choices import override
 from dflash_mcmc.config.identity import varying, with_names
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
@@ -30,22 +31,24 @@ _NOTHING = {"log_p": math.nan, "num_tokens": math.nan}
 """Fields of a record without a text."""
 
 
-def run(*overrides: str) -> RunResult:
+def run(*overrides: str, **fields: Any) -> RunResult:
     """Makes one run as `python -m dflash_mcmc OVERRIDES...` does, and returns its folder and its summary.
 
     A run that is complete draws nothing. Ctrl-C keeps the recorded samples, and the same call continues.
 
     Args:
         overrides: as on the command line, such as `"condition=ps", "dataset.limit=8"`.
+        fields: overrides whose names have no dot, such as `condition="ps", num_chains=4`.
 
     Raises:
         UserError: for what the command line refuses, with its message, and for overrides that are not one run.
     """
     from dflash_mcmc.runner.commands import checked, within_budget
 
-    if not all(isinstance(override, str) for override in overrides):
+    if not all(isinstance(text, str) for text in overrides):
         raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "
                         "run(*overrides) for a list")
+    overrides = (*overrides, *(override(name, value) for name, value in fields.items()))
     command = checked(list(overrides))
     only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
     if only_shown or command.sweep or command.launcher:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api import workers
-from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, model_of, turn_of
+from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, model_of, named_by_argument, turn_of
 from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
@@ -71,8 +71,9 @@ class LoadedEngine:
     def __init__(self, model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None = None, *,
                  engine: Engine | str | None = None, hardware: Hardware | str | None = None, chat: bool = True):
         self._config: Config | None = configuration({"engine": engine, "hardware": hardware}, {})
-        self._config.model = model_of(model, tokenizer, chat)
-        self._config.model.check(self._config)
+        with named_by_argument():
+            self._config.model = model_of(model, tokenizer, chat)
+            self._config.model.check(self._config)
         self._loaded: Any = model if isinstance(self._config.model, LoadedModel) else None
         self._held: Any = None
         self._loading = threading.Lock()
@@ -80,7 +81,7 @@ class LoadedEngine:
     def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
-               progress: bool = True) -> list[Sample]:
+               progress: bool = True) -> SampleList:
         """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
         found: list[Sample] = []
         with closing(self.stream(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
@@ -90,7 +91,7 @@ class LoadedEngine:
                     found.append(drawn)
             except KeyboardInterrupt:
                 print(f"stopped: {len(found)} of {len(prompts) * num_chains} samples are finished", file=sys.stderr)
-        return sorted(found, key=lambda drawn: (drawn.prompt, drawn.chain))
+        return SampleList(sorted(found, key=lambda drawn: (drawn.prompt, drawn.chain)))
 
     def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
@@ -131,9 +132,10 @@ class LoadedEngine:
 
     def _configured(self, chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
         """The checked configuration with this engine's model and hardware. Raises UserError."""
-        known, config = self._known(), configuration(chosen, values)
-        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
-        return checked(config)
+        with named_by_argument():
+            known, config = self._known(), configuration(chosen, values)
+            config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+            return checked(config)
 
     def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
               draft: Draft | str | None = None, progress: bool = True) -> list[Scored]:
@@ -182,7 +184,7 @@ class LoadedEngine:
     def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
              progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
         """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
             runner = config.engine.start(config, target, longest, total)
@@ -232,7 +234,7 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
            sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
            draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,
            num_chains: int = 1, max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0, chat: bool = True,
-           progress: bool = True) -> list[Sample]:
+           progress: bool = True) -> SampleList:
     """Draws `num_chains` samples of each prompt, all chains in one batch.
 
     The same seed and prompt ids give the tokens of the command line. The prompts of a list have the ids "00000", "00001",
@@ -243,7 +245,8 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
             are. In order, or by id.
-        sampler: a component, such as `dm.PowerMH(alpha=4)`, or a name; None takes `power_mh`.
+        sampler: a component, such as `dm.PowerMH(alpha=4)`, or the name of a sampler or a condition ("ps"); None takes
+            `power_mh`.
         blend: a component or a name; None leaves the target as it is.
         decoder: a component or a name; None decodes token by token.
         draft: a component or a name, for a decoder, blend or sampler that needs one.
@@ -258,8 +261,9 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
         progress: whether a progress bar is shown.
 
     Returns:
-        A sample for each prompt and chain, in this order. Those of a prompt that does not fit into the model are empty, with
-        `finish_reason="too_long"`. After Ctrl-C while chains are drawn, those that are finished.
+        A list with a sample for each prompt and chain, in this order, which a notebook shows as a table. Those of a prompt
+        that does not fit into the model are empty, with `finish_reason="too_long"`. After Ctrl-C while chains are drawn,
+        those that are finished.
 
     Raises:
         UserError: for values that do not fit together, with the message of the command line, and if no prompt fits.
@@ -360,6 +364,21 @@ class Sample(NamedTuple):
     """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
     """Why the chain could not be drawn; the other fields are then empty."""
+
+    def _repr_html_(self) -> str:
+        return SampleList([self])._repr_html_()
+
+
+class SampleList(list[Sample]):
+    """Samples in order. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        rows = [(one.id, one.chain, one.text or one.failure, f"{one.log_p:.2f}", f"{one.accepted} of {one.proposals}",
+                 len(one.tokens), one.finish_reason) for one in self]
+        headers = ("id", "chain", "text", "log p", "accepted", "tokens", "end")
+        return str(tabulate(rows, headers, tablefmt="html", disable_numparse=True))
 
 
 def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],

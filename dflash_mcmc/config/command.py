@@ -227,6 +227,10 @@ def show(arguments: Sequence[str]) -> None:
         return
     if given.cfg in ("job", "all") and not given.package:
         print(_options(given.overrides), flush=True)
+    if given.cfg or given.info:
+        with composer("config", given.overrides) as composing:
+            arguments = [part for text in arguments for part in (
+                map(text_of, composing.overrides([text])) if text in given.overrides else [text])]
     prepare()
     sys.argv = [sys.argv[0], *map(readable, arguments)]
     hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()

@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.mistakes import SEARCH_PATH
-from dflash_mcmc.config.overrides import readable, text_of
+from dflash_mcmc.config.overrides import OF_PATHS, given_value, looks_like_path, option_for, readable, text_of
 from dflash_mcmc.errors import UserError, shortened
 from dflash_mcmc.registry import GROUPS
 
@@ -94,41 +94,53 @@ class Composer:
                                 "sampler.alpha=2") from error
         return self._parsed[text]
 
+    def overrides(self, texts: Sequence[str]) -> list[Override]:
+        """The parsed overrides; a path in place of an option makes two, `model=hf model.path=FOLDER`. Raises UserError."""
+        given = [self.parse(text) for text in texts]
+        found: list[Override] = []
+        for one in given:
+            group, value = one.key_or_group, one.value() if one.key_or_group in OF_PATHS else None
+            if isinstance(value, str) and looks_like_path(value) and not self._is_option(group, value, given):
+                found += map(self.parse, (f"{group}={option_for(group, value)}", f"{group}.path={given_value(one)}"))
+            else:
+                found.append(one)
+        return found
+
     def compose(self, texts: Sequence[str]) -> Composed:
         """The configuration of overrides without swept values. Raises UserError."""
-        overrides = [self.parse(text) for text in texts]
+        overrides = self.overrides(texts)
         chosen = self._choose(overrides)
         values = copy.deepcopy(chosen.values)
         for override in overrides:
             if not override.is_hydra_override() and not self._chooses(override, overrides):
                 self._set(values, override)
         try:
-            OmegaConf.resolve(values)
+            OmegaConf.to_container(values, resolve=True)  # values keep `\\${`, which a second reading would take for a field
         except OmegaConfBaseException as error:
             raise mistakes.other(error) from error
         return Composed(values, chosen.choices)
 
     def choices(self, texts: Sequence[str]) -> Mapping[str, str]:
         """The option that overrides choose in each group. Raises UserError."""
-        return self._choose([self.parse(text) for text in texts]).choices
+        return self._choose(self.overrides(texts)).choices
 
     def lacking(self, texts: Sequence[str]) -> list[str]:
         """The fields of components that overrides set and that the chosen options do not have. Raises UserError."""
-        overrides = [self.parse(text) for text in texts]
+        overrides = self.overrides(texts)
         values = self._choose(overrides).values
         names = [override.key_or_group for override in overrides if _sets_field_of_component(override)]
         return [name for name in names if name.rpartition(".")[2] not in _fields_of(values, name.rpartition(".")[0])]
 
     def known_fields(self, group: str, texts: Sequence[str]) -> list[str]:
         """The fields of a group, or of a node in it, with the options that overrides choose. Raises UserError."""
-        return _fields_of(self._choose([self.parse(text) for text in texts]).values, group)
+        return _fields_of(self._choose(self.overrides(texts)).values, group)
 
     def with_hydra(self, texts: Sequence[str]) -> DictConfig:
         """The configuration of the options and of the `hydra.*` fields, with Hydra's own node. Other fields are not set.
 
         Raises UserError.
         """
-        return copy.deepcopy(self._choose([self.parse(text) for text in texts]).whole)
+        return copy.deepcopy(self._choose(self.overrides(texts)).whole)
 
     def _choose(self, overrides: Sequence[Override]) -> _Chosen:
         choosing = [override for override in overrides if self._chooses(override, overrides)]
@@ -180,6 +192,10 @@ class Composer:
             return True
         return "." not in override.key_or_group and bool(self._options_of(override.key_or_group, overrides))
 
+    def _is_option(self, group: str, name: str, overrides: Sequence[Override]) -> bool:
+        folder, _, last = f"{group}/{name}".rpartition("/")
+        return last in self._options_of(folder, overrides)
+
     def _options_of(self, group: str, overrides: Sequence[Override]) -> list[str]:
         """The options of a group and the groups below it; empty if the group does not exist."""
         where = [text_of(override) for override in overrides if override.key_or_group == SEARCH_PATH]
@@ -201,11 +217,13 @@ class Composer:
             elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
                 raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
                                 f"{text_of(override).lstrip('+')}")
+            elif type(value) in (int, float) and mistakes.is_boolean(key, values):  # for OmegaConf every number is a truth
+                raise mistakes.wrong_value(override, values)
             else:
                 OmegaConf.update(values, key, value, merge=present is not None,  # OmegaConf cannot merge into null
                                  force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
-            raise mistakes.unknown_key(key, values, self.root) from error
+            raise mistakes.unknown_key(override, values, self.root) from error
         except OmegaConfBaseException as error:
             raise mistakes.wrong_value(override, values) from error
 

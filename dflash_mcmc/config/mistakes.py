@@ -8,11 +8,11 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.launcher import PREFIX
-from dflash_mcmc.config.overrides import given_value, text_of
+from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
 from dflash_mcmc.fields import has_spec, spec_of
@@ -92,12 +92,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError:
-    group, _, option = file.rpartition("/")
+    group, _, option = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
     known = options(group)
     if group.startswith("hydra/"):
-        hint = "; for optuna: pip install 'dflash_mcmc[sweep]'" if file == "hydra/sweeper/optuna" else ""
+        hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
-    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}")
+    more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
+    if group in ("sampler", "blend") and option in option_files()["condition"]:
+        more = f"; or the condition of this name: condition={option}"
+    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}{more}")
 
 
 def _of_another_launcher(name: str) -> UserError:
@@ -110,8 +113,9 @@ def unknown_group(override: Override) -> UserError:
     return unknown_field(override.get_key_element().lstrip("+~"), sorted({*option_files(), *Config.__dataclass_fields__}))
 
 
-def unknown_key(name: str, composed: DictConfig, root: str) -> UserError:
+def unknown_key(override: Override, composed: DictConfig, root: str) -> UserError:
     """The line for a field that a composed configuration does not have."""
+    name = override.key_or_group
     if name.startswith(PREFIX) and composed.hydra.runtime.choices["hydra/launcher"] != "slurm":
         return _of_another_launcher(name)
     parent = name.rpartition(".")[0]
@@ -121,7 +125,8 @@ def unknown_key(name: str, composed: DictConfig, root: str) -> UserError:
     known = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
     if not parent and root == "config":
         known = sorted({*known, *option_files()})
-    return unknown_field(name, known, _elsewhere(name, composed))
+    elsewhere = _elsewhere(name, composed)
+    return unknown_field(name, known, elsewhere if "." in name else [f"{each}={given_value(override)}" for each in elsewhere])
 
 
 def in_no_point(name: str, known: list[str]) -> UserError:
@@ -132,17 +137,23 @@ def in_no_point(name: str, known: list[str]) -> UserError:
 def _elsewhere(name: str, composed: DictConfig) -> list[str]:
     """The places where a field of that name exists: groups of this configuration, or options of the name's own group."""
     group, _, last = name.rpartition(".")
-    if not group:
-        return [f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False)
-                if OmegaConf.is_dict(node) and last in node]
-    return _options_with(name)
+    if group:
+        return _options_with(name)
+    here = [f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
+    return here or [f"{option} {each}.{last}" for each in GROUPS for option in _options_with(f"{each}.{last}")]
 
 
 def _options_with(name: str) -> list[str]:
     """The options of a field's group that have the field."""
     group, _, last = name.rpartition(".")
-    return [f"{group}={option}" for option, found in components(group).items()
-            if last in found.cls.__dataclass_fields__] if group in GROUPS else []
+    known = components(group) if group in GROUPS else {}
+    return [f"{group}={option}" for option in sorted(known, key=last.__ne__) if last in known[option].cls.__dataclass_fields__]
+
+
+def is_boolean(name: str, composed: DictConfig) -> bool:
+    """Whether a field with a dotted name is true or false."""
+    found = field_of(name, composed)
+    return found is not None and found[1] in (bool, bool | None)
 
 
 def wrong_value(override: Override, composed: DictConfig) -> UserError:
@@ -153,7 +164,8 @@ def wrong_value(override: Override, composed: DictConfig) -> UserError:
         return ConfigError(name, given_value(override), "another type")
     field, field_type = found
     if has_spec(field):
-        return ConfigError(name, given_value(override), spec_of(field).describe(field_type))
+        braces = ", with \\${ in place of ${" if "${" in given_value(override) else ""
+        return ConfigError(name, given_value(override), spec_of(field).describe(field_type) + braces)
     node = OmegaConf.select(composed, name)
     known = [f"{name}.{key}" for key in node] if OmegaConf.is_dict(node) else []
     return ConfigError(name, given_value(override), f"values of its fields: {', '.join(known)}")
@@ -161,4 +173,7 @@ def wrong_value(override: Override, composed: DictConfig) -> UserError:
 
 def other(error: Exception) -> UserError:
     """The line for everything else that Hydra or OmegaConf complain about."""
+    if isinstance(error, InterpolationResolutionError) and error.full_key:
+        return UserError(f"{error.full_key}: has ${{...}}, which stands for another field ({str(error).splitlines()[0]}); "
+                         "allowed: the name of a field in it, or \\${...} for the text itself")
     return UserError(" ".join(str(error).split()))

@@ -21,6 +21,10 @@ _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}]
 _WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
 """Flags of Hydra that show something without a configuration."""
 IF_PRESENT = "--if-present"
+OF_PATHS = {"model": "a folder, or a hub name such as Qwen/Qwen3-4B", "draft": "a folder or a hub name",
+            "dataset": "a file (JSON Lines or CSV), or a hub name such as openai/gsm8k"}
+"""Groups that take a path in place of an option, and what it may be."""
+_DATA = (".jsonl", ".json", ".csv", ".gz")
 
 
 def text_of(override: Override) -> str:
@@ -36,6 +40,23 @@ def given_value(override: Override) -> str:
 def quoted(text: str) -> str:
     """A text in quotes, for Hydra's grammar. The grammar reads a backslash as itself, except before a quote."""
     return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
+
+
+def looks_like_path(value: str) -> bool:
+    """Whether a value can be no name of an option: it has a slash or the suffix of data, or is a folder or file here."""
+    return "/" in value or value.endswith(_DATA) or Path(value).exists()
+
+
+def option_for(group: str, path: str) -> str:
+    """The option that takes a path: `hf`, the kind of draft that a folder's config.json names, or `jsonl` or `hub`."""
+    place = Path(path).expanduser()
+    if group == "dataset":
+        return "jsonl" if place.is_file() or path.endswith(_DATA) else "hub"
+    if group == "model":
+        return "hf"
+    described = place / "config.json"
+    text = described.read_text(encoding="utf-8", errors="replace").lower() if described.is_file() else ""
+    return "dspark" if "dspark" in text else "dflash2" if "dflash2draftmodel" in text else "dflash"
 
 
 def readable(text: str) -> str:

@@ -230,6 +230,6 @@ def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) ->
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)
-    if elsewhere and not hint:
-        hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere)}?)"
+    if elsewhere:
+        hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere[:3])}?)"
     return UnknownName(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")

@@ -125,7 +125,7 @@ _OF_A_MACHINE = ("transformers_version", "_name_or_path", "_model_name_or_path",
 def check_installed() -> None:
     """Raises UserError if the package `gguf` is missing, with which transformers reads the file."""
     if importlib.util.find_spec("gguf") is None:
-        raise UserError("gguf: this package is not installed; allowed: pip install 'dflash-mcmc[real]', or pip install gguf")
+        raise UserError("gguf: this package is not installed; allowed: pip install gguf")
 
 
 def convert(file: Path, folder: Path) -> None:

@@ -74,6 +74,10 @@ _ARITHMETIC = re.compile(r"(?=[-−(\\$€£\d.])(?:[\d\s.,\\$€£%()*/+−×÷
 _MARKS = "*_`\"' \t\n"
 
 
+NO_BOX, UNFINISHED = "no_box", "unfinished_thinking"
+"""Reasons that a text has no answer: `boxed` is the only rule and finds none; the thinking does not end."""
+
+
 class Extraction(NamedTuple):
     """How the answer is found in a text: `rules` in order of preference, and texts that end the answer."""
 
@@ -84,13 +88,13 @@ class Extraction(NamedTuple):
         """The answer of the first rule that finds one. Without one, `answer` is None and `rule` is the reason."""
         answer = after_thinking(text)
         if answer is None:
-            return Extracted(None, "unfinished_thinking")
+            return Extracted(None, UNFINISHED)
         answer = cut(answer, self.until)
         for rule in self.rules:
             found = RULES[rule](answer)
             if found is not None:
                 return Extracted(found, rule)
-        return Extracted(None, "no_box" if self.rules == ("boxed",) else "nothing_extracted")
+        return Extracted(None, NO_BOX if self.rules == ("boxed",) else "nothing_extracted")
 
     def named(self, found: Extracted, rule: str) -> str:
         """The rule of a grade: `rule` if answers are only in boxes, else `extraction/rule`, such as `hashes/integer`."""

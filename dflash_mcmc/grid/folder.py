@@ -160,7 +160,7 @@ class Grid:
         """The events of a job, in order, without a line that is still being written."""
         path = self.folder / "jobs" / f"{job.name}.jsonl"
         events = []
-        for number, line in enumerate(whole_lines(read_regular(path) or b"")[0], start=1):
+        for number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
             try:
                 event = from_line(line).value
                 if fault := _event_schema().fault(event):

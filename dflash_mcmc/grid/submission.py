@@ -127,7 +127,7 @@ def _submitit() -> None:
     try:
         import submitit  # noqa: F401
     except ImportError as error:
-        raise UserError("hydra/launcher: slurm needs submitit; allowed: pip install 'dflash_mcmc[slurm]'") from error
+        raise UserError("hydra/launcher: slurm needs submitit; allowed: pip install -e '.[slurm]'") from error
 
 
 def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:

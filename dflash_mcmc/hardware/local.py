@@ -77,7 +77,8 @@ class Local(Hardware):
 
         processes = ranks.local_world_size()
         if self.num_threads is not None or processes > 1:
-            torch.set_num_threads(self.num_threads or max(1, len(os.sched_getaffinity(0)) // processes))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+            torch.set_num_threads(self.num_threads or max(1, cores // processes))
         return self.found()
 
     def found(self) -> str:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
@@ -25,12 +24,6 @@ ROUNDING = 1e-5
 """Bound on the rounding of a float32 weight, in nats per token and unit of alpha: the margin of exact early rejection."""
 _EQUAL = 1e-12
 """Rounding of a temperature that is given as 1/alpha."""
-
-
-def check_blocks(num_blocks: int, length: int) -> None:
-    """Checks that each stage is longer than the one before. Raises ConfigError."""
-    if num_blocks > length:
-        raise ConfigError("sampler.num_blocks", num_blocks, f"at most dataset.max_new_tokens={length}")
 
 
 def stage_horizon(block: int, num_blocks: int, horizon: int) -> int:

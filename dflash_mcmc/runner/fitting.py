@@ -1,16 +1,21 @@
-"""Which problems fit into the model's positions, with their answers. Those that do not are recorded as too long."""
+"""Which problems fit into the model's positions, with their answers, and lines about samples without an answer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.grading import extraction
+from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import build
+from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -126,6 +131,28 @@ def failures(records: Sequence[Record]) -> str | None:
             parts.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
                          f"{failed[0]['problem']}: {failed[0]['reason']}")
     return "; ".join(parts) or None
+
+
+def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
+    """Why more than half of the answers were not read, most likely, and the command that helps; else empty."""
+    drawn = [record for record in records if record["verdict"] not in UNDRAWN]
+    lost = [record for record in drawn if record["verdict"] == NO_ANSWER]
+    if 2 * len(lost) <= len(drawn):
+        return ""
+    (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
+    most, grader = config.dataset.max_new_tokens, name_of(config.grader)
+    longer = f"the same command with dataset.max_new_tokens={4 * most}"
+    return f"{len(lost)} of {len(drawn)} answers were not read, since " + {
+        extraction.UNFINISHED: f"their thinking did not end: {longer}, or with model.enable_thinking=false",
+        finishes.LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",
+        extraction.NO_BOX: f"they have no box: python -m dflash_mcmc.regrade {folder} grader={grader} grader.extract=auto",
+    }.get(cause, f"grader={grader} finds none in their texts ({cause}): read some in {folder / 'records.jsonl'}")
+
+
+def _cause(record: Record) -> str:
+    """Why a text has no answer: it was cut off, or the grader's rule."""
+    is_cut = record["rule"] != extraction.UNFINISHED and finishes.of_record(record) == finishes.LENGTH
+    return finishes.LENGTH if is_cut else record["rule"]
 
 
 def too_long_units(config: Config, problems: Sequence[str], known: Mapping[str, np.ndarray]) -> dict[str, TooLong]:

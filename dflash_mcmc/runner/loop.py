@@ -17,14 +17,14 @@ from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.preflight import DeviceCheck
 from dflash_mcmc.runner.provenance import describe, restore_config
 from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
-from dflash_mcmc.runner.tracking import Rate, Tracking
+from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import SampleKey, key_of
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
@@ -83,17 +83,15 @@ class _Loop:
         self._check = DeviceCheck(tasks, store, self._attempts, pending, job.config.hardware.max_attempts)
         self._worker: Worker
         self._bar: tqdm
-        self._rate: Rate
 
     def run(self) -> None:
         """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         self._worker = self._tasks.prepare(self._check.prepared, self._device)
         # 0.5 s between updates, because each update is a line if the output is not a terminal.
         self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
                          mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
-        self._rate = Rate()
         try:
             self._do()
             if not self._is_complete():
@@ -186,7 +184,6 @@ class _Loop:
     def _keep(self, record: Mapping[str, object]) -> None:
         self._describe()
         self._store.append(record)
-        self._rate.add(record)
         self._in_progress.discard(key_of(record))
         self._show()
 
@@ -215,11 +212,10 @@ class _Loop:
         return set(self._pending) <= self._store.recorded()
 
     def _report(self) -> None:
-        """Writes the worker's counters into `run.json` and prints the rate, and a line about failed tasks."""
+        """Writes the worker's counters into `run.json`, and prints a line about what went wrong."""
         if ranks.rank():
             return
-        self._rate.tell(self._store.folder)
         if counters := self._worker.counters():
             self._store.add_to_session(counters)
-        if warning := self._tasks.warning(self._store.records):
+        if warning := self._tasks.warning(self._store.records, self._store.folder):
             tell(f"{self._store.folder}: {warning}")

@@ -121,8 +121,8 @@ class Samples(Tasks[Record]):
         self._num_seen += len(fresh)
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
 
-    def warning(self, records: Sequence[Record]) -> str | None:
-        return fitting.failures(records)
+    def warning(self, records: Sequence[Record], folder: Path) -> str | None:
+        return "; ".join(filter(None, [fitting.failures(records), fitting.unread(self._config, records, folder)])) or None
 
 
 class SampleWorker(Worker[Record]):

@@ -4,6 +4,7 @@ and returns a `RunResult`.
 
 from __future__ import annotations
 
+import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,8 +117,8 @@ class Tasks(ABC, Generic[R]):
         """The lines that explain the numbers of `estimate`."""
 
     @abstractmethod
-    def warning(self, records: Sequence[R]) -> str | None:
-        """A line about tasks that failed; None if there are none."""
+    def warning(self, records: Sequence[R], folder: Path) -> str | None:
+        """A line about tasks of the run in this folder that failed, and what helps; None if there are none."""
 
     def notes(self) -> dict[str, object]:
         """Values that describe this start of the run in `run.json`."""
@@ -152,6 +153,9 @@ class RunResult(NamedTuple):
     """The word for one task."""
     table: Callable[[list[Path]], str] = _no_table
     """Renders one table for all folders whose results have this same function."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.table([self.folder]) or self.line())}</pre>"
 
     def line(self) -> str:
         """The result in a line."""

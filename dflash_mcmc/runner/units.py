@@ -78,7 +78,7 @@ class Units(Tasks[dict]):
             return [name, *cost.assumptions(self._config)]
         return [name, cost.lengths(self._config), cost.rate(self._config)]
 
-    def warning(self, records: Sequence[dict]) -> str | None:
+    def warning(self, records: Sequence[dict], folder: Path) -> str | None:
         failed = [record for record in records if FAILURE in record]
         if not failed:
             return None

@@ -7,13 +7,14 @@ A sampler inherits the groups that it has, and declares again only what differs.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.errors import note
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import check_blocks
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, SamplingParams
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class AtTemperature(Sampler):
 
     alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST,
-                                         inverse_of="alpha")
+                                         inverse_of="alpha", at_zero="sampler=greedy")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The temperature in effect, given or 1/alpha."""
@@ -161,12 +162,16 @@ class Staged(Sampler):
 
     __slots__ = ()
 
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_blocks: int = identity(16, "stages of the progressive schedule; at most one for each token of "
+                              "dataset.max_new_tokens", ge=1)
     num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
 
-    def check(self, config: Config) -> None:
-        """Checks that each stage is longer than the one before. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+    def resolved(self, config: Config) -> Self:
+        """The sampler with at most one stage for each token of the longest answer."""
+        most = config.dataset.max_new_tokens
+        if self.num_blocks > most:
+            note(f"sampler.num_blocks={self.num_blocks} makes {most} stages, one for each of max_new_tokens={most}")
+        return dataclasses.replace(self, num_blocks=min(self.num_blocks, most))
 
     def cost_field(self) -> str:
         """Steps of each stage scale the cost."""

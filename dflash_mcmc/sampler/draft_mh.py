@@ -51,7 +51,6 @@ class DraftMH(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         check_features(config, "sampler=draft_mh")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")

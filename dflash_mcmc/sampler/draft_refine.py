@@ -68,17 +68,17 @@ class DraftRefine(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         check_features(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
     def resolved(self, config: Config) -> DraftRefine:
-        """The sampler with `auto` replaced by its value."""
+        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
+        staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
-            return self
-        return dataclasses.replace(self, early_reject="off" if self._no_early_rejection() else "exact")
+            return staged
+        return dataclasses.replace(staged, early_reject="off" if self._no_early_rejection() else "exact")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
@@ -105,9 +105,11 @@ class DraftRefine(Staged, ProposesAt):
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
         if self.cut == "confidence":
             return None
-        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, lambda state, reach: (state + 1) / 2, stops=False)
-        stages = min(self.num_blocks, math.ceil(length * self.num_blocks / horizon))
-        return cost._replace(scored=length, drafts=stages, drafted=length)
+        cost, drafted = (mh_cost(length, horizon, self.num_blocks, steps, lambda state, reach: (state + 1) / 2, stops=False)
+                         for steps in (self.num_steps, 0))
+        # What the draft has drawn is scored too.
+        return cost._replace(scored=length, num_draws=cost.num_draws + drafted.num_draws,
+                             prefixes=cost.prefixes + drafted.prefixes, drafts=drafted.num_draws, drafted=length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

@@ -67,7 +67,6 @@ class MultipleTry(Staged, Truncated, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         if config.blend.restarts_grid():
             raise ConfigError("blend.grid", "cut", "another with sampler=multiple_try: under it the probability of a suffix "
                               "depends on the cut")

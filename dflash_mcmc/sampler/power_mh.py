@@ -91,7 +91,6 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         if self.rule == "published":
             check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
         if self.schedule == "adaptive" and self.after_eos == "return":
@@ -111,11 +110,12 @@ class PowerMH(Staged, Penalised, ProposesAt):
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
 
     def resolved(self, config: Config) -> PowerMH:
-        """The sampler with `auto` replaced by its value."""
+        """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
+        staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
-            return self
+            return staged
         reason = self.no_early_rejection(config.blend.is_null)["exact"]
-        return dataclasses.replace(self, early_reject="off" if reason else "exact")
+        return dataclasses.replace(staged, early_reject="off" if reason else "exact")
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""
@@ -171,12 +171,18 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
+        def over(steps: int) -> ExpectedCost:
+            if self.schedule == "adaptive":
+                return doubling_cost(length, horizon, self.num_blocks, steps, redrawn)
+            return mh_cost(length, horizon, self.num_blocks, steps, redrawn, self.returns())
+
         redrawn = self.cuts().mean_redrawn
-        if self.schedule == "adaptive":
-            cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
-        else:
-            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, self.returns())
-        return cost._replace(scored=cost.proposed) if self.rescore else cost
+        cost = over(self.num_steps)
+        if not self.rescore:
+            return cost
+        extended = over(0)  # is not scored; each suffix that a step draws again is
+        return cost._replace(scored=cost.proposed, num_draws=2 * cost.num_draws - extended.num_draws,
+                             prefixes=2 * cost.prefixes - extended.prefixes)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

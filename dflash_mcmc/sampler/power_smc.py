@@ -65,8 +65,9 @@ class PowerSMC(Truncated, AtTemperature):
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
-    resampling: Literal["multinomial", "systematic"] = identity(
-        "systematic", "multinomial = independent parents; systematic = one uniform number for all parents")
+    resampling: Literal["multinomial", "systematic"] | None = identity(
+        None, "multinomial = independent parents; systematic = one uniform number for all parents; null takes systematic, and "
+        "multinomial with wrapper=csmc, whose form of systematic would have another law")
     ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp. "
                          "temperature=null then takes 1/alpha of the block", ge=0)
     proposal: Literal["target", "draft"] = identity(
@@ -86,9 +87,9 @@ class PowerSMC(Truncated, AtTemperature):
         if self.wrapper == "csmc" and self.num_particles < 2:
             raise ConfigError("sampler.num_particles", self.num_particles, "at least 2 with sampler.wrapper=csmc, where "
                               "particle 0 is the present state")
-        if self.wrapper == "csmc" and self.resampling != "multinomial":
-            raise ConfigError("sampler.resampling", self.resampling, "multinomial with sampler.wrapper=csmc: the conditional "
-                              "form of systematic resampling has another law")
+        if self.wrapper == "csmc" and self.resampling == "systematic":
+            raise ConfigError("sampler.resampling", self.resampling, "multinomial or null with sampler.wrapper=csmc: the "
+                              "conditional form of systematic resampling has another law")
         if self.wrapper == "csmc" and self.ramp and self.cut != "start":
             raise ConfigError("sampler.ramp", self.ramp, "0 with sampler.wrapper=csmc and a cut: the blocks start at the cut, "
                               "so that a token would have several proposal laws")
@@ -111,9 +112,15 @@ class PowerSMC(Truncated, AtTemperature):
         check_features(config, "sampler.proposal=draft")
         check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
 
+    @property
+    def scheme(self) -> str:
+        """How parents are drawn: `resampling`, or what null stands for."""
+        return self.resampling or ("multinomial" if self.wrapper == "csmc" else "systematic")
+
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         values = AtTemperature.canonical(self, config) if not self.ramp else {}
+        values["resampling"] = self.scheme
         if self.wrapper == "none":
             values.update(num_steps=None, cut=None)
         elif self.wrapper == "pimh":
@@ -233,7 +240,7 @@ class PowerSMC(Truncated, AtTemperature):
         count = self.num_particles
         if forced:
             return [0, *particles.multinomial(log_weights, count - 1, key)]
-        if self.resampling == "systematic":
+        if self.scheme == "systematic":
             return particles.systematic(log_weights, key)
         return particles.multinomial(log_weights, count, key)
 

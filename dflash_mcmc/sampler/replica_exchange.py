@@ -75,7 +75,6 @@ class ReplicaExchange(Staged):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        Staged.check(self, config)
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
             raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
         if self.temperatures is not None and len(self.temperatures) != len(self.alphas):

@@ -34,7 +34,7 @@ def _main(arguments: list[str]) -> None:
         from dflash_mcmc.serve.app import built
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
-                        "'dflash_mcmc[serve]'") from error
+                        "-e '.[serve]'") from error
 
     with network.listening(options.host, options.port) as listener:
         address = listener.getsockname()

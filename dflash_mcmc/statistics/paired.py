@@ -61,6 +61,11 @@ class Paired(NamedTuple):
     verdict: str
     """`a better`, `b better` or `tie`."""
 
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        return str(tabulate([self], [name.replace("_", " ") for name in self._fields], tablefmt="html"))
+
 
 def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     """Compares two runs. Raises ValueError if they are not on the same problems in the same order, or have no problems."""

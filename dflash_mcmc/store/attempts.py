@@ -54,7 +54,7 @@ class Attempts:
         self._alone.clear()
         self._checks.clear()
         for path in self._store.folder.glob("attempts*.jsonl"):
-            lines, _ = whole_lines(read_regular(path) or b"")  # another process may just have completed the run
+            lines = whole_lines(read_regular(path) or b"")  # another process may just have completed the run
             last: dict[SampleKey, Attempt] = {}  # a process gives up only tasks that it has begun, in the same file
             for number, line in enumerate(lines, start=1):
                 try:

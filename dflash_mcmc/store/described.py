@@ -78,7 +78,7 @@ class ProblemText(TypedDict):
 def read_problems(folder: Path) -> dict[str, ProblemText]:
     """The problems of a run by their ids; empty for a run of an older version. Raises UserError for a damaged file."""
     path, found = folder / PROBLEMS, dict[str, ProblemText]()
-    for number, line in enumerate(whole_lines(read_regular(path) or b"")[0], start=1):
+    for number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
         try:
             value = from_line(line).value
             if fault := _schema().fault(value):

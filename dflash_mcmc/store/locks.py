@@ -18,7 +18,6 @@ import fcntl
 import hashlib
 import json
 import os
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,13 +32,14 @@ _MOST_SECONDS, _TOLD_SECONDS = 600.0, 10.0
 """Longest wait for a lock, and the wait after which a line says what for. Locks that are waited for are held for moments, or
 for the time that a summary with its figures takes."""
 _LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
-_FLOCK = "hhqqi4x"
-"""The struct flock of Linux on machines of 64 bits: type, whence, start, length, process."""
 _open: set[Path] = set()
 
 
-def is_locked(path: Path, first: int, length: int) -> bool:
-    """Whether another process has locked any of these bytes of a file; False if there is no file. Locks nothing.
+def is_locked(path: Path, first: int, length: int, mutex: int) -> bool:
+    """Whether another process has locked any of these bytes of a file, or the mutex; False if there is no file.
+
+    The question is a shared lock, held for a moment under the mutex. Whoever locks these bytes holds the mutex, so that nobody
+    is refused because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
 
     Raises UserError if the file cannot be opened. A process that has the file open as `Locks` must not call this, because
     closing the file would release its locks.
@@ -52,11 +52,23 @@ def is_locked(path: Path, first: int, length: int) -> bool:
         return False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    try:  # a shared lock is asked about, because the file is open for reading only
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, length, 0)
-        return struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    try:
+        return not (_locked(file, fcntl.LOCK_SH, mutex, 1) and _locked(file, fcntl.LOCK_SH, first, length))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be locked: {error.strerror}") from error
     finally:
         os.close(file)
+
+
+def _locked(file: int, kind: int, first: int, length: int) -> bool:
+    """Locks bytes of an open file at once. False if another process has locked any of them. Raises OSError."""
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB, length, first)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
 
 
 class Locks:
@@ -112,11 +124,8 @@ class Locks:
 
     def _take(self, first: int, length: int) -> bool:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
-            return True
+            return _locked(self._file, fcntl.LOCK_EX, first, length)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
             raise UserError(f"paths.outputs: cannot lock {self._path}: {error.strerror}; allowed: a file system with POSIX "
                             "record locks, such as a local one, NFS 4, or Lustre mounted with flock") from error
 
@@ -252,11 +261,11 @@ def closed(folder: Path) -> Iterator[None]:
 
 
 def is_open(folder: Path) -> bool:
-    """Whether another process has a run's folder open. Nothing is written, and no process has to wait for this one.
+    """Whether another process has a run's folder open. Nothing is written, and other processes wait for a moment at most.
 
     Raises UserError if the lock file cannot be asked.
     """
-    return is_locked(folder / "lock", _WRITERS, NUM_FILES)
+    return is_locked(folder / "lock", _WRITERS, NUM_FILES, _MUTEX)
 
 
 def _locks_of(folder: Path) -> Locks:

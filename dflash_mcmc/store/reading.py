@@ -220,7 +220,7 @@ def move_damaged(folder: Path, schema: Schema) -> None:
 def _damaged(path: Path, check: Callable[[bytes], object]) -> list[int]:
     """The numbers, from 0, of the damaged lines of a file."""
     places = []
-    for place, line in enumerate(whole_lines(read_regular(path) or b"")[0]):
+    for place, line in enumerate(whole_lines(read_regular(path) or b"")):
         try:
             check(line)
         except Damaged:
@@ -229,7 +229,7 @@ def _damaged(path: Path, check: Callable[[bytes], object]) -> list[int]:
 
 
 def _move(path: Path, places: list[int], to: Path) -> None:
-    lines, _ = whole_lines(read_regular(path) or b"")
+    lines = whole_lines(read_regular(path) or b"")
     with writing(to), open_to_extend(to) as file:
         file.write(b"".join(lines[place] + b"\n" for place in places))
         os.fsync(file.fileno())

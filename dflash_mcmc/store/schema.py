@@ -97,16 +97,15 @@ def from_line(line: bytes) -> Decoded:
     return Decoded(value, False)
 
 
-def whole_lines(content: bytes) -> tuple[list[bytes], int]:
-    """(the lines that are complete, the number of their bytes) of a file or of a part that begins with a line.
+def whole_lines(content: bytes) -> list[bytes]:
+    """The lines that are complete of a file or of a part that begins with a line.
 
     What follows them is a line without a line feed, or blocks of zeros that a power loss leaves at the end of a file.
     """
-    good = content.rfind(b"\n") + 1
-    lines = content[:good].split(b"\n")[:-1]
+    lines = content.split(b"\n")[:-1]
     while lines and _ZEROS in lines[-1]:
-        good -= len(lines.pop()) + 1
-    return lines, good
+        lines.pop()
+    return lines
 
 
 def has_zeros(rest: bytes) -> bool:

@@ -102,7 +102,7 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
 
 
 def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     start, losses, figures = restore(loop.folder, module, optimizer), [], {}
     with tqdm(total=loop.steps, initial=start, unit="step", desc=loop.name, mininterval=0.5, dynamic_ncols=True,

@@ -178,7 +178,7 @@ class DraftPlan:
         if "{question}" not in self.prompts.template:
             raise ConfigError("prompts.template", self.prompts.template, "a text with {question} in it")
         if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():
-            raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines file that exists, or null")
+            raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines or CSV file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
             raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
 

@@ -26,7 +26,7 @@ from dflash_mcmc.train.recipe import DraftPlan, Prompts
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -110,7 +110,7 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
 
 
 def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     prompts = [_encode(plan, model, question) for question in request.questions]
     engine = _engine(plan, model, prompts)

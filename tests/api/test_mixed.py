@@ -69,6 +69,6 @@ def test_an_engine_has_a_limited_number_of_sets(engine, started, monkeypatch):
 
 
 def test_settings_that_do_not_fit_together_are_refused(engine):
-    request = AnswerRequest("a", np.arange(5, 9), components("sampler")["power_mh"].cls(num_blocks=16), 4, ())
-    with pytest.raises(UserError, match=r"sampler\.num_blocks: given 16"):
+    request = AnswerRequest("a", np.arange(5, 9), components("sampler")["power_smc"].cls(ramp=16), 4, ())
+    with pytest.raises(UserError, match=r"sampler\.ramp: given 16; allowed: at most max_new_tokens=4"):
         drawn(engine, [request])

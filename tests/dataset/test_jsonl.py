@@ -83,7 +83,7 @@ def test_a_repeated_id_is_named(made):
 
 
 def test_a_path_is_required(make_config):
-    with pytest.raises(UserError, match=r"dataset.path: given None; allowed: a JSON Lines file"):
+    with pytest.raises(UserError, match=r"dataset.path: given None; allowed: a JSON Lines or CSV file"):
         make_config("dataset=jsonl")
 
 

@@ -61,7 +61,7 @@ def test_another_number_of_rows_is_refused(make_config, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (None, "a JSON Lines file that exists"),
+    (None, "a JSON Lines or CSV file that exists"),
     ("", "has no rows"),
     ("not json\n", "line 1 is not JSON"),
     ('{"question": "x"}\n', "lacks the field 'problem'; it has: question"),

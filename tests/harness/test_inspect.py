@@ -153,3 +153,5 @@ def test_the_commands_of_the_page_run(tmp_path):
         done = shell(command, tmp_path)
         assert done.returncode == 0, (command, done.stderr[-2000:], done.stdout[-2000:])
     assert json.loads((tmp_path / "shown/logs/listing.json").read_text())
+    logs = [read_eval_log(str(path)) for path in (tmp_path / "logs").glob("*.eval")]
+    assert max(log.results.scores[0].metrics["accuracy"].value for log in logs) > 0.5

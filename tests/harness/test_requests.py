@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai.requests import read
+from tests import pages
+from tests.conftest import ROOT
 
 
 def test_fields_that_a_request_has():
@@ -50,4 +53,10 @@ def test_export_without_inspect_ai_is_one_line():
            "from dflash_mcmc.export import main; main()"
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: inspect_ai: is not installed; allowed: pip install 'dflash_mcmc[inspect]'\n"
+    assert done.stderr == "error: inspect_ai: is not installed; allowed: pip install -e '.[inspect]'\n"
+
+
+def test_the_scorer_of_the_page_reads_a_box():
+    (task,) = pages.blocks(ROOT / "docs/howto/evaluation-harnesses.md", "python")
+    pattern = re.search(r'scorer=pattern\(r"(.*)"\)\)', task)[1]
+    assert re.search(pattern, r"First 87*3=261. The answer is \boxed{261}.")[1] == "261"

@@ -44,7 +44,7 @@ COSTS = [
     ("greedy", {}, ExpectedCost(6)), ("temperature", {}, ExpectedCost(6)),
     ("best_of_n", {"num_candidates": 5}, ExpectedCost(30, num_draws=5)),
     ("power_mh", MH, ExpectedCost(6, 10.5, 0, 4, 7.5)),
-    ("power_mh", {**MH, "rescore": True}, ExpectedCost(6, 10.5, 10.5, 4, 7.5)),
+    ("power_mh", {**MH, "rescore": True}, ExpectedCost(6, 10.5, 10.5, 7, 15)),
     ("power_mh", {**MH, "cut": "horizon"}, ExpectedCost(6, 10.5 * 6 / 8, 0, 4, 18 - 10.5 * 6 / 8)),
     ("power_mh", {**MH, "cut_grid": 2}, ExpectedCost(6, 3 * 4, 0, 4, 3 * 2)),
     ("power_mh", {**MH, "cut_grid": 2, "cut": "horizon"}, ExpectedCost(6, 3 * 4 * 3 / 4, 0, 4, 18 - 9)),
@@ -54,10 +54,13 @@ COSTS = [
     ("draft_mh", {"num_blocks": 2, "num_steps": 1}, ExpectedCost(6, 6, 0, 4, 8, 4)),
     ("draft_mh", {"num_blocks": 2, "num_steps": 1, "cut": "start"}, ExpectedCost(6, 10, 0, 4, 4, 4)),
     ("draft_mh", {"num_blocks": 2, "num_steps": 1, "proposal": "mixture"}, ExpectedCost(6, 6, 12, 8, 16, 4)),
-    ("draft_refine", {"num_blocks": 2, "num_steps": 1, "cut": "current"}, ExpectedCost(6, 6, 6, 4, 8, 2, 6)),
+    ("draft_refine", {"num_blocks": 2, "num_steps": 1, "cut": "current"}, ExpectedCost(6, 6, 6, 6, 12, 2, 6)),
+    ("draft_refine", {"num_blocks": 4, "num_steps": 2, "cut": "current"}, ExpectedCost(6, 22, 6, 14, 26, 3, 6)),
     ("draft_refine", {"cut": "confidence"}, None), ("power_mh", {**MH, "cut": "entropy"}, ExpectedCost(6, 10.5, 0, 4, 7.5)),
     ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 3, "block_size": 2},
      ExpectedCost(4 * (6 + 2 * (3 + 2)), num_draws=3 * (4 + 8))),
+    ("lookahead", {"num_candidates": 4, "num_rollouts": 2, "rollout_length": 3, "block_size": 4},  # the second ends the text
+     ExpectedCost(4 * (6 + 2 * 2), num_draws=2 * (4 + 8))),
     ("power_smc", SMC, ExpectedCost(18, num_draws=9)),
     ("power_smc", {**SMC, "proposal": "draft"}, ExpectedCost(18, num_draws=9, drafts=9)),
     ("power_smc", {**SMC, "wrapper": "pimh", "num_steps": 2}, ExpectedCost(54, num_draws=27)),
@@ -102,7 +105,7 @@ CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE,
           ("draft_mh", {**TWICE, "proposal": "mixture"}), ("draft_refine", TWICE),
           ("best_of_n", {"select": "power"}), ("lookahead", {"block_size": 1, "rollout_length": 2}), ("temperature", {}),
           ("power_smc", {"wrapper": "pimh", "num_steps": 2, "block_size": 1}),
-          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "resampling": "multinomial", "cut": "current"})]
+          ("power_smc", {"wrapper": "csmc", "num_steps": 2, "block_size": 1, "cut": "current"})]
 
 
 @pytest.mark.parametrize(("name", "options"), CHAINS, ids=str)

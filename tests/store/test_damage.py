@@ -26,7 +26,7 @@ from dflash_mcmc.store.described import hash_of
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records, record_line
 from dflash_mcmc.store.records import DAMAGED, IDENTITY, NUM_FILES, sample_schema
-from dflash_mcmc.store.schema import CHECKSUM, Damaged, from_line, to_line
+from dflash_mcmc.store.schema import CHECKSUM, Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.types import Grade
 from tests.report.folders import record, write
 from tests.store.damage import all_ways, records_path, shapes
@@ -326,3 +326,11 @@ def test_the_number_in_a_lock_is_at_most_that_of_the_last_file(whole):
     (whole / "lock").write_bytes(b"%08d" % (NUM_FILES + 1))
     with pytest.raises(UserError, match=f"lock: given b'0000{NUM_FILES + 1}'; allowed: a number up to {NUM_FILES}"):
         opened(whole)
+
+
+@pytest.mark.parametrize(("content", "lines"), [
+    (b"", []), (b"a\nb\n", [b"a", b"b"]), (b"a\nto", [b"a"]), (b"a\n\n", [b"a", b""]), (b"a\n\0\0\0\n\0\0\n", [b"a"]),
+    (b"a\n\0\0\nb\n", [b"a", b"\0\0", b"b"])], ids=repr)
+def test_complete_lines_are_those_before_a_torn_one_and_before_zeros(content, lines):
+    """Zeros before a complete line are damage, and not the end of a file."""
+    assert whole_lines(content) == lines

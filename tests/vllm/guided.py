@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.ops import Operation, Steps
 from dflash_mcmc.types import Trajectory
+from tests.reference import ReferenceEngine
 
 
 def recorded(chain: Steps, answers: list[Trajectory]) -> Steps:

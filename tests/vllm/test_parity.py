@@ -12,12 +12,12 @@ import pytest
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.model.hf import HFModel
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import SAMPLERS, power_mh
+from tests.reference import ReferenceEngine
 from tests.vllm.guided import GuidedReference, recorded
 from tests.vllm.running import TOLERANCE, Comparison, engine_of, saved
 

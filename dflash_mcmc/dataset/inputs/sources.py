@@ -62,7 +62,7 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     """
     file = Path(path).expanduser() if path is not None else None
     if file is None or not file.is_file():
-        raise ConfigError(field, path, "a JSON Lines file that exists")
+        raise ConfigError(field, path, "a JSON Lines or CSV file that exists")
     try:
         rows = list((_table if file.suffix == ".csv" else _parsed)(file, tuple(columns), field))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
@@ -138,7 +138,7 @@ def _downloaded(source: Hub, revision: str | None) -> tuple[dict, ...]:
 class FromFile(Dataset):
     """Base class of datasets in a file of the user, with a problem in each row. A leaf needs `problem`."""
 
-    path: str | None = runtime(MISSING, "JSON Lines file, plain or .gz")
+    path: str | None = runtime(MISSING, "JSON Lines file, plain or .gz, or a .csv file")
 
     required: ClassVar[tuple[str, ...]] = ()
     """Fields that each row must have."""
@@ -151,7 +151,7 @@ class FromFile(Dataset):
         """Checks that a file is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)
         if self.path is None:
-            raise ConfigError("dataset.path", None, "a JSON Lines file")
+            raise ConfigError("dataset.path", None, "a JSON Lines or CSV file")
 
     def columns(self) -> tuple[str, ...]:
         """Fields that each row must have."""

@@ -365,7 +365,7 @@ class _Redrafted(NamedTuple):
 def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy: list[BlockWalk],
            other: LanguageModel | None) -> _Redrafted:
     """Drafts the blocks of the walks again, as the engine has drafted them and in every alternative."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
 
     subject = _subject(config, drafter, model, other)

@@ -94,7 +94,7 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
         temperature: the target's. The draft proposes its most likely tokens.
         name: the title of the progress bar.
     """
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     engine = slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
                              None, config.decoder.speculation(drafter), drafter)

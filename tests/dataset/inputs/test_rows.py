@@ -47,7 +47,7 @@ def test_the_home_folder_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (None, "a JSON Lines file that exists"),
+    (None, "a JSON Lines or CSV file that exists"),
     (b"", "has no rows"),
     (b"\n\n", "has no rows"),
     (b'{"a": 1}\nnot json\n', "line 2 is not JSON: Expecting value"),
@@ -67,7 +67,7 @@ def test_bad_files_are_errors_of_one_line(tmp_path, content, message):
 
 
 def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
-    with refused("a JSON Lines file that exists"):
+    with refused("a JSON Lines or CSV file that exists"):
         sources.of_file(str(tmp_path), ())
     with refused("dataset.path: given None"):
         sources.of_file(None, ())

@@ -14,7 +14,6 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.oracle.reference import ReferenceEngine
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -27,6 +26,7 @@ from dflash_mcmc.sampler.power_smc import PowerSMC
 from dflash_mcmc.sampler.replica_exchange import ReplicaExchange
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.types import ChainResult, Trajectory
+from tests.reference import ReferenceEngine
 from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 STOPS = (3, 7, 20, 33, 44, 50)

@@ -1,0 +1,63 @@
+"""Where something known from elsewhere is typed, the run is what was meant, or the line has the override to type."""
+
+from __future__ import annotations
+
+import pytest
+
+import dflash_mcmc as dm
+from dflash_mcmc.config.identity import identity_of
+from tests.composing import composed
+from tests.refusals import command_is_refused, refused
+
+ROOT = "temperature: unknown field (did you mean sampler=temperature sampler.temperature=0.7 or "
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["temperature=0.7"], ROOT),
+    (["condition=temp", "temperature=0.7"], "temperature: unknown field (did you mean sampler.temperature=0.7?); allowed: "),
+    (["max_new_tokens=20"], "max_new_tokens: unknown field (did you mean dataset.max_new_tokens=20?); allowed: "),
+    (["sampler.temperature=0"], "sampler.temperature: unknown field (a field of sampler=temperature, sampler=best_of_n, "),
+    (["sampler=temperature", "sampler.temperature=0"],
+     "sampler.temperature: given 0.0; allowed: a number >= 1e-06 and <= 1e+06 or null; in place of 0: sampler=greedy"),
+    (["sampler=ps"], "temperature; or the condition of this name: condition=ps"),
+    (["dataset.prompt={question} ${cost}"], "dataset.prompt: has ${...}, which stands for another field (Interpolation key "
+                                            "'cost' not found); allowed: the name of a field in it, or \\${...} for the text"),
+    (["dataset.prompt={question} ${cost"], "allowed: a text, with \\${ in place of ${"),
+])
+def test_a_line_has_what_to_type(given, said):
+    command_is_refused(["tracker=none", *given], said)
+
+
+def test_a_constructor_says_what_stands_for_temperature_0():
+    with refused("in place of 0: sampler=greedy", start="sampler.temperature: given 0.0; allowed: a number >= 1e-06"):
+        dm.Temperature(temperature=0)
+
+
+def test_braces_of_a_text_can_be_escaped(tmp_path):
+    config = composed(tmp_path, "dataset.prompt={question} costs \\${cost}, ${seed} times", "seed=3")
+    assert config.dataset.prompt == "{question} costs ${cost}, 3 times"
+
+
+@pytest.mark.parametrize("sampler", [["sampler=power_mh"], ["sampler=power_mh", "sampler.early_reject=off"],
+                                     ["sampler=multiple_try"], ["sampler=draft_refine", "draft=tiny"],
+                                     ["sampler=draft_mh", "draft=tiny"]], ids=" ".join)
+def test_a_short_answer_has_a_stage_for_each_token(tmp_path, capsys, sampler):
+    short = composed(tmp_path, *sampler, "dataset.max_new_tokens=6")
+    assert short.sampler.num_blocks == 6
+    assert identity_of(short) == identity_of(composed(tmp_path, *sampler, "dataset.max_new_tokens=6", "sampler.num_blocks=6"))
+    assert composed(tmp_path, *sampler, "dataset.max_new_tokens=99").sampler.num_blocks == 16
+
+
+def test_a_line_says_how_many_stages_there_are(tmp_path, capsys):
+    composed(tmp_path, "dataset.max_new_tokens=11", "sampler.num_blocks=13")
+    assert capsys.readouterr().err == "sampler.num_blocks=13 makes 11 stages, one for each of max_new_tokens=11\n"
+
+
+def test_conditional_smc_needs_no_other_field(tmp_path):
+    short = composed(tmp_path, "sampler=power_smc", "sampler.wrapper=csmc")
+    full = composed(tmp_path, "sampler=power_smc", "sampler.wrapper=csmc", "sampler.resampling=multinomial")
+    assert identity_of(short) == identity_of(full)
+    assert identity_of(short)["sampler.resampling"] == "multinomial"
+    for wrapper in ("none", "pimh"):
+        plain = composed(tmp_path, "sampler=power_smc", f"sampler.wrapper={wrapper}")
+        assert identity_of(plain)["sampler.resampling"] == "systematic"
