@@ -102,7 +102,7 @@ def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
             for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("hardware.kv_cache=paged", "num_chains=9"))]
     slots = [preflight.check([job])[0] for job in jobs]
     assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
-    assert all(line.startswith("memory: weights 6.5") for line in slots)
+    assert all(line.startswith("memory: weights 6.8") for line in slots)
     assert all(line.endswith(" of 2.00 GB") for line in slots)
     assert preflight.check(jobs)[0] == slots[1]
     assert preflight.check([Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true"))])[0] is None
@@ -121,7 +121,7 @@ def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make
     config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu",
                          "hardware.kv_cache=contiguous")
     shape = config.model.shape("cpu")
-    assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
+    assert shape.weight_bytes() == pytest.approx(1.65e6 * 4 + 4 * 512 * 128, rel=0.01)  # with a copy of the head
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())
     longest = max(map(len, prompts.values()))
     _, planned = slots.memory_plan(config, shape, longest, 198, None)
