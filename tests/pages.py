@@ -19,7 +19,8 @@ NEEDS_VLLM = "  # needs vLLM"  # what it does is under test in tests/vllm
 NEEDS_LM_EVAL = "  # needs lm-eval"  # run by tests/harness
 NEEDS_INSPECT = "  # needs inspect_ai"  # run by tests/harness
 NEEDS_NETWORK = "  # needs a network"  # what it does is under test in tests/fetch
-AFTER_REAL = "  # after make real"  # with outputs/models/smollm2
+AFTER_FETCHING = "  # after make smollm2"  # with outputs/models/smollm2
+AFTER_STUDY = "  # after make study"  # with the model of `make study`, and its runs
 NEEDS_SLURM = "  # needs SLURM"  # run by tests/launchers/test_readme.py
 
 
@@ -46,7 +47,7 @@ def marked(found: list[str], marker: str) -> list[str]:
 def plain(found: list[str]) -> list[str]:
     """The commands that run as they are, in any folder."""
     return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_LM_EVAL, NEEDS_INSPECT,
-                                                              NEEDS_NETWORK, AFTER_REAL, NEEDS_SLURM))
+                                                              NEEDS_NETWORK, AFTER_FETCHING, NEEDS_SLURM))
             and not line.startswith("make ")]
 
 

@@ -24,7 +24,7 @@ from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.train import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
-from tests.pages import ADDED, AFTER_REAL, NEEDS_GPU, NEEDS_VLLM, PAGES, README
+from tests.pages import ADDED, AFTER_FETCHING, NEEDS_GPU, NEEDS_VLLM, PAGES, README
 
 ALL = pages.commands(*PAGES)
 PLAIN = pages.plain(ALL)
@@ -33,7 +33,7 @@ FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in li
                 if part.startswith("python -m ")}.values()
 """The first command of each program: it runs in a process that has imported nothing."""
 ON_GPUS = pages.marked(ALL, NEEDS_GPU)
-AFTER_FETCHING = pages.marked(ALL, AFTER_REAL)
+FETCHED = pages.marked(ALL, AFTER_FETCHING)
 WITH_VLLM = pages.marked(ALL, NEEDS_VLLM)
 
 SMOLLM2 = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
@@ -143,7 +143,7 @@ def test_command_with_vllm_composes(command, tmp_path, monkeypatch, real_data):
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory) -> Path:
-    """A folder with a checkpoint where `make real` puts SmolLM2: its shape, with the embedded model's tokenizer."""
+    """A folder with a checkpoint where `make smollm2` puts SmolLM2: its shape, with the embedded model's tokenizer."""
     folder = tmp_path_factory.mktemp("fetched")
     model = folder / "outputs/models/smollm2"
     shutil.copytree(PACKAGE / "assets/tiny", model, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -153,7 +153,7 @@ def fetched(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", AFTER_FETCHING)
+@pytest.mark.parametrize("command", FETCHED)
 def test_command_after_fetching_composes(command, fetched, monkeypatch, real_data):
     monkeypatch.chdir(fetched)
     jobs = composed(command, fetched, **real_data)

@@ -26,6 +26,10 @@ class Blend(Component):
         """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""
         return ()
 
+    def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden | None:
+        """What `mix` adds a share of, made from the tapped layers. None for a blend that taps none."""
+        return None
+
     @abstractmethod
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """The blended state. It is linear in the arguments, which can be hidden states for one head, or logits, of any shape.

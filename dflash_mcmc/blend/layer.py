@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from dflash_mcmc.blend import Blend, Hidden
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
+from dflash_mcmc.rng import Key
 
 if TYPE_CHECKING:
+    import torch
+
     from dflash_mcmc.config.schema import Config
 
 
@@ -24,6 +30,10 @@ class LayerBlend(Blend):
     is the input of the model's head, after its final norm; `h_layer` is the output of the decoder layer itself. With several
     layers, head(h_layer) is the mean of their logits. beta below 0 moves the target away from the layer. The law is defined
     for every real beta, because all logits are finite and softmax normalises them.
+
+    `direction=random` (the preset blend=noise) is the control of the document's authors: h_layer is turned by a fixed random
+    rotation, which keeps its norm and nothing of what it says. The rotation changes the order of the dimensions and their
+    signs. The turned state is a function of the prefix, so the target is a law for every sampler.
     """
 
     beta: float = identity(0.05, "share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
@@ -32,6 +42,9 @@ class LayerBlend(Blend):
                                         "null = blend.layer alone", off=None)
     norm: Literal["none", "final"] = identity(
         "none", "norm of the layer's hidden state before the head: none, as published; final = the model's final norm")
+    direction: Literal["layer", "random"] = identity(
+        "layer", "layer = the layer's hidden state; random = the same state turned by a fixed random rotation, a control with "
+        "equal norm", off="layer")
 
     def check(self, config: Config) -> None:
         """Checks that the layers exist, where the model's configuration is available. Raises ConfigError."""
@@ -66,10 +79,39 @@ class LayerBlend(Blend):
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """(1 - beta) * last + beta * (mean of the layers), in the precision of the arguments; any shape."""
+        return (1.0 - self.beta) * last + self.beta * self.auxiliary(tapped, final_norm)
+
+    def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
+        """The mean of the layers' states after the norm, turned with direction=random."""
         states = [final_norm(state) for state in tapped] if self.norm == "final" else list(tapped)
         hidden = states[0]
         for state in states[1:]:
             hidden = hidden + state
         if len(states) > 1:
             hidden = hidden / len(states)
-        return (1.0 - self.beta) * last + self.beta * hidden
+        return _turned(hidden) if self.direction == "random" else hidden
+
+
+def _turned(hidden: Hidden) -> Hidden:
+    """The states (..., d) after a fixed random rotation of the d dimensions: their order and their signs change."""
+    if isinstance(hidden, np.ndarray):
+        order, signs = _rotation(hidden.shape[-1])
+        return hidden[..., order] * signs
+    places, factors = _rotation_on(hidden.shape[-1], str(hidden.device))
+    return hidden[..., places] * factors.to(hidden.dtype)
+
+
+@lru_cache(maxsize=8)
+def _rotation(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The order and the signs, +1 or -1, of `size` dimensions: the same on every machine."""
+    numbers = Key(0).fold_in("blend", "random", size).uniforms(0, 2 * size)
+    return np.argsort(numbers[:size], kind="stable"), np.where(numbers[size:] < 0.5, -1.0, 1.0)
+
+
+@lru_cache(maxsize=8)
+def _rotation_on(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same on a device. They are kept, because a CUDA graph cannot copy from the host."""
+    import torch  # the tabular engine needs none
+
+    order, signs = _rotation(size)
+    return torch.as_tensor(order, device=device), torch.as_tensor(signs, device=device)

@@ -33,6 +33,7 @@ def settings_of(config: Config) -> dict[str, object]:
     values.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
     for group in used:
         component: Any = component_of(config, group)
+        values.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
             if name in specs and specs[name].is_off(value):

@@ -31,7 +31,7 @@ class Slurm:
     memory_gb: float | None = runtime(None, "memory of a job, in GB; null = the cluster's default", gt=0)
     minutes: int = runtime(60, "time limit of a job; shortly before it, the job is requeued and continues later", ge=1)
     array_parallelism: int = runtime(64, "largest number of the grid's jobs that run at once", ge=1)
-    shards: int = runtime(1, "jobs that share each point, at most one for each pending sample", ge=1)
+    shards: int = runtime(1, "jobs that share each point, at most one for each pending sample", ge=1, le=10_000)
     processes: int | None = runtime(None, "processes of a job, started by accelerate if there are several; null = one for "
                                     "each GPU, or each group of GPUs that engine=vllm shares a model among", ge=1, le=64)
     grace_seconds: int = runtime(120, "time before the time limit in which started samples are finished or given up and the "

@@ -84,8 +84,8 @@ class Config:
     seed: int = identity(0, "seed of all randomness")
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
-                             "softsat, answer_power, or log_p = the likeliest; a list gives a row for each, and a search "
-                             "maximises the first; null = no aggregate")
+                             "softsat, answer_power, adaptive, or log_p = the likeliest; a list gives a row for each, and a "
+                             "search maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
         "accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
@@ -96,7 +96,7 @@ class Config:
     budget_unit: Literal["token_forwards", "seconds"] = runtime(
         "token_forwards", "unit of budget: token_forwards, or seconds = device seconds")
     pilot_problems: int = runtime(24, "problems of the short runs that correct the settings of budget; 0 takes the estimates",
-                                  ge=0)
+                                  ge=0, le=100_000)
     repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
                            "again; false stops with an error that names the line")
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.dataset.inputs import prompting, prompts, stops
-from dflash_mcmc.dataset.inputs.problems import content_hash
-from dflash_mcmc.dataset.inputs.selection import ProblemSelection, chosen
+from dflash_mcmc.dataset.inputs import prompting, stops
+from dflash_mcmc.dataset.inputs.problems import ProblemSelection, chosen, content_hash
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 class Dataset(ProblemSelection, Component):
     """Base class of datasets: the selection of problems and the prompt. A leaf needs `all_problems`."""
 
-    max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1)
-    prompt: str = identity("boxed", f"prompt: {', '.join(prompts.TEMPLATES)} (texts: dflash_mcmc/dataset/inputs/prompts.py), "
-                           "or a text in which {question} is replaced by the problem")
+    max_new_tokens: int = identity(1024, "longest answer in tokens", ge=1, le=1_000_000_000)
+    prompt: str = identity("boxed", f"prompt: {', '.join(prompting.TEMPLATES)} (texts: dflash_mcmc/"
+                           "dataset/inputs/prompting.py), or a text in which {question} is replaced by the problem")
     prompt_file: str | None = runtime(None, "text file with the prompt; it replaces dataset.prompt, and its content is part "
                                       "of the identity; null takes dataset.prompt")
     system: str | None = identity(None, "text of a system turn before everything else; null adds none", off=None)

@@ -3,19 +3,130 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_mcmc.dataset.inputs import loading
 from dflash_mcmc.dataset.inputs.named import NamedFields
 from dflash_mcmc.dataset.inputs.problems import checked
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.dataset.inputs.rows import MissingField
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of a folder that `save_to_disk` writes."""
+
+
+class Place(NamedTuple):
+    """Where rows are."""
+
+    path: str
+    """A name on the hub or a local folder."""
+    name: str | None
+    split: str
+    revision: str | None
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder; None for a name on the hub."""
+        folder = Path(self.path).expanduser()
+        return folder if folder.is_dir() else None
+
+
+def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
+    """The rows of a split, with only these columns, or with all columns if `whole`. Raises UserError.
+
+    Fields of nested values that are None are left out, because a table of `datasets` has every field in every row.
+    """
+    table = _loaded(place)
+    known = table.column_names
+    for column in columns:
+        if column not in known:
+            raise MissingField(place.path, column, known)
+    if not len(table):
+        raise UserError(f"dataset.path: the split {place.split!r} of {place.path} has no rows")
+    return [{name: _without_none(value) for name, value in row.items()}
+            for row in (table if whole else table.select_columns(list(columns)))]
+
+
+@cache
+def _loaded(place: Place) -> Any:
+    """The table of a split. Raises UserError."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if place.folder is None and (place.path.startswith((".", "/", "~")) or place.path.count("/") > 1):
+        raise ConfigError("dataset.path", place.path, "a folder that exists, or a name on the hub, such as openai/gsm8k")
+    offline = place.folder is None and not hub.reachable()
+    try:
+        if place.folder is not None and any((place.folder / file).is_file() for file in _SAVED):
+            return _saved(place, datasets.load_from_disk(str(place.folder)))
+        return datasets.load_dataset(_source(place), place.name, split=place.split, revision=place.revision)
+    except UserError:
+        raise
+    except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
+        raise _mistake(place) or _unreadable(place, offline, error) from error
+
+
+def _source(place: Place) -> str:
+    return place.path if place.folder is None else str(place.folder)
+
+
+def _saved(place: Place, found: Any) -> Any:
+    """The table of the configured split. Raises ConfigError.
+
+    Args:
+        found: the result of `load_from_disk`, which is one table, or a table for each split.
+    """
+    if place.name is not None:
+        raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
+    splits = found if isinstance(found, dict) else {str(found.split or place.split): found}
+    if place.split not in splits:
+        raise _unknown("split", place.split, list(splits))
+    return splits[place.split]
+
+
+def _mistake(place: Place) -> UserError | None:
+    """The error for a configuration or a split that does not exist; None if both exist, or their names cannot be read."""
+    import datasets
+
+    def names(listed: Callable[..., list[str]], *arguments: str) -> list[str]:
+        try:
+            return listed(_source(place), *arguments, revision=place.revision)
+        except Exception:  # the first error says what is wrong with the dataset
+            return []
+
+    known = names(datasets.get_dataset_config_names)
+    if known and place.name not in (known if len(known) > 1 else [*known, None]):
+        return _unknown("name", place.name, known)
+    splits = names(datasets.get_dataset_split_names, *([place.name] if place.name else []))
+    return _unknown("split", place.split, splits) if splits and place.split not in splits else None
+
+
+def _unknown(field: str, given: str | None, known: Sequence[str]) -> ConfigError:
+    return ConfigError(f"dataset.{field}", given, ", ".join(known) + did_you_mean(given or "", known))
+
+
+def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
+    if offline:
+        return UserError(f"dataset.path: {place.path} is not in the cache, and the hub cannot be reached; allowed: a local "
+                         "folder of the dataset, or dataset=jsonl with a file")
+    reason = reason_of(error, 300)
+    return UserError(f"dataset.path: cannot load {place.path}: {type(error).__name__}: {reason}")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(part) for name, part in value.items() if part is not None}
+    return [_without_none(part) for part in value] if isinstance(value, list) else value
 
 
 @register("dataset", "hub")
@@ -42,8 +153,8 @@ class HubDataset(NamedFields):
 
     def rows(self) -> list[dict]:
         """The rows of the split. Raises UserError."""
-        place = loading.Place(str(self.path), self.name, self.split, self.revision)
-        return loading.rows_of(place, self.columns(), self.reads_whole_rows())
+        place = Place(str(self.path), self.name, self.split, self.revision)
+        return rows_of(place, self.columns(), self.reads_whole_rows())
 
     def examples(self) -> list[Problem]:
         """The problems of the split of examples, of another file, or of the dataset itself. Raises UserError."""

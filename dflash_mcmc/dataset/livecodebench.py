@@ -1,16 +1,21 @@
-"""LiveCodeBench: problems of programming contests with tests (Jain et al. 2024, arXiv 2403.07974), from its files."""
+"""LiveCodeBench: problems of programming contests with tests (Jain et al. 2024, arXiv 2403.07974), from its files.
+
+A pickle is a program. This module reads texts from pickles without unpickling and executes none.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import pickletools
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.dataset.inputs.programs import check_is_run
-from dflash_mcmc.dataset.inputs.sources import FromFile
+from dflash_mcmc.dataset.inputs.sources import FromFile, check_is_run
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.model.files import pickled
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
@@ -32,8 +37,7 @@ class LiveCodeBench(FromFile):
 
     The question has the problem and the format of the answer, in the wording of lcb_runner. The gold answer is JSON. Its
     `inputs` and `outputs` are lists of texts. Its `fn_name` is the name of the method of `class Solution`, or null for a
-    program that reads stdin. The file's private tests are a pickled text. It is read without unpickling, so nothing in a file
-    is executed.
+    program that reads stdin. The file's private tests are a pickled text.
     """
 
     path: str | None = runtime(None, "test.jsonl, test2.jsonl, ... of livecodebench/code_generation_lite; needed, because the "
@@ -77,7 +81,7 @@ def _private(value: object, where: str) -> object:
     if not isinstance(value, str) or value.lstrip().startswith("["):
         return value
     try:
-        return pickled.text_of_base64(value)
+        return text_of_base64(value)
     except ValueError as error:
         raise UserError(f"dataset.path: {where} has private_test_cases that cannot be read: {error}; allowed: JSON, or a text "
                         "that is pickled, compressed by zlib and written in base 64") from error
@@ -99,3 +103,34 @@ def _parsed(value: object, kind: type, where: str) -> Any:
     if not isinstance(found, kind):
         raise UserError(f"dataset.path: {where}: given {value!r:.80}; allowed: JSON of a {kind.__name__}")
     return found
+
+
+_TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
+_WITHOUT_EFFECT = ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP")
+_LARGEST = 1 << 30
+"""Largest pickle in bytes: a small compressed file can expand to any size."""
+
+
+def text_of(pickle: bytes) -> str:
+    """The text of a pickle that holds a single text. Raises ValueError for any other pickle.
+
+    The instructions are listed by `pickletools` and not executed. Only those that push a text or have no effect are accepted.
+    """
+    found = [(instruction.name, argument) for instruction, argument, _ in pickletools.genops(pickle)]
+    texts = [argument for name, argument in found if name in _TEXTS]
+    other = next((name for name, _ in found if name not in (*_TEXTS, *_WITHOUT_EFFECT)), None)
+    if other is not None or len(texts) != 1:
+        raise ValueError(f"a pickle with {other or f'{len(texts)} texts'} instead of a single text")
+    return str(texts[0])
+
+
+def text_of_base64(packed: str) -> str:
+    """The text of a pickle that is compressed by zlib and written in base 64. Raises ValueError."""
+    try:
+        opened = zlib.decompressobj()
+        content = opened.decompress(base64.b64decode(packed, validate=True), _LARGEST)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    if not opened.eof:
+        raise ValueError("it is cut off, or larger than 1 GiB")
+    return text_of(content)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.model.files import precision
-from dflash_mcmc.model.files.checkpoint import Checkpoint
-from dflash_mcmc.model.files.sizes import CheckpointSize, size_of
+from dflash_mcmc.model.files.checkpoint import Checkpoint, CheckpointSize, precision_name, size_of
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ class CheckpointDraft(Draft):
         """
         if not self._checkpoint().folder.is_dir():
             return {"revision": None}
-        stored = precision.name_of(self._shape(self._checkpoint().folder).dtype)
+        stored = precision_name(self._shape(self._checkpoint().folder).dtype)
         return {"revision": None, "dtype": stored if self.dtype == "auto" else self.dtype}
 
     def fingerprint(self) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class NgramDraft(Draft):
     """Proposes the tokens after the last occurrence of the latest tokens in prompt or generation. It has no density."""
 
-    num_drafted: int = identity(7, "number of tokens of a block", ge=1)
-    longest: int = identity(3, "longest suffix, in tokens, that is looked up; the longest one found counts", ge=1)
+    num_drafted: int = identity(7, "number of tokens of a block", ge=1, le=1024)
+    longest: int = identity(3, "longest suffix, in tokens, that is looked up; the longest one found counts", ge=1, le=1024)
 
     has_density = False
 

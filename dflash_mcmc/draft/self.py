@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SelfDraft(Draft):
     """The target as its own draft, token by token, at `decoder.draft_temperature`: a control, no faster than plain."""
 
-    num_drafted: int = identity(4, "number of tokens of a block", ge=1)
+    num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
 
     def size(self) -> DraftSize:
         """The number of tokens of a block; the draft uses the target's cache."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dflash_mcmc.components import Component
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
@@ -47,6 +51,13 @@ class Engine(Component):
             prompt_length: tokens of the longest prompt.
             num_chains: number of chains that all processes run together.
         """
+
+    def blend_width(self, blend: Blend, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
+        """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts.
+
+        None for a blend that taps no layer, and for an engine that cannot measure it.
+        """
+        return None
 
     def num_devices(self) -> int:
         """Devices that a process uses together for one copy of the model."""

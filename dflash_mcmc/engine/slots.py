@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.batched import BatchedEngine
@@ -40,6 +43,28 @@ class Slots(Engine):
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         return slots_engine(config, target, prompt_length, num_chains)
+
+    def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
+        """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
+        layers = blend.tapped_layers(len(target.layers))
+        if not layers:
+            return None
+        import torch
+
+        ratios = []
+        with torch.inference_mode(), target.tapped(layers) as tapped:
+            for prompt in prompts:
+                hidden = target.hidden(torch.from_numpy(prompt)[None].to(target.device))[0, -_LAST:]
+                other = blend.auxiliary([state[0, -_LAST:] for state in tapped], target.final_norm)
+                if other is None:
+                    return None
+                own, mixed = (target.logits(state)[:, ~target.forbidden].std(dim=-1) for state in (hidden, other))
+                ratios.append(float((mixed / own).mean()))
+        return sum(ratios) / len(ratios)
+
+
+_LAST = 16
+"""Tokens at the end of a prompt that `blend_width` reads."""
 
 
 def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:

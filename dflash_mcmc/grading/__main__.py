@@ -22,7 +22,7 @@ from dflash_mcmc.dataset.inputs.rows import lines_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import RULES, Extraction, last_box
 from dflash_mcmc.grading.math.pool import MathPool
-from dflash_mcmc.grading.math.rivals import RIVALS
+from dflash_mcmc.grading.math.worker import RIVALS
 from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, WRONG
 from dflash_mcmc.process import program
 from dflash_mcmc.types import Grade

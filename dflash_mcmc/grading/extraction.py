@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.characters import trimmed
-from dflash_mcmc.grading.limits import MAX_LENGTH
+from dflash_mcmc.grading.verdicts import MAX_LENGTH
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")

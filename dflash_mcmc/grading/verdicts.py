@@ -1,7 +1,8 @@
-"""The verdicts on a sample, and what all graders need for them."""
+"""The verdicts on a sample, and the limits on answers, so that each answer is handled in bounded time."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -46,3 +47,37 @@ def timed(function: Callable[..., _Result], *arguments: object) -> tuple[_Result
     """(the result of a function, its seconds on the wall clock)."""
     started = time.perf_counter()
     return function(*arguments), time.perf_counter() - started
+
+
+MAX_LENGTH = 400
+"""The largest number of characters in an answer."""
+MAX_DIGITS = 60
+"""The largest number of consecutive digits."""
+MAX_NESTING = 25
+"""The largest depth of nested brackets."""
+MAX_EXPONENT = 9_999
+"""Largest absolute exponent of a number, also in scientific notation."""
+MAX_FACTORIAL = 999
+"""Largest argument of a factorial and of a binomial coefficient."""
+MAX_BITS = 250_000
+"""The largest number of bits in the numerator or denominator of an exact number."""
+
+_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
+_BRACKET = re.compile(r"(\\?[{(\[]|\\left(?![a-zA-Z])|\\begin)|(\\?[})\]]|\\right(?![a-zA-Z])|\\end)")
+
+
+class Unsupported(Exception):
+    """An answer exceeds a limit. The message is the name of the limit."""
+
+
+def check_size(answer: str) -> None:
+    """Raises Unsupported for an answer that is too long, has too many consecutive digits, or nests brackets too deeply."""
+    if len(answer) > MAX_LENGTH:
+        raise Unsupported("length")
+    if _DIGITS.search(answer):
+        raise Unsupported("digits")
+    depth = 0
+    for bracket in _BRACKET.finditer(answer):
+        depth += 1 if bracket.group(1) else -1
+        if depth > MAX_NESTING:
+            raise Unsupported("nesting")

@@ -26,6 +26,7 @@ from dflash_mcmc.grid.folder import Grid, SlurmJob
 from dflash_mcmc.process.machine import node
 from dflash_mcmc.process.program import STOPPED, USER_ERROR
 from dflash_mcmc.process.ranks import SHARD
+from dflash_mcmc.store.files import open_to_append, read_regular
 from dflash_mcmc.store.records import record_files
 
 ENDINGS = "DFLASH_MCMC_ENDINGS"
@@ -65,7 +66,10 @@ class Supervisor:
             signal.signal(number, lambda number, frame: self._noted.append(signal.Signals(number)))
         _note(grid, job, "started", _restarts())
         while True:
-            code = self._work(grid, job)
+            try:
+                code = self._work(grid, job)
+            except UserError as error:
+                self._give_up(grid, job, USER_ERROR, str(error))
             if code == 0:
                 _note(grid, job, "complete")
                 return
@@ -96,7 +100,7 @@ class Supervisor:
         """Runs a worker to its end and passes signals on to it. Returns its exit code."""
         endings = grid.folder / "jobs" / f"{job.name}.{job.id}.endings"
         endings.unlink(missing_ok=True)
-        with grid.log_file(job).open("ab") as log:
+        with open_to_append(grid.log_file(job)) as log:
             worker = subprocess.Popen(
                 _command(grid, job, self.launcher), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_as_worker,
                 env={**os.environ, SHARD: f"{job.shard}/{job.shards}", ENDINGS: str(endings), **_launch(self.launcher)})
@@ -244,11 +248,7 @@ def _reason(code: int, log: Path) -> str:
 
 def _last_lines(log: Path, count: int) -> str:
     """The last lines of a worker's output, as one line and without progress bars."""
-    content = b""
-    if log.is_file():
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            content = file.read()
+    content = read_regular(log, max(0, log.stat().st_size - _LAST_BYTES) if log.is_file() else 0) or b""
     lines = [" ".join(line.split()) for line in content.decode(errors="replace").replace("\r", "\n").split("\n")]
     shown = [line for line in lines if line and not _BAR.search(line)]
     return " | ".join(shown[-count:]).removeprefix("error: ") or "no output"

@@ -23,14 +23,15 @@ class Local(Hardware):
 
     device: str = runtime("auto", "auto takes the first GPU, or the CPU without a GPU; cpu, cuda, cuda:1")
     num_slots: int | None = runtime(32, "draws in the batch at once; null takes as many as the memory holds, at most 256",
-                                    ge=1)
+                                    ge=1, le=65_536)
     memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
                                       "% of the free memory", gt=0)
     kv_cache: Literal["auto", "contiguous", "paged"] = runtime(
         "auto", "contiguous: a row of the longest length for each slot; paged: memory that follows the text, and draws that "
         "wait if it is full; auto = contiguous where it fits")
     prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
-    read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0)
+    read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0,
+                              le=65_536)
     reuse_prefix: bool = runtime(True, "keep keys and values of a proposal's and the state's common prefix; false reads it "
                                  "again")
     keep_current: bool = runtime(True, "keep the state's keys and values in a second cache while a proposal overwrites them; "
@@ -55,7 +56,7 @@ class Local(Hardware):
                                               "earlier summary.json, token_forwards / (mean_share_seconds * num_samples); "
                                               "null is unknown", gt=0)
     num_threads: int | None = runtime(None, "threads of the CPU's arithmetic; null shares the cores among the processes of a "
-                                      "launch", ge=1)
+                                      "launch", ge=1, le=4096)
 
     grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)

@@ -14,8 +14,7 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
-from dflash_mcmc.model.files.checkpoint import Checkpoint
-from dflash_mcmc.model.files.sizes import CheckpointSize, size_of
+from dflash_mcmc.model.files.checkpoint import Checkpoint, CheckpointSize, size_of
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 

@@ -191,6 +191,8 @@ class Run(NamedTuple):
         """The sampler with the run's fields; None if it is older than this code's, or not installed here."""
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
+        if leaf is not None:
+            fields = {name: value for name, value in fields.items() if (name, value) not in leaf.cls.retired.items()}
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
         return cast("Sampler", restored(leaf.cls, fields))

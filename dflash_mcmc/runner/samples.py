@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN, UNGRADABLE
 from dflash_mcmc.process import stopping
@@ -20,10 +21,16 @@ from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Cost, Grade, Problem
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.store.problems import ProblemText
+
+
+_WIDE = 3.0
+"""A blend whose logits deviate more than this many times as much as the target's is reported."""
 
 
 class Samples(Tasks[Record]):
@@ -61,8 +68,16 @@ class Samples(Tasks[Record]):
         if len(fit.too_long) == len(problem_of):
             fit.check()
         longest = max(map(len, fit.prompts.values()), default=1)
+        self._warn_of_width(model, list(fit.prompts.values())[:2])
         engine = self._config.engine.start(self._config, model, longest, len(pending))
         return SampleWorker(self._config, engine, fit.of(problems))
+
+    def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:
+        """A line where the logits that a blend mixes in are much wider than the target's: a small share then weighs much."""
+        width = self._config.engine.blend_width(self._config.blend, model, prompts) if prompts else None
+        if width is not None and width > _WIDE:
+            note(f"blend: the logits that it mixes in deviate {width:.1f} times as much as the target's on the first prompts: "
+                 f"beta weighs {width:.1f} times what it says; blend.norm=final has another scale")
 
     def metrics(self, record: Record) -> dict[str, float | None]:
         return metrics_of(record)

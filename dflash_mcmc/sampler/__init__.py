@@ -1,16 +1,25 @@
-"""Samplers: generators of `Draw` and `Score` for one chain. Each states the law that it samples."""
+"""Samplers: generators of `Draw` and `Score` for one chain. Each states the law that it samples.
+
+What several samplers have is declared here once: `AtTemperature` or `ProposesAt` (alpha and a temperature), `Truncated`,
+`Penalised`, and `Staged`. Each is a group of fields with what they mean: the law q, its value in the identity, and the checks.
+A sampler inherits the groups that it has, and declares again only what differs.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.fields import identity
+from dflash_mcmc.kernel import check_blocks
+from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.rng import Key
     from dflash_mcmc.types import ExpectedCost
@@ -72,3 +81,92 @@ class Sampler(Component):
     def rescores(self) -> bool:
         """Whether the current suffix is scored again before each proposal."""
         return False
+
+
+@dataclass(kw_only=True)
+class AtTemperature(Sampler):
+    """Fields: the power of the target, and the temperature at which tokens are drawn."""
+
+    __slots__ = ()  # the fields are slots of the leaf: a class can inherit several groups only if none has slots
+
+    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The temperature in effect, given or 1/alpha."""
+        return {"temperature": self.law().temperature}
+
+    def law(self) -> SamplingParams:
+        """The law q of each drawn token."""
+        return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature)
+
+
+@dataclass(kw_only=True)
+class ProposesAt(Sampler):
+    """Fields: the power of the target, and the temperature of proposals."""
+
+    __slots__ = ()
+
+    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
+    proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
+                                                  le=LARGEST)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The temperature in effect, given or 1/alpha."""
+        return {"proposal_temperature": ProposesAt.law(self).temperature}
+
+    def law(self) -> SamplingParams:
+        """The proposal law q."""
+        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+
+
+@dataclass(kw_only=True)
+class Truncated(Sampler):
+    """Fields: which tokens the law q keeps."""
+
+    __slots__ = ()
+
+    top_k: int = identity(0, "draws keep the k most likely tokens; 0 keeps all", ge=0)
+    top_p: float = identity(1.0, "draws keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
+
+    def law(self) -> SamplingParams:
+        """The law q of each drawn token."""
+        return super().law()._replace(top_k=self.top_k, top_p=self.top_p)
+
+
+@dataclass(kw_only=True)
+class Penalised(Truncated):
+    """Fields: all parameters of the law q besides its temperature. The target p has no truncation and no penalty."""
+
+    __slots__ = ()
+
+    min_p: float = identity(0.0, "draws keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
+    repetition_penalty: float = identity(1.0, "draws divide the logits of tokens already present by this; 1 is off, as it "
+                                         "always is in the target", ge=SMALLEST, le=LARGEST)
+    frequency_penalty: float = identity(0.0, "draws subtract this from a token's logit for each time that it is in the answer "
+                                        "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
+    presence_penalty: float = identity(0.0, "draws subtract this from the logits of tokens that are in the answer so far; 0 "
+                                       "is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
+
+    def law(self) -> SamplingParams:
+        """The law q of each drawn token."""
+        return super().law()._replace(min_p=self.min_p, repetition_penalty=self.repetition_penalty,
+                                      frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty)
+
+
+@dataclass(kw_only=True)
+class Staged(Sampler):
+    """Fields: the stages of a chain whose horizon grows, and the steps in each of them."""
+
+    __slots__ = ()
+
+    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
+
+    def check(self, config: Config) -> None:
+        """Checks that each stage is longer than the one before. Raises ConfigError."""
+        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+
+    def cost_field(self) -> str:
+        """Steps of each stage scale the cost."""
+        return "num_steps"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Together
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "best_of_n")
 @dataclass(slots=True, kw_only=True)
-class BestOfN(Sampler):
+class BestOfN(Truncated, AtTemperature):
     """One of N draws: the likeliest, the likeliest per token, or one resampled by the weights of p^alpha.
 
     Law: candidates y_1 .. y_N are independent draws, token by token, from q = softmax(logits / temperature), truncated by
@@ -31,28 +31,21 @@ class BestOfN(Sampler):
     to p^alpha on the support of q as N grows.
     """
 
-    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1)
+    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1, le=65_536)
     select: Literal["log_p", "mean_log_p", "power"] = identity(
         "power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn with "
         "weights exp(alpha * log p - log q)")
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
-    temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity(0, "keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {"temperature": self.law().temperature}
+        values = AtTemperature.canonical(self, config)
         if self.num_candidates == 1:
             values["select"] = None
         if self.num_candidates == 1 or self.select != "power":
             values["alpha"] = None
         return values
-
-    def law(self) -> SamplingParams:
-        """The law q of each token of a candidate."""
-        return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
 
     def width(self) -> int:
         """All candidates are drawn at once."""

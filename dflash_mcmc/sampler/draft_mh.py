@@ -12,11 +12,11 @@ from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import MetropolisStep, check_blocks, decide, mh_cost, result, stage_horizon, trace_entry
+from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import ProposesAt, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "draft_mh")
 @dataclass(slots=True, kw_only=True)
-class DraftMH(Sampler):
+class DraftMH(Staged, ProposesAt):
     """Metropolis-Hastings on p^alpha: the draft proposes a new suffix block by block, which is accepted by its weight.
 
     The target and the schedule are the same as in power_mh. The proposal law q_d is the draft's: softmax(logits /
@@ -35,18 +35,13 @@ class DraftMH(Sampler):
     `draft_weight`, else from the target at `proposal_temperature`, and the ratio uses the density of the mixture.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     draft_temperature: float = identity(1.0, "temperature of the draft's law", ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
     cut: Literal["current", "start"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence; start = its start (an independence "
         "sampler)")
     proposal: Literal["draft", "mixture"] = identity(
         "draft", "draft = the draft alone; mixture = the draft or the target, drawn by weight")
     draft_weight: float = identity(0.5, "share of the draft in the mixture", gt=0, lt=1)
-    proposal_temperature: float | None = identity(None, "temperature of the mixture's target part; null takes 1/alpha",
-                                                  ge=SMALLEST, le=LARGEST)
     early_reject: Literal["off", "eps"] = identity(
         "off", "abandon a proposal of the draft once it cannot be accepted any more: eps = each decision wrong with "
         "probability at most epsilon; off")
@@ -56,7 +51,7 @@ class DraftMH(Sampler):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         check_features(config, "sampler=draft_mh")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
@@ -66,7 +61,7 @@ class DraftMH(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {"proposal_temperature": self.other_law().temperature}
+        values = ProposesAt.canonical(self, config)
         if self.proposal == "draft":
             values.update(draft_weight=None, proposal_temperature=None)
         if self.early_reject == "off":
@@ -87,15 +82,11 @@ class DraftMH(Sampler):
 
     def other_law(self) -> SamplingParams:
         """The law of the mixture's other part, the target."""
-        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
+        return ProposesAt.law(self)
 
     def power(self) -> float | None:
         """The power whose law the chain leaves invariant."""
         return self.alpha
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end.

@@ -20,7 +20,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     decide,
     mh_cost,
     result,
@@ -30,7 +29,7 @@ from dflash_mcmc.kernel import (
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import ProposesAt, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "draft_refine")
 @dataclass(slots=True, kw_only=True)
-class DraftRefine(Sampler):
+class DraftRefine(Staged, ProposesAt):
     """Draft and refine: the draft writes each block, and Metropolis-Hastings steps of the target refine it.
 
     Target and schedule are those of power_mh: at stage k, p(x)^alpha over the sequences that end in a stop id or are L_k
@@ -53,13 +52,8 @@ class DraftRefine(Sampler):
     `floor` + 1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     start_temperature: float = identity(1.0, "temperature of the draft's blocks, at which each stage starts", ge=SMALLEST,
                                         le=LARGEST)
-    proposal_temperature: float | None = identity(None, "temperature of the target's proposals; null takes 1/alpha",
-                                                  ge=SMALLEST, le=LARGEST)
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
     cut: Literal["current", "confidence"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence; confidence = any place, and more "
         "often one whose token the target finds unlikely")
@@ -73,7 +67,7 @@ class DraftRefine(Sampler):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         check_features(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and not self._weights_fall():
@@ -88,12 +82,8 @@ class DraftRefine(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {"proposal_temperature": self.law().temperature, "early_reject": None}
+        values = {**ProposesAt.canonical(self, config), "early_reject": None}
         return values if self.cut == "confidence" else {**values, "floor": None}
-
-    def law(self) -> SamplingParams:
-        """The proposal law q."""
-        return SamplingParams(1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature)
 
     def source(self) -> str:
         """The source of the logits of q: the target's, with the blend."""
@@ -113,10 +103,6 @@ class DraftRefine(Sampler):
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""
         return self.alpha
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost | None:
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""

@@ -15,10 +15,10 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import particles
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "lookahead")
 @dataclass(slots=True, kw_only=True)
-class Lookahead(Sampler):
+class Lookahead(Truncated, AtTemperature):
     """Approximates p^alpha: each block is one of several candidates, chosen by weights from short rollouts.
 
     The law is not p^alpha, and no number of rollouts makes it p^alpha while they end before the answer does.
@@ -40,15 +40,10 @@ class Lookahead(Sampler):
     """
 
     alpha: float = identity(4.0, "power of p^alpha, which the law approximates", ge=SMALLEST, le=LARGEST)
-    num_candidates: int = identity(4, "candidates for each block", ge=2)
-    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1)
+    num_candidates: int = identity(4, "candidates for each block", ge=2, le=1024)
+    num_rollouts: int = identity(2, "rollouts after each candidate", ge=1, le=256)
     rollout_length: int = identity(16, "tokens of a rollout; 0 weighs candidates by themselves", ge=0)
     block_size: int = identity(8, "tokens of a block", ge=1)
-    temperature: float | None = identity(None, "temperature of candidates and rollouts; null takes 1/alpha", ge=SMALLEST,
-                                         le=LARGEST)
-    top_k: int = identity(0, "candidates and rollouts keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "candidates and rollouts keep the smallest set with at least this mass; 1 keeps all", gt=0,
-                            le=1)
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -58,11 +53,7 @@ class Lookahead(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        return {"temperature": self.law().temperature, **({} if self.rollout_length else {"num_rollouts": None})}
-
-    def law(self) -> SamplingParams:
-        """The law q of candidates and rollouts."""
-        return SamplingParams(1.0 / self.alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+        return AtTemperature.canonical(self, config) | ({} if self.rollout_length else {"num_rollouts": None})
 
     def width(self) -> int:
         """All rollouts of a block are drawn at once."""

@@ -19,17 +19,16 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     decide,
     mh_cost,
     result,
     stage_horizon,
     trace_entry,
 )
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
+from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import ProposesAt, Staged, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "multiple_try")
 @dataclass(slots=True, kw_only=True)
-class MultipleTry(Sampler):
+class MultipleTry(Staged, Truncated, ProposesAt):
     """Markov chain on p^alpha that draws several suffixes from each cut, all at once, and takes one of them or stays.
 
     Target and stages are those of power_mh. A step chooses a cut and draws K suffixes y_1, ..., y_K from q after it. w(y) is
@@ -54,27 +53,20 @@ class MultipleTry(Sampler):
     as soon as it cannot exceed x.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     form: Literal["multiple_try", "isir"] = identity(
         "isir", "multiple_try = pick a try by weight, then accept or reject it; isir = take one of the state and the tries by "
         "weight")
-    num_tries: int = identity(4, "suffixes that a step draws", ge=1)
-    proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
-                                                  le=LARGEST)
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity(2, "steps in each stage", ge=0)
+    num_tries: int = identity(4, "suffixes that a step draws", ge=1, le=65_536)
     cut: Literal["current", "horizon"] = identity(
         "current", "where a suffix may start: current = any place of the state; horizon = any place up to the horizon, places "
         "past the end change nothing")
     early_reject: Literal["auto", "off", "exact"] = identity(
         "auto", "abandon a try once it cannot be taken any more, with form=isir: exact = the same choices as off; auto = "
         "exact where it holds, else off")
-    top_k: int = identity(0, "proposal keeps the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         if config.blend.restarts_grid():
             raise ConfigError("blend.grid", "cut", "another with sampler=multiple_try: under it the probability of a suffix "
                               "depends on the cut")
@@ -83,12 +75,7 @@ class MultipleTry(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. Early rejection changes no choice, so it is not part of the identity."""
-        return {"proposal_temperature": self.law().temperature, "early_reject": None}
-
-    def law(self) -> SamplingParams:
-        """The proposal law q."""
-        temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
-        return SamplingParams(temperature, self.top_k, self.top_p)
+        return {**ProposesAt.canonical(self, config), "early_reject": None}
 
     def source(self) -> str:
         """The logits that q is made from: those of the (blended) target."""
@@ -105,10 +92,6 @@ class MultipleTry(Sampler):
     def power(self) -> float | None:
         """The power whose law the chain leaves invariant."""
         return None if self.law().truncates else self.alpha
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""

@@ -19,7 +19,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     cut_bound,
     cut_probabilities,
     decide,
@@ -33,10 +32,10 @@ from dflash_mcmc.kernel import (
     trace_entry,
 )
 from dflash_mcmc.kernel.published import PublishedMH
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.ops import Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import Penalised, ProposesAt, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "power_mh")
 @dataclass(slots=True, kw_only=True)
-class PowerMH(Sampler):
+class PowerMH(Staged, Penalised, ProposesAt):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
     Target at stage k, with horizon L_k = floor(k * length / num_blocks): pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
@@ -62,11 +61,6 @@ class PowerMH(Sampler):
     as the last stage of `schedule=published` does, and the chain's law tends to pi_K as `num_steps` grows.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
-                                                  le=LARGEST)
-    num_blocks: int = identity(16, "stages of the progressive schedule; at most as many as tokens", ge=1)
-    num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
     schedule: Literal["published", "adaptive"] = identity(
         "published", "stages of a chain: published = all num_blocks stages, also those after the answer has ended; adaptive = "
         "horizons that double from length / num_blocks, and the last stage as soon as the answer has ended", off="published")
@@ -92,22 +86,12 @@ class PowerMH(Sampler):
     epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
     rescore: bool = identity(False, "score the current suffix again before each proposal, for blend.grid=cut, under which its "
                              "probability depends on the cut")
-    top_k: int = identity(0, "proposal keeps the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "proposal keeps the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity(0.0, "proposal keeps tokens with at least this share of the top probability; 0 keeps all", ge=0,
-                            le=1)
-    repetition_penalty: float = identity(1.0, "penalty in the proposal only, never in the target; 1 is off", ge=SMALLEST,
-                                         le=LARGEST)
-    frequency_penalty: float = identity(0.0, "in the proposal only: subtract this from a token's logit for each time that it "
-                                        "is in the answer so far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
-    presence_penalty: float = identity(0.0, "in the proposal only: subtract this from the logits of tokens in the answer so "
-                                       "far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
 
     can_rescore = True
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         if self.schedule == "adaptive" and self.rule == "published":
             raise ConfigError("sampler.schedule", self.schedule, "'published' with sampler.rule=published, which ends at the "
                               "first stop id")
@@ -164,7 +148,7 @@ class PowerMH(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {"proposal_temperature": self.law().temperature}
+        values = ProposesAt.canonical(self, config)
         if self.cut != "entropy":
             values["entropy_power"] = 4.0
         if config.blend.is_null:
@@ -174,12 +158,6 @@ class PowerMH(Sampler):
         if self.early_reject != "eps":
             values["early_reject"] = values["epsilon"] = None
         return values
-
-    def law(self) -> SamplingParams:
-        """The proposal law q."""
-        temperature = 1.0 / self.alpha if self.proposal_temperature is None else self.proposal_temperature
-        return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-                              self.frequency_penalty, self.presence_penalty)
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
@@ -197,10 +175,6 @@ class PowerMH(Sampler):
         """The power whose law the chain leaves invariant."""
         exact = self.rule == "exact" and self.after_eos == "continue" and not self.rescore
         return self.alpha if exact and not self.law().truncates else None
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
     def blocks(self) -> Sequence[int]:
         """The stages of a chain whose answer does not end early, by the blocks of their horizons."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.ops import Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Cloud(NamedTuple):
 
 @register("sampler", "power_smc")
 @dataclass(slots=True, kw_only=True)
-class PowerSMC(Sampler):
+class PowerSMC(Truncated, AtTemperature):
     """Particles that are drawn block by block, weighed by p^alpha / q, and resampled when their weights are too unequal.
 
     With `wrapper=none` the result is a particle drawn in proportion to its final weight. Its law is not p^alpha for finite N,
@@ -61,19 +61,14 @@ class PowerSMC(Sampler):
     p is the (blended) target; p^alpha is restricted to the support of the proposals.
     """
 
-    alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    num_particles: int = identity(16, "particles of a run", ge=1)
+    num_particles: int = identity(16, "particles of a run", ge=1, le=65_536)
     block_size: int = identity(16, "tokens between two checks of the weights", ge=1)
     ess_threshold: float = identity(0.5, "resample when the effective sample size is below this share of the particles; 1 "
                                     "resamples at all unequal weights", gt=0, le=1)
     resampling: Literal["multinomial", "systematic"] = identity(
         "systematic", "multinomial = independent parents; systematic = one uniform number for all parents")
-    temperature: float | None = identity(None, "temperature of the proposals; null takes 1/alpha, with a ramp 1/alpha of the "
-                                         "block", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity(0, "proposals keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "proposals keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp",
-                         ge=0)
+    ramp: int = identity(0, "tokens over which the power rises from 1 to alpha, in equal steps of a block; 0 has no ramp. "
+                         "temperature=null then takes 1/alpha of the block", ge=0)
     proposal: Literal["target", "draft"] = identity(
         "target", "target = tokens from the target; draft = blocks from the draft, the first token of a block from the target")
     wrapper: Literal["none", "pimh", "csmc"] = identity(
@@ -82,12 +77,9 @@ class PowerSMC(Sampler):
     cut: Literal["start", "current", "horizon"] = identity(
         "current", "where a step of csmc starts: start = at the first token; current = any place of the state; horizon = any "
         "place up to the horizon, places past the end change nothing")
-    fault: Literal["none", "keeps_weights", "shares_first", "drops_finished"] = identity(
-        "none", "a known mistake of public code, only under name=faults: keeps_weights = weights are not reset after "
-        "resampling; shares_first = all particles have one first token, whose weight is left out; drops_finished = finished "
-        "particles are left out of resampling")
 
     takes_draft = True
+    retired: ClassVar = {"fault": "none"}
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -107,8 +99,6 @@ class PowerSMC(Sampler):
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
         if self.ramp > config.dataset.max_new_tokens:
             raise ConfigError("sampler.ramp", self.ramp, f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
-        if self.fault != "none" and (self.wrapper != "none" or config.name != "faults"):
-            raise ConfigError("sampler.fault", self.fault, "none, except under name=faults with sampler.wrapper=none")
         if self.proposal == "draft":
             self._check_draft(config)
 
@@ -123,9 +113,7 @@ class PowerSMC(Sampler):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values: dict[str, object] = {}
-        if not self.ramp:
-            values["temperature"] = self.law().temperature
+        values = AtTemperature.canonical(self, config) if not self.ramp else {}
         if self.wrapper == "none":
             values.update(num_steps=None, cut=None)
         elif self.wrapper == "pimh":
@@ -133,10 +121,6 @@ class PowerSMC(Sampler):
         if self.num_particles == 1:
             values.update(block_size=None, ess_threshold=None, resampling=None)
         return values
-
-    def law(self) -> SamplingParams:
-        """The law q of each token, at the full power."""
-        return self._law_at(self.alpha)
 
     def source(self) -> str:
         """The logits that proposals are drawn from."""
@@ -217,9 +201,6 @@ class PowerSMC(Sampler):
         count, cut = self.num_particles, start.length
         paths, roots = [start] * count, list(range(count))
         log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
-        if self.fault == "shares_first":
-            first = yield Draw(start, cut + 1, self.law(), key.fold_in("first"), self.source())
-            paths = [first] * count
         for stop in self._stops(cut, horizon):
             before = [self._weight(path, cut, alpha) for path in paths]
             alpha = self._alpha_at(stop)
@@ -238,27 +219,18 @@ class PowerSMC(Sampler):
             least = min(least, particles.effective_size(log_weights) / count)
             if particles.is_low(log_weights, self.ess_threshold):
                 log_z += particles.log_mean(log_weights)
-                parents = self._parents(log_weights, paths, horizon, key.fold_in("resample", stop), forced is not None)
+                parents = self._parents(log_weights, key.fold_in("resample", stop), forced is not None)
                 paths, roots = [paths[parent] for parent in parents], [roots[parent] for parent in parents]
                 num_resampled += 1
                 log_weights = np.zeros(count)
-                if self.fault == "keeps_weights":
-                    log_weights = np.array([self._weight(path, cut, alpha) for path in paths])
         # The paths may all end before the ramp does.
         log_weights = log_weights + [(self.alpha - alpha) * float(path.log_p[cut:].sum()) for path in paths]
         least = min(least, particles.effective_size(log_weights) / count)
         return Cloud(paths, log_weights, log_z + particles.log_mean(log_weights), num_resampled, least, len(set(roots)))
 
-    def _parents(self, log_weights: np.ndarray, paths: Sequence[Trajectory], horizon: int, key: Key,
-                 forced: bool) -> list[int]:
-        """The parent of each particle: the number of the particle that it continues."""
+    def _parents(self, log_weights: np.ndarray, key: Key, forced: bool) -> list[int]:
+        """The parent of each particle: the number of the particle that it continues. Finished ones take part."""
         count = self.num_particles
-        if self.fault == "drops_finished":
-            live = [number for number, path in enumerate(paths) if not path.complete(horizon)]
-            parents = list(range(count))
-            for number, parent in zip(live, particles.multinomial(log_weights[live], len(live), key), strict=True):
-                parents[number] = live[parent]
-            return parents
         if forced:
             return [0, *particles.multinomial(log_weights, count - 1, key)]
         if self.resampling == "systematic":
@@ -267,8 +239,7 @@ class PowerSMC(Sampler):
 
     def _weight(self, path: Trajectory, cut: int, alpha: float) -> float:
         """The log-weight of a path from `cut` on, at a power."""
-        skipped = cut + 1 if self.fault == "shares_first" else cut
-        return float(np.sum(alpha * path.log_p[skipped:] - path.log_q[skipped:]))
+        return float(np.sum(alpha * path.log_p[cut:] - path.log_q[cut:]))
 
     def _stops(self, cut: int, horizon: int) -> list[int]:
         """Numbers of generated tokens at which the weights are checked, the horizon included."""
@@ -280,7 +251,8 @@ class PowerSMC(Sampler):
         return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
 
     def _law_at(self, alpha: float) -> SamplingParams:
-        return SamplingParams(1.0 / alpha if self.temperature is None else self.temperature, self.top_k, self.top_p)
+        """The law q of a block whose power is `alpha`."""
+        return self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
         """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle."""

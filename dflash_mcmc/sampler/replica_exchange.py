@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
     MetropolisStep,
-    check_blocks,
     decide,
     mh_cost,
     result,
@@ -28,7 +27,7 @@ from dflash_mcmc.kernel import (
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Rungs(NamedTuple):
 
 @register("sampler", "replica_exchange")
 @dataclass(slots=True, kw_only=True)
-class ReplicaExchange(Sampler):
+class ReplicaExchange(Staged):
     """Metropolis-Hastings chains on p^alpha_1, ..., p^alpha_K, which exchange their states.
 
     Law: the product of p^alpha_k over the rungs, at the horizon of the stage. Each round leaves it invariant. The result is
@@ -61,7 +60,7 @@ class ReplicaExchange(Sampler):
     temperatures: list[float] | None = identity(None, "proposal temperatures of the rungs; null takes 1/alpha of each",
                                                 ge=SMALLEST, le=LARGEST)
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
-    num_blocks: int = identity(4, "stages of the progressive schedule; at most as many as tokens", ge=1)
+    num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
     local_steps: int = identity(1, "Metropolis-Hastings steps of every rung in a round", ge=1)
     cut: Literal["current", "horizon"] = identity(
@@ -70,13 +69,12 @@ class ReplicaExchange(Sampler):
     early_reject: Literal["auto", "off", "exact"] = identity(
         "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
         "where it holds, else off")
-    fault: Literal["none", "swap_sign", "old_log_q"] = identity(
-        "none", "a known mistake, only under name=faults: swap_sign = a swap is accepted by the inverse of its ratio; "
-        "old_log_q = after a swap a state keeps log q of its old rung")
+
+    retired: ClassVar = {"fault": "none"}
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_blocks(self.num_blocks, config.dataset.max_new_tokens)
+        Staged.check(self, config)
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
             raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
         if self.temperatures is not None and len(self.temperatures) != len(self.alphas):
@@ -89,8 +87,6 @@ class ReplicaExchange(Sampler):
                               "suffix depends on the cut")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
-        if self.fault != "none" and config.name != "faults":
-            raise ConfigError("sampler.fault", self.fault, "none, except under name=faults")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
@@ -117,13 +113,9 @@ class ReplicaExchange(Sampler):
         """Whether a proposal may be abandoned before it is complete."""
         return self.early_reject != "off" and not self._no_early_rejection()
 
-    def power(self) -> float | None:
+    def power(self) -> float:
         """The power whose law the chain leaves invariant."""
-        return self.alphas[self.output_rung] if self.fault == "none" else None
-
-    def cost_field(self) -> str:
-        """Rounds of each stage scale the cost."""
-        return "num_steps"
+        return self.alphas[self.output_rung]
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
@@ -212,22 +204,12 @@ class ReplicaExchange(Sampler):
         """The ladder after the swaps of adjacent rungs, from the first pair to the last, and which were accepted."""
         paths, born, accepted = list(ladder.paths), list(ladder.born), list[bool]()
         for low, (alpha, higher) in enumerate(zip(self.alphas, self.alphas[1:], strict=False)):
-            gain = float(paths[low].log_p.sum() - paths[low + 1].log_p.sum())
-            log_ratio = (higher - alpha) * (-gain if self.fault == "swap_sign" else gain)
+            log_ratio = (higher - alpha) * float(paths[low].log_p.sum() - paths[low + 1].log_p.sum())
             accepted.append(key.fold_in(low).log_uniform() < log_ratio)
-            if accepted[-1]:
-                paths[low], paths[low + 1] = (self._moved(paths[low + 1], low + 1, low),
-                                              self._moved(paths[low], low, low + 1))
+            if accepted[-1]:  # each state has log q under the laws of all rungs, so that it keeps its numbers as it moves
+                paths[low], paths[low + 1] = paths[low + 1], paths[low]
                 born[low], born[low + 1] = born[low + 1], born[low]
         return Rungs(tuple(paths), tuple(born)), tuple(accepted)
-
-    def _moved(self, path: Trajectory, source: int, rung: int) -> Trajectory:
-        """A state that moves from one rung to another."""
-        if self.fault != "old_log_q" or path.laws is None:
-            return path
-        laws = path.laws.copy()
-        laws[:, rung, 0] = path.laws[:, source, 0]
-        return path._replace(laws=laws)
 
     def _no_early_rejection(self) -> str:
         """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Chain, Draw, SamplingParams
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.sampler import AtTemperature, Penalised
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "temperature")
 @dataclass(slots=True, kw_only=True)
-class Temperature(Sampler):
+class Temperature(Penalised, AtTemperature):
     """Each token from softmax(logits / temperature), with penalties, truncated by top-k, top-p and min-p.
 
     Law: prod_t q(x_t | x_<t), where q is the law that `SamplingParams` describes. At temperature 1/alpha every token's
@@ -33,25 +33,10 @@ class Temperature(Sampler):
 
     alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
-    temperature: float | None = identity(None, "temperature; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
-    top_k: int = identity(0, "keep the k most likely tokens; 0 keeps all", ge=0)
-    top_p: float = identity(1.0, "keep the smallest set with at least this mass; 1 keeps all", gt=0, le=1)
-    min_p: float = identity(0.0, "keep tokens with at least this share of the top probability; 0 keeps all", ge=0, le=1)
-    repetition_penalty: float = identity(1.0, "divide the logits of tokens already present; 1 is off", ge=SMALLEST, le=LARGEST)
-    frequency_penalty: float = identity(0.0, "subtract this from a token's logit for each time that it is in the answer so "
-                                        "far; 0 is off", ge=-PENALTY, le=PENALTY, off=0.0)
-    presence_penalty: float = identity(0.0, "subtract this from the logits of tokens that are in the answer so far; 0 is off",
-                                       ge=-PENALTY, le=PENALTY, off=0.0)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""
-        return {"alpha": None, "temperature": self.law().temperature}
-
-    def law(self) -> SamplingParams:
-        """The law of each token."""
-        temperature = 1.0 / self.alpha if self.temperature is None else self.temperature
-        return SamplingParams(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-                              self.frequency_penalty, self.presence_penalty)
+        return {**AtTemperature.canonical(self, config), "alpha": None}
 
     def power(self) -> float | None:
         """1 if tokens are drawn from the target itself."""

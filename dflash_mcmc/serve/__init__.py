@@ -3,10 +3,9 @@
     options.py      the limits, and the configuration of model and sampler
     fields.py       the body of a request: every field is used, or refused by name
     app.py          paths and answers
-    gate.py         what every request passes: key, metrics, and a line of log
+    gate.py         what every request passes: key, counters for Prometheus, and a line of log
     network.py      the socket, slow clients, signals
     answers.py      bodies of answers
-    metrics.py      counters for Prometheus
 
 `api/workers.py` has the chains that wait and the thread that draws them, `api/samplers.py` the sampler of a request.
 """

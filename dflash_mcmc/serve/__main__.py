@@ -31,7 +31,7 @@ def _main(arguments: list[str]) -> None:
     options, config = options_of.compose(arguments)
     try:
         from dflash_mcmc.serve import network
-        from dflash_mcmc.serve.building import built
+        from dflash_mcmc.serve.app import built
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name}: is not installed, and the server needs it; allowed: pip install "
                         "'dflash_mcmc[serve]'") from error

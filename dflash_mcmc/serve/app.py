@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from dflash_mcmc.api import online
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.samplers import Samplers
 from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers
@@ -23,14 +24,13 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import FAILED, Gate, HeldBytes, body_of
-from dflash_mcmc.serve.metrics import Metrics
+from dflash_mcmc.serve.gate import FAILED, Gate, HeldBytes, Metrics, body_of
+from dflash_mcmc.serve.options import ServeOptions, model_name
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
-    from dflash_mcmc.serve.options import ServeOptions
 
 _CHARACTERS = 64
 """Characters of a request's texts for each token of the longest prompt. A token of English has four."""
@@ -273,3 +273,11 @@ async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse(Refused(error.status_code, f"{request.method} {request.url.path[:80]!r}: {error.detail}").body(),
                         error.status_code, error.headers)
+
+
+def built(options: ServeOptions, config: Config) -> Service:
+    """The service of a configuration as it was composed. Raises UserError for an engine that cannot be started."""
+    metrics = Metrics()
+    target, workers, longest_prompt = online.started(config, options.max_prompt_tokens, "serve.max_prompt_tokens",
+                                                     options.max_waiting, lambda: metrics.add("engine_failures_total"))
+    return Service(options, model_name(options, config), config, target, workers, metrics, longest_prompt)

@@ -19,10 +19,12 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.statistics.outcomes import Summed, by_problem, mean_share
+from dflash_mcmc.statistics.rules import AdaptiveVote
 from dflash_mcmc.statistics.votes import (
     Votes,
     check_key,
     check_weights,
+    expected_adaptive,
     expected_likeliest,
     expected_majority,
     expected_weighted,
@@ -94,11 +96,13 @@ def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -
 def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] | None = None) -> list[dict]:
     """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
-    The accuracy is a mean over ways to choose k of a problem's chains (`weighted.expected_weighted`).
+    The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may
+    end before the k-th chain.
     """
     check_weights(records, rule)
     problems, sizes, left_out = _with_enough(records, ks)
-    expected = [expected_weighted(chains, rule, sizes) for chains in problems]
+    expected = [[expected_adaptive(chains, rule, k) for k in sizes] if isinstance(rule, AdaptiveVote) else
+                expected_weighted(chains, rule, sizes) for chains in problems]
     return [{"k": k, **mean_share([found[place].correct for found in expected]).columns("accuracy"), "n": len(expected),
              "left_out": left_out} for place, k in enumerate(sizes)]
 
@@ -148,7 +152,8 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
         alpha: exponent for `power`.
         chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
             all ways to choose them; for a weighted vote see `weighted.expected_weighted`. If it has fewer chains, it is left
-            out. Not allowed for `power`.
+            out. Not allowed for `power`. For an adaptive vote it is the largest number, and `num_chains` the mean of those
+            that were needed.
 
     Raises:
         UserError: in the cases of `best_of` and `weighted`; also if `chains` is less than 1 or is given together with `power`.
@@ -157,9 +162,26 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
     kept = [found for found in by_problem(records).values() if chains is None or len(found) >= chains]
     flat = [record for found in kept for record in found]
+    if isinstance(by, AdaptiveVote):
+        return [_stopped(found, by, chains or len(found)) for found in kept]
     rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
     return [_aggregate(_of_fewer(row, found, by, chains), found, chains or len(found))
             for row, found in zip(rows, kept, strict=True)]
+
+
+def _stopped(chains: list[Record], rule: AdaptiveVote, most: int) -> Combined:
+    """The record of an adaptive vote: costs are those of the chains until its end, which are drawn one after another."""
+    result, = majority(chains)
+    expected = expected_adaptive(chains, rule, most)
+    combined = _aggregate({**result, "answer": None, "tied": False, "correct": expected.correct}, chains, len(chains))
+    share = expected.used / len(chains)
+    combined |= {"num_chains": expected.used, "effective": expected.used, "dominated": 0.0}
+    for name in _SUMMED:
+        if name in combined:
+            combined[name] *= share
+    if "seconds" in combined:
+        combined["seconds"] = sum(record["seconds"] for record in chains) * share
+    return combined
 
 
 def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_forwards") -> int:

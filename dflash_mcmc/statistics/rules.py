@@ -140,26 +140,54 @@ class AnswerPower(VoteRule):
 
 
 @dataclass(slots=True, kw_only=True)
+class AdaptiveVote(VoteRule):
+    """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
+
+    After each chain the share of the leader among the votes for the two leading answers has the posterior Beta(v1 + 1,
+    v2 + 1). The vote ends when P(share > 1/2) is at least `confidence`, or with the last chain.
+    Adaptive-Consistency, Aggarwal et al. 2023 (arXiv 2305.11860), Beta criterion. Its cost is that of its chains.
+    """
+
+    name = "adaptive"
+
+    confidence: float = runtime(0.95, "posterior probability of the leading answer that ends an adaptive vote", gt=0.5, lt=1)
+
+    @property
+    def shown(self) -> str:
+        return f"adaptive vote (confidence {self.confidence:g})"
+
+    def weights(self, votes: np.ndarray, log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+        return votes / np.maximum(votes.sum(axis=-1, keepdims=True), 1)
+
+    def ends(self, leader: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Whether a vote ends at these numbers of votes of the leading answer and of the second one."""
+        from scipy.stats import beta  # takes a second
+
+        return beta.sf(0.5, leader + 1, second + 1) >= self.confidence
+
+
+@dataclass(slots=True, kw_only=True)
 class Vote:
     """The parameters of all rules: the group of fields `vote`."""
 
     power: PowerVote = dataclasses.field(default_factory=PowerVote)
     softsat: SoftSat = dataclasses.field(default_factory=SoftSat)
     answer_power: AnswerPower = dataclasses.field(default_factory=AnswerPower)
+    adaptive: AdaptiveVote = dataclasses.field(default_factory=AdaptiveVote)
 
     @property
     def rules(self) -> dict[str, VoteRule]:
         """The rules by name."""
-        return {rule.name: rule for rule in (self.power, self.softsat, self.answer_power)}
+        return {rule.name: rule for rule in (self.power, self.softsat, self.answer_power, self.adaptive)}
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]]) -> Vote:
         """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them."""
         return cls(power=PowerVote(**values["power"]), softsat=SoftSat(**values["softsat"]),
-                   answer_power=AnswerPower(**values["answer_power"]))
+                   answer_power=AnswerPower(**values["answer_power"]), adaptive=AdaptiveVote(**values.get("adaptive", {})))
 
 
-RULES: tuple[type[VoteRule], ...] = (PowerVote, SoftSat, AnswerPower)
+RULES: tuple[type[VoteRule], ...] = (PowerVote, SoftSat, AnswerPower, AdaptiveVote)
 WEIGHTED = tuple(rule.name for rule in RULES)
 """The names of the rules with weights."""
 VOTES = ("majority", *WEIGHTED)

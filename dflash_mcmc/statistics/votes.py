@@ -22,7 +22,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.outcomes import by_problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.rules import VoteRule
+    from dflash_mcmc.statistics.rules import AdaptiveVote, VoteRule
     from dflash_mcmc.store.records import Record
 
 class Candidate(NamedTuple):
@@ -219,6 +219,42 @@ def expected_weighted(chains: Sequence[Record], rule: VoteRule, ks: Sequence[int
     """
     ballots = _Ballots(chains, rule)
     return [ballots.weighed(_ways(len(chains), k)) for k in ks]
+
+
+class AdaptiveResult(NamedTuple):
+    """The expected result of an adaptive vote on one problem: means over the orders in which its chains are drawn."""
+
+    correct: float
+    """Probability that the returned answer is correct."""
+    used: float
+    """Number of chains until the vote ends."""
+
+
+def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> AdaptiveResult:
+    """The expected result of an adaptive vote that draws at most `most` chains.
+
+    The recorded chains are independent draws, so that every order of them is as likely. The result is the mean over all orders
+    of `most` of them if there are at most 1,000, else over 1,000 orders that are drawn with a fixed seed.
+    """
+    votes = Votes.of(chains)
+    answers = np.array(votes.of_chain, np.int64)[_orders(len(chains), most)]
+    counts = (answers[:, :, None] == np.arange(len(votes.candidates))).cumsum(axis=1)  # (orders, chains drawn, answers)
+    leading = np.sort(np.concatenate([np.zeros_like(counts[..., :1]).repeat(2, axis=-1), counts], axis=-1), axis=-1)
+    ended = rule.ends(leading[..., -1], leading[..., -2])
+    ended[:, -1] = True
+    last = ended.argmax(axis=1)
+    final = counts[np.arange(len(counts)), last].astype(np.float64)
+    correct = rule.chances(final) @ np.array([candidate.correct for candidate in votes.candidates], np.float64)
+    return AdaptiveResult(round(float(correct.mean()), 12), float(last.mean()) + 1.0)
+
+
+@lru_cache(maxsize=64)
+def _orders(size: int, most: int) -> np.ndarray:
+    """Orders of `most` of `size` chains, int64 (orders, most): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
+    if math.perm(size, most) <= _MOST_WAYS:
+        return np.array(list(itertools.permutations(range(size), most)), np.int64)
+    uniforms = Key(0).fold_in("orders", size, most).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
+    return np.argsort(uniforms, axis=1)[:, :most]
 
 
 def check_weights(records: Sequence[Record], rule: VoteRule) -> None:

@@ -123,6 +123,13 @@ def open_to_extend(path: Path) -> IO[bytes]:
         return open(path, "ab", buffering=0, opener=_without_links)
 
 
+def open_to_append(path: Path) -> IO[bytes]:
+    """The file, to add output of any kind at its end; a new one if there is none. Raises UserError, also for a link."""
+    refuse_link(path)
+    with writing(path):
+        return open(path, "ab", opener=_without_links)
+
+
 def _without_links(path: str, flags: int) -> int:
     """For `open`: a link that appears between a check and the opening is not followed."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -37,8 +37,8 @@ _IDENTITY_VERSION = 1
 class Shape:
     """Shape of the draft network."""
 
-    num_layers: int = identity(5, "number of layers", ge=1)
-    block_size: int = identity(16, "positions in a block: the anchor and the drafted tokens", ge=2)
+    num_layers: int = identity(5, "number of layers", ge=1, le=1024)
+    block_size: int = identity(16, "positions in a block: the anchor and the drafted tokens", ge=2, le=1024)
     num_features: int = identity(5, "number of target layers whose outputs the draft reads, evenly spaced from the second one",
                                  ge=1)
     target_layers: list[int] | None = identity(None, "indices of the target layers to read, counted from 0; null chooses "
@@ -126,13 +126,13 @@ class DraftPlan:
                                     off=None)
     init: str | None = identity(None, "folder of a draft with the same shape, whose weights the training starts from; null "
                                 "starts from random weights", off=None)
-    anchors: int = identity(512, "blocks per sequence in a step, chosen at random in every epoch", ge=1)
+    anchors: int = identity(512, "blocks per sequence in a step, chosen at random in every epoch", ge=1, le=1_000_000)
     prompt_end: bool = identity(False, "whether the prompt's last token, where engines start drafting, may be an anchor too")
     loss_gamma: float | None = identity(None, "gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of "
                                         "16, 5 for 10 and 4 for 8", gt=0)
     steps: int = identity(150000, "number of optimiser steps; 0 evaluates the draft of init on the held-out prompts and "
                           "trains nothing", ge=0)
-    batch_size: int = identity(32, "sequences per step, over all processes", ge=1)
+    batch_size: int = identity(32, "sequences per step, over all processes", ge=1, le=1_000_000)
     learning_rate: float = identity(6.0e-4, "peak learning rate, which then decays to zero along a cosine", gt=0)
     warmup_fraction: float = identity(0.04, "fraction of the steps in which the learning rate rises", ge=0, lt=1)
     weight_decay: float = identity(0.0, "weight decay of AdamW", ge=0)
@@ -142,9 +142,9 @@ class DraftPlan:
     seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
     keep_features: bool = runtime(False, "keep the target's features of all training responses in memory after the first "
                                   "epoch; false reads the target again in every step")
-    rows_at_once: int | None = runtime(4, "sequences in one forward, to limit memory; null uses all", ge=1)
+    rows_at_once: int | None = runtime(4, "sequences in one forward, to limit memory; null uses all", ge=1, le=65_536)
     evaluate_every: int = runtime(1000, "steps between evaluations and checkpoints", ge=1)
-    num_threads: int | None = runtime(None, "number of CPU threads; null uses the hardware setting", ge=1)
+    num_threads: int | None = runtime(None, "number of CPU threads; null uses the hardware setting", ge=1, le=4096)
     export: str | None = runtime(None, "folder for the checkpoint of the finished draft; null uses the run folder")
     model: Any = MISSING
     hardware: Any = MISSING

@@ -37,7 +37,7 @@ class TrainingPlan:
     """A training run: `conf/train.yaml`."""
 
     steps: int = identity(3600, "number of optimiser steps", ge=1)
-    batch_size: int = identity(64, "solutions per batch", ge=1)
+    batch_size: int = identity(64, "solutions per batch", ge=1, le=1_000_000)
     learning_rate: float = identity(0.003, "learning rate of the constant part", gt=0)
     warmup_steps: int = identity(200, "number of steps of linear warm-up", ge=1)
     decay_fraction: float = identity(0.3, "fraction of the steps at the end in which the learning rate falls to zero", gt=0,
@@ -45,8 +45,8 @@ class TrainingPlan:
     weight_decay: float = identity(0.1, "weight decay of AdamW", ge=0)
     seed: int = identity(0, "seed of the initial weights and texts")
     evaluate_every: int = runtime(300, "steps between evaluations and checkpoints", ge=1)
-    problems_per_level: int = runtime(40, "validation problems per level", ge=1)
-    num_threads: int | None = runtime(None, "number of CPU threads; null uses PyTorch's default", ge=1)
+    problems_per_level: int = runtime(40, "validation problems per level", ge=1, le=1_000_000)
+    num_threads: int | None = runtime(None, "number of CPU threads; null uses PyTorch's default", ge=1, le=4096)
     export: str | None = runtime(None, "folder for the checkpoint of the finished model; null uses the run folder")
     model: Any = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)

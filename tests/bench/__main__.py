@@ -34,7 +34,7 @@ class Bench:
     """The configuration of a benchmark: `conf/bench.yaml`."""
 
     subjects: list[str] = runtime(["tiny", "mid"], "models to measure: tiny (embedded), mid (random, 107 M parameters), "
-                                  "smollm2 and smollm2_bfloat16 (pretrained, after make real), qwen3_4b (random, its shape, "
+                                  "smollm2 and smollm2_bfloat16 (after make smollm2), qwen3_4b (random, its shape, "
                                   "in bfloat16)")
     parts: list[str] = runtime(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"], "parts to run: a published "
                                "loop, b switches, c overhead, d slots, e decoding, f memory, g growth, h decoders, i chains "

@@ -15,7 +15,7 @@ from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.probe.speculative_mcmc import PROPOSALS, SpeculativeMCMC
-from dflash_mcmc.probe.speculative_mcmc.timing import Timing
+from dflash_mcmc.probe.speculative_mcmc.weighing import Timing
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.bench.measure import Sizes

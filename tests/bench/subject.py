@@ -1,6 +1,6 @@
 """The subjects of a benchmark: models with prompts.
 
-`tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make real`.
+`tiny` is the embedded model, `mid` has 107 million random weights, and `smollm2` is the pretrained model of `make smollm2`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.dataset.inputs import prompts
+from dflash_mcmc.dataset.inputs import prompting
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.model.hf import HFModel
@@ -46,7 +46,7 @@ def with_problems(name: str, config: Config, draft: DFlashDraft | None) -> Subje
 
     model, source = config.model.load("cpu"), cast(HFModel, config.model)
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(source.path, dtype=model.dtype).eval()
-    template = prompts.resolve(config.dataset.prompt)
+    template = prompting.resolve(config.dataset.prompt)
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     tokens = [model.encode(config.model.prompt(model.tokenizer, text), not config.model.chat) for text in texts]
     return Subject(name, causal_lm, model, tokens, config.dataset.max_new_tokens, draft)
@@ -95,7 +95,7 @@ def subject_of(name: str, mid_horizon: int, draft: str | None = "", outputs: str
         return qwen3_4b(mid_horizon)
     if name in REAL:
         config, _ = command.compose_once("config", [
-            "experiment=real", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
+            "experiment=smollm2", "dataset.limit=null", f"dataset.max_new_tokens={mid_horizon}",
             f"model.dtype={REAL[name]}", f"paths.outputs={outputs}"], Config)
         config.model.check(config)
         return with_problems(name, config, _dflash(draft, REAL[name]) if draft else None)

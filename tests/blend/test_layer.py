@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.engine.slots import Slots
+from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.runner import samples
+from tests.runs import execute
 from tests.targets import FAMILIES, random_model
 
 
@@ -83,3 +88,58 @@ def test_the_two_norms_differ():
                    for n in ("none", "final"))
     assert raw[0, 0] == 4.5
     assert normed[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_a_random_direction_keeps_the_norm_and_nothing_else(norm):
+    """The rotation is linear, the same for every row and for both kinds of array, and acts after the norm of the layer."""
+    generator = torch.Generator().manual_seed(0)
+    last, state = (torch.randn(5, 256, generator=generator, dtype=torch.float64) for _ in range(2))
+    weight = torch.linspace(0.1, 1.0, 256, dtype=torch.float64)
+
+    def other(blend, state):
+        return blend.mix(torch.zeros_like(state), [state], lambda hidden: hidden * weight)
+
+    turned, plain = (other(LayerBlend(beta=1.0, layer=0, norm=norm, direction=direction), state)
+                     for direction in ("random", "layer"))
+    assert torch.allclose(turned.norm(dim=-1), plain.norm(dim=-1), rtol=1e-12)
+    assert sorted(turned[0].abs().tolist()) == sorted(plain[0].abs().tolist())
+    assert torch.nn.functional.cosine_similarity(turned, plain).abs().max() < 0.25  # 256 dimensions: a deviation of 0.06
+    alone = other(LayerBlend(beta=1.0, layer=0, norm=norm, direction="random"), state[2:3])
+    assert torch.equal(alone, turned[2:3])
+    blend = LayerBlend(beta=-0.3, layer=0, norm="none", direction="random")
+    arrays = blend.mix(last.numpy(), [state.numpy()], lambda hidden: hidden)
+    assert np.array_equal(arrays, blend.mix(last, [state], lambda hidden: hidden).numpy())
+
+
+def test_noise_is_the_layer_blend_with_a_random_direction(make_config):
+    noise = make_config("blend=noise", "blend.beta=0.1")
+    assert noise.blend == LayerBlend(beta=0.1, direction="random")
+    assert identity_hash(noise) != identity_hash(make_config("blend=layer", "blend.beta=0.1"))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("norm", "factor"), [("none", 1.0), ("none", 40.0), ("final", 40.0)])
+def test_the_width_of_a_blend_is_measured_on_the_prompts(norm, factor):
+    """Against transformers' own hidden states; the raw state of a layer is as wide as the weights of the layers make it."""
+    model = random_model("llama")
+    model.get_input_embeddings().weight.data *= factor
+    target = LanguageModel(model)
+    prompts = [np.array([5, 9, 30, 2]), np.arange(3, 40)]
+    blend, expected = LayerBlend(beta=0.1, layer=0, norm=norm), []
+    for prompt in prompts:
+        output = model(input_ids=torch.from_numpy(prompt)[None], output_hidden_states=True)
+        state = output.hidden_states[1][0, -16:]
+        other = model.lm_head(target.final_norm(state) if norm == "final" else state)
+        expected.append(float((other.std(dim=-1) / output.logits[0, -16:].std(dim=-1)).mean()))
+    assert Slots().blend_width(blend, target, prompts) == pytest.approx(np.mean(expected), rel=1e-4)
+    assert Slots().blend_width(NoBlend(), target, prompts) is None
+
+
+@pytest.mark.parametrize(("condition", "wide", "told"), [
+    ("blend_greedy", 0.0, True), ("blend_greedy", 1000.0, False), ("greedy", 0.0, False)])
+def test_a_wide_blend_is_told_at_the_start(make_config, monkeypatch, capsys, condition, wide, told):
+    monkeypatch.setattr(samples, "_WIDE", wide)
+    note.cache_clear()
+    execute(make_config(f"condition={condition}", "dataset.limit=1", "dataset.max_new_tokens=4", "tracker=none"))
+    assert ("blend: the logits that it mixes in deviate" in capsys.readouterr().err) is told

@@ -10,10 +10,13 @@ import pytest
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import Condition, Config, Paths
 from dflash_mcmc.fields import ROLES, has_spec, identity, identity_values, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
+from dflash_mcmc.serve.options import ServeOptions
+from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
 from dflash_mcmc.train.target import TrainingPlan
 from tests.refusals import command_is_refused
 
@@ -78,7 +81,11 @@ MISTAKES = {
     "number for a group of fields": (["paths=3"], "paths", "'3'; allowed: values of its fields: paths.outputs, paths.assets"),
     "null for a group of fields": (["assumed=null"], "assumed", "allowed: values of its fields: assumed.prompt_length"),
     "list for a group in a group": (["vote.power=[1]"], "vote.power", "allowed: values of its fields: vote.power.alpha"),
-    "more chains than memory holds": (["num_chains=999999999999"], "num_chains", "a whole number >= 1 and <= 1e+06"),
+    "more chains than memory holds": (["num_chains=999999999999"], "num_chains", "a whole number >= 1 and <= 1000000"),
+    "more grading processes than a machine has": (["grader.num_workers=99999999"], "grader.num_workers",
+                                                   "whole number >= 1 and <= 256"),
+    "more particles than memory holds": (["sampler=power_smc", "sampler.num_particles=9999999999"], "sampler.num_particles",
+                                         "a whole number >= 1 and <= 65536"),
     "endless range": (["-m", "seed=range(1,1000000000)"], "seed", "given more than 100,000 values in a sweep; allowed: at"),
     "product of ranges": (["-m", "seed=range(1,1000)", "num_chains=range(1,1000)"], "", "given 999 values in a sweep"),
     "folder of Hydra's run": (["hydra.run.dir=/x"], "hydra.run.dir", "/x, which has no effect here; allowed of Hydra's set"),
@@ -134,10 +141,15 @@ WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative
 def companions(choice: str) -> list[str]:
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
-    if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=real"):  # after fetch
+    if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",
+                  "experiment=real"):  # after fetch
         return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"]
     if choice == "experiment=deep_readout_diagnostic":  # checks the dataset's solutions, which are on the hub
         return ["dataset=arith"]
+    if choice == "experiment=study_math":
+        return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"]
+    if choice == "experiment=study_code":
+        return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct", "grader.allow_execution=true"]
     if choice == "sweep=code":
         return ["grader.allow_execution=true"]
     if choice.startswith("draft=") and choice != "draft=none":
@@ -177,6 +189,33 @@ def test_every_field_is_classified_and_explained(cls):
         assert spec.describe(types[field.name])
 
 
+WITHOUT_UPPER_BOUND = {
+    "names of things": {
+        "seed", "fewshot_seed", "law_seed", "options_seed", "layer", "layers", "target_layers", "mask_token_id", "loss_ids",
+        "output", "position_edges", "shards", "num_shards"},
+    "at most what is there, and more is refused or changes nothing": {
+        "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "ramp", "rollout_length", "anchor", "block_size",
+        "num_features", "intermediate_size", "num_heads", "num_key_heads", "head_dim", "rank", "kernel_size", "group_size",
+        "long_tokens", "agent_tokens", "agent_answer", "reinject_every", "max_model_len", "max_num_batched_tokens"},
+    "one after another, so that more take time alone": {
+        "num_steps", "local_steps", "steps", "warmup_steps", "chain_steps", "num_draws", "agent_runs", "retries"},
+    "a distance, or a limit": {
+        "cut_grid", "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
+        "max_restarts", "max_attempts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",
+        "max_waiting", "max_prompt_characters", "max_body_bytes", "max_held_bytes"},
+}
+
+
+@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Slurm, ServeOptions,
+                                 TrainingPlan, DraftPlan, Shape, Heads], ids=lambda cls: cls.__name__)
+def test_a_number_of_things_that_are_held_at_once_has_an_upper_bound(cls):
+    types, unbounded = typing.get_type_hints(cls), set().union(*WITHOUT_UPPER_BOUND.values())
+    for field in dataclasses.fields(cls):
+        if has_spec(field) and types[field.name] in (int, int | None, list[int], list[int] | None):
+            bounded = spec_of(field).le is not None or spec_of(field).lt is not None
+            assert bounded or field.name in unbounded, f"{cls.__name__}.{field.name} has neither a bound nor a reason"
+
+
 def test_identity_changes_with_what_can_change_an_output(make_config):
     base = identity_hash(make_config())
     for override in ("seed=1", "sampler.alpha=3", "sampler.num_steps=3", "blend=layer", "dataset.max_new_tokens=64",
@@ -211,6 +250,12 @@ def test_the_identity_leaves_out_a_field_that_is_off():
 
     assert identity_values(Extended(old=1.0, added=0.0)) == {"old": 1.0}
     assert identity_values(Extended(old=0.0, added=0.5)) == {"old": 0.0, "added": 0.5}
+
+
+def test_a_retired_field_stays_in_the_identity(make_config):
+    """Runs of a version that had `sampler.fault` are continued under the same hash."""
+    assert identity_of(make_config("condition=smc"))["sampler.fault"] == "none"
+    assert "sampler.fault" not in identity_of(make_config("condition=ps"))
 
 
 def test_identity_names_model_and_dataset_content(make_config):

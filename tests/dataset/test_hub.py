@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
-from dflash_mcmc.dataset.inputs import loading
+from dflash_mcmc.dataset import hub as hub_dataset
 from dflash_mcmc.process import hub
 from dflash_mcmc.types import Problem
 from tests.refusals import refused
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
     import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    loading._loaded.cache_clear()
+    hub_dataset._loaded.cache_clear()
     made = tmp_path / "asked"
     made.mkdir()
     (made / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

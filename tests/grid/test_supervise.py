@@ -293,3 +293,23 @@ def test_processes_of_a_launch_end_as_one(tmp_path, code, endings, joined):
     if endings is not None:
         (tmp_path / "endings").write_text(endings)
     assert supervise._joined(code, tmp_path / "endings") == joined
+
+
+@pytest.mark.parametrize("kind", ["file", "nothing", "device"])
+def test_a_log_that_is_a_link_is_not_followed(job, make_grid, tmp_path, capsys, kind):
+    """Nothing is written where it leads, no worker starts, and the job ends with one line."""
+    other = {"file": tmp_path / "other", "nothing": tmp_path / "none", "device": Path("/dev/null")}[kind]
+    if kind == "file":
+        other.write_text("kept\n")
+    job.grid = make_grid()
+    log = job.grid.folder / "logs" / "0000-1.log"
+    log.symlink_to(other)
+    assert job.run("print('said')") == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{log}: is a link to '{str(other)[:40]}" in said
+    assert "allowed: a regular file" in said
+    assert [event for event, _ in job.events] == ["started", "failed"]
+    assert not (tmp_path / "starts").exists()
+    if kind == "file":
+        assert other.read_text() == "kept\n"
+    assert other.exists() == (kind != "nothing")

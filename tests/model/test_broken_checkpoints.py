@@ -16,7 +16,7 @@ from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.model.files import weight_files
-from dflash_mcmc.model.files.stop_ids import stop_ids_of
+from dflash_mcmc.model.files.checkpoint import stop_ids_of
 from dflash_mcmc.runner import preflight
 from tests.bench import random_weights
 from tests.refusals import refused

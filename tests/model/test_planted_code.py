@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from dflash_mcmc.config.schema import PACKAGE, Job
-from dflash_mcmc.dataset.inputs import loading
+from dflash_mcmc.dataset import hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import preflight
 from tests.runs import execute
@@ -91,7 +91,7 @@ def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
     import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    loading._loaded.cache_clear()
+    hub._loaded.cache_clear()
     folder = tmp_path / "asked"
     folder.mkdir()
     (folder / "asked.py").write_text(code(canary))
@@ -102,5 +102,5 @@ def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
     assert line.startswith("dataset.path: cannot load")
     assert not canary.exists()
     (folder / "asked.py").unlink()
-    loading._loaded.cache_clear()
+    hub._loaded.cache_clear()
     assert refused_or_run(make_config(*asked)) is None

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import logit_blend
-from dflash_mcmc.probe.logit_blend.gains import SUMS
+from dflash_mcmc.probe.logit_blend import SUMS
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times

@@ -346,7 +346,7 @@ def test_times_of_other_batches_are_left_out():
 
 
 def test_an_answer_that_cannot_be_timed_is_skipped(probe_config, monkeypatch):
-    monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.timing.BatchedEngine",
+    monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.weighing.BatchedEngine",
                         lambda *given, **more: SimpleNamespace(run=lambda chains: iter([SimpleNamespace(result=None)])))
     config = probe_config("dataset.limit=1", "probe.timed_rows=2", "probe.autoregressive=false", "probe.weights=reference")
     ((_, record),) = config.probe.measure(config, Work(config.probe.units(config), "cpu"))

@@ -11,7 +11,7 @@ from dflash_mcmc.report import figure
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import budget
 from dflash_mcmc.report.study import study_of
-from dflash_mcmc.statistics.power import problems_needed
+from dflash_mcmc.statistics.paired import problems_needed
 from tests.report.folders import identity, record, write
 
 PROBLEMS = 40

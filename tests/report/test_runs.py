@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
+from dflash_mcmc.sampler.power_smc import PowerSMC
 from tests.report.folders import SESSION, identity, record, write
 
 PROBLEMS = [f"p{number}" for number in range(10)]
@@ -217,3 +219,14 @@ class TestRead:
             write(tmp_path / "demo", "ps", records(5), made, session={"started": start})
         labels = [run.label for run in read(run_folders([tmp_path / "demo"]))[0]]
         assert labels == ["ps alpha=2", "ps alpha=4", "ps alpha=8"]  # the temperature is 1/alpha
+
+
+@pytest.mark.parametrize(("older", "power"), [({}, 2.0), ({"fault": "none"}, 2.0), ({"fault": "keeps_weights"}, None),
+                                              ({"gone": 1}, None)], ids=str)
+def test_the_law_of_a_run_whose_sampler_had_more_fields(tmp_path, older, power):
+    """A retired field at its value of today changes nothing. Another value, or another field, was another sampler's."""
+    fields = dataclasses.asdict(PowerSMC(alpha=2.0, wrapper="pimh"))
+    made = {**identity("ps"), "sampler": "power_smc"}
+    folder = write(tmp_path, "ps", records(3), made, config={"sampler": {"name": "power_smc", **fields, **older}})
+    (run,), _ = read(run_folders([folder]))
+    assert run.power == power

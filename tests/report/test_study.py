@@ -8,8 +8,7 @@ import pytest
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import build as report
-from dflash_mcmc.report.build import build
-from dflash_mcmc.report.datasets import by_dataset
+from dflash_mcmc.report.build import build, by_dataset
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import overall, samples
 from dflash_mcmc.report.study import Study, study_of

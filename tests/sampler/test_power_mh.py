@@ -111,6 +111,20 @@ def test_step_leaves_the_blended_power_target_invariant(options, proposal, norm,
     check_step(engine, make(proposal=proposal, **options), target)
 
 
+TURNED = [(1, -1.0), (2, -1.0), (0, 1.0)]
+"""The fixed rotation of three dimensions, written down: a changed one gives other laws to the runs of blend=noise."""
+
+
+@pytest.mark.parametrize("proposal", ["base", "matched"])
+def test_step_leaves_the_power_target_with_a_random_direction_invariant(proposal):
+    engine = engine_of((0, 2), LayerBlend(beta=-0.3, layer=0, norm="final", direction="random"))
+    blend = (-0.3, "final", ("tapped",), TURNED)
+    target = target_by_hand(engine, 4, {}, blend, blend if proposal == "matched" else None)
+    check_step(engine, make(proposal=proposal), target)
+    layer = target_by_hand(engine, 4, {}, blend[:2])
+    assert 0.5 * np.abs(target.probability - layer.probability).sum() > WRONG
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_proposal_law_follows_the_options(options):
     engine = engine_of((0, 2))

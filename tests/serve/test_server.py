@@ -19,7 +19,7 @@ from dflash_mcmc.api.targets import turn_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options
-from dflash_mcmc.serve.building import built
+from dflash_mcmc.serve.app import built
 from dflash_mcmc.serve.network import Server
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.statistics.power import detectable, detectable_by_spread, power_of, problems_by_spread, problems_needed
+from dflash_mcmc.statistics.paired import detectable, detectable_by_spread, power_of, problems_by_spread, problems_needed
 
 
 def connor(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> float:

@@ -10,8 +10,7 @@ import pytest
 
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
-from dflash_mcmc.statistics.paired import compare, two_by_two
-from dflash_mcmc.statistics.power import power_of, problems_needed
+from dflash_mcmc.statistics.paired import compare, power_of, problems_needed, two_by_two
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.store.records import record_of
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics import swaps
+from dflash_mcmc.statistics import paired
 
 
 def counts(name: str, pairs: int, law: list[float]) -> np.ndarray:
@@ -21,12 +21,12 @@ LAW, OTHER = [0.4, 0.3, 0.2, 0.1, 0.0], [0.5, 0.2, 0.2, 0.1, 0.0]
 
 
 def test_equal_laws_are_not_flagged_and_p_values_are_uniform():
-    p = np.sort([swaps.histograms(counts(f"a {n}", 20, LAW), counts(f"b {n}", 20, LAW)).p for n in range(40)])
+    p = np.sort([paired.histograms(counts(f"a {n}", 20, LAW), counts(f"b {n}", 20, LAW)).p for n in range(40)])
     assert np.abs(p - (np.arange(40) + 0.5) / 40).max() < 0.24  # Kolmogorov's bound at a level of 0.02
 
 
 def test_another_law_is_flagged():
-    found = swaps.histograms(counts("a", 100, LAW), counts("b", 100, OTHER))
+    found = paired.histograms(counts("a", 100, LAW), counts("b", 100, OTHER))
     assert found.p < 1e-3
     assert found.distance == pytest.approx(0.1, abs=0.03)
     assert found.noise < 0.04
@@ -35,15 +35,15 @@ def test_another_law_is_flagged():
 def test_p_value_equals_that_of_all_assignments():
     one, other = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0]), np.array([2.0, 7.0, 1.0, 1.5, 2.0, 6.0])
     all_means = [abs(np.mean(np.array(signs) * (one - other))) for signs in itertools.product((1, -1), repeat=6)]
-    found = swaps.means(one, other)
+    found = paired.means(one, other)
     assert found.p == pytest.approx(np.mean(np.array(all_means) >= found.distance - 1e-12), abs=0.04)
 
 
 def test_equal_samples_have_the_p_value_one():
     same = counts("a", 10, LAW)
-    assert swaps.histograms(same, same) == swaps.SwapTest(0.0, 0.0, 1.0)
+    assert paired.histograms(same, same) == paired.SwapTest(0.0, 0.0, 1.0)
 
 
 def test_the_observed_assignment_counts():
     """None of the 2,000 random assignments gives all 60 pairs one sign, so p is 1 of 2,001 and never 0."""
-    assert swaps.means(np.ones(60), np.zeros(60)).p == pytest.approx(1.0 / 2001.0)
+    assert paired.means(np.ones(60), np.zeros(60)).p == pytest.approx(1.0 / 2001.0)

@@ -13,6 +13,7 @@ from dflash_mcmc.dataset.inputs import rows
 from dflash_mcmc.dataset.inputs.problems import checked
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.registry import name_of, options_with
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
@@ -104,3 +105,12 @@ class Benchmark(FromFile):
             raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(found)} rows; allowed: the benchmark's "
                             f"{self.num_published}, or any number with dataset.check_rows=false")
         return found
+
+
+def check_is_run(config: Config, dataset: str) -> None:
+    """Checks that the grader runs programs, if the run is graded. Raises ConfigError."""
+    from dflash_mcmc.config.schema import groups_of
+
+    if "grader" in groups_of(config) and not config.grader.runs_answers:
+        able = options_with("grader", "runs_answers")
+        raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset={dataset}, whose answers are programs")

@@ -1,21 +1,24 @@
 """The draft along given answers, in one pass of its network, as it is or with one thing changed.
 
 This forward is independent of the engine: it has no cache, and reads whole sequences. With nothing changed, its blocks must
-therefore gain what the engine's blocks gained.
+therefore gain what the engine's blocks gained. `alternatives` are the known mistakes, each as the setting that puts it right.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from dflash_mcmc.draft.check.walks import BlockWalk
+from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.model.files.checkpoint import precision_name
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.dflash import DFlash
@@ -39,10 +42,8 @@ class DraftSetting:
     """The model whose embedding table the draft uses."""
     head: LanguageModel
     """The model whose head the draft uses."""
-    norm: str = "last"
-    """The features to which the target's final norm is applied: that of the last layer (last), all, or none."""
-    dropped: int | None = None
-    """Number of a feature that is replaced by zeros."""
+    all_normed: bool = False
+    """Whether the target's final norm is applied to all features, not to that of the last layer alone."""
 
 
 class ForcedBlocks(NamedTuple):
@@ -100,11 +101,9 @@ def _features(setting: DraftSetting, model: LanguageModel, hidden: torch.Tensor,
               outputs: dict[int, torch.Tensor]) -> torch.Tensor:
     """(rows, length, features · hidden)."""
     last, parts = len(model.layers) - 1, []
-    for number, layer in enumerate(setting.layers):
+    for layer in setting.layers:
         feature = outputs[layer]
-        if setting.norm == "all" or (setting.norm == "last" and layer == last):
-            feature = hidden if layer == last else model.final_norm(feature)
-        parts.append(torch.zeros_like(feature) if number == setting.dropped else feature)
+        parts.append(hidden if layer == last else model.final_norm(feature) if setting.all_normed else feature)
     return torch.cat(parts, dim=-1)
 
 
@@ -179,3 +178,128 @@ def chunks(walks: Sequence[BlockWalk]) -> int:
     return -(-len(walks) // _ROWS_AT_ONCE)
 
 
+_THETAS = (1e4, 1e6)
+"""Bases of the rotation that most published models have."""
+
+
+class Alternative(NamedTuple):
+    """A changed setting."""
+
+    kind: str
+    """layout, layers, norm, mask, rope, block, dtype or weights."""
+    name: str
+    """What is changed, for tables."""
+    cause: str
+    """The mistake, if the draft accepts more in this setting: a clause for the sentence of the verdict."""
+    setting: DraftSetting
+    step: int = 0
+    """For a layout, the places from a slot to the token that it predicts."""
+
+
+class CheckedPair(NamedTuple):
+    """What the alternatives are made of."""
+
+    base: DraftSetting
+    target: LanguageModel
+    float32: DFlash | None
+    """The checkpoint loaded in float32, if the draft runs in another precision."""
+    other: LanguageModel | None
+    """Another model that the draft may have been trained for."""
+
+
+def alternatives(subject: CheckedPair, kinds: Sequence[str] | None = None) -> list[Alternative]:
+    """All alternatives that apply, or those of some kinds. Settings that are the draft's own are left out."""
+    parts = {"layout": _layout, "layers": _layers, "norm": _norms, "mask": _masks, "rope": _rotations, "block": _blocks,
+             "dtype": _precision, "weights": _weights}
+    return [alternative for kind in (parts if kinds is None else kinds) for alternative in parts[kind](subject)]
+
+
+def _layout(subject: CheckedPair) -> Iterator[Alternative]:
+    base = subject.base
+    for step, side in ((1, "after"), (-1, "before")):
+        yield Alternative("layout", f"rows {'one later' if step > 0 else 'one earlier'}",
+                          f"the block is off by one slot: each row predicts the token {side} its own slot",
+                          dataclasses.replace(base, offset=base.offset + step), step)
+
+
+def _layers(subject: CheckedPair) -> Iterator[Alternative]:
+    base, last = subject.base, len(subject.target.layers) - 1
+    layers, seen = base.layers, {base.layers}
+    lists = [("every layer + 1", tuple(layer + 1 for layer in layers), "the layers of the features are one too low"),
+             ("every layer - 1", tuple(layer - 1 for layer in layers), "the layers of the features are one too high"),
+             ("layers reversed", layers[::-1], "the features are in the reversed order")]
+    for one, two in combinations(range(len(layers)), 2):
+        swapped = list(layers)
+        swapped[one], swapped[two] = layers[two], layers[one]
+        lists.append((f"features {one + 1} and {two + 1} exchanged", tuple(swapped),
+                      f"features {one + 1} and {two + 1} are exchanged"))
+    lists.append(("the published rule", default_target_layers(last + 1, len(layers)),
+                  "the features are not those of the published rule for this number of layers"))
+    for name, changed, cause in lists:
+        if changed not in seen and all(0 <= layer <= last for layer in changed):
+            seen.add(changed)
+            yield Alternative("layers", f"{name}: {list(changed)}", f"{cause} ({list(layers)}, better {list(changed)})",
+                              dataclasses.replace(base, layers=changed))
+
+
+def _norms(subject: CheckedPair) -> Iterator[Alternative]:
+    yield Alternative("norm", "features after the final norm",
+                      "the draft was trained with features after the target's final norm, and gets them before it",
+                      dataclasses.replace(subject.base, all_normed=True))
+
+
+def _masks(subject: CheckedPair) -> Iterator[Alternative]:
+    shape, target, tokenizer = subject.base.network.shape, subject.target, subject.target.tokenizer
+    unused = target.forbidden.nonzero().flatten().tolist()
+    candidates = {"the first unused id": unused[0] if unused else None,
+                  "mask token of the tokenizer": getattr(tokenizer, "mask_token_id", None),
+                  "pad token of the tokenizer": getattr(tokenizer, "pad_token_id", None)}
+    seen = {shape.mask_token_id}
+    for name, token in candidates.items():
+        if isinstance(token, int) and token not in seen and token < target.vocab_size:
+            seen.add(token)
+            yield Alternative("mask", f"mask {token}, {name}", f"mask_token_id is {shape.mask_token_id}, and {token} ({name}) "
+                              "fits", _with_shape(subject, mask_token_id=token))
+
+
+def _rotations(subject: CheckedPair) -> Iterator[Alternative]:
+    rope = subject.base.network.shape.rope
+    own = getattr(subject.target.config, "rope_parameters", None) or {}
+    theirs = own.get("rope_theta") if isinstance(own, dict) else None
+    for theta in dict.fromkeys((*([theirs] if theirs else []), *_THETAS)):
+        if theta != rope["rope_theta"]:
+            whose = " (the target's)" if theta == theirs else ""
+            yield Alternative("rope", f"rope_theta {theta:g}{whose}",
+                              f"rope_theta is {rope['rope_theta']:g}, and {theta:g} fits{whose}",
+                              _with_shape(subject, rope={**rope, "rope_theta": theta}))
+
+
+def _blocks(subject: CheckedPair) -> Iterator[Alternative]:
+    given = subject.base.network.shape.block_size
+    for size in (given // 2, given * 2):
+        if size > 2:
+            word = "larger" if given > size else "smaller"
+            yield Alternative("block", f"block size {size}", f"the block size {given} is {word} than the trained one; {size} "
+                              "fits better", _with_shape(subject, block_size=size))
+
+
+def _precision(subject: CheckedPair) -> Iterator[Alternative]:
+    if subject.float32 is not None:
+        dtype = precision_name(subject.base.network.fc.weight.dtype)
+        yield Alternative("dtype", "the draft in float32", f"the draft runs in {dtype}, which is too coarse or overflows",
+                          dataclasses.replace(subject.base, network=subject.float32))
+
+
+def _weights(subject: CheckedPair) -> Iterator[Alternative]:
+    base, other = subject.base, subject.other
+    if other is None:
+        return
+    for what, setting in (("embedding", dataclasses.replace(base, embedding=other)),
+                          ("head", dataclasses.replace(base, head=other)),
+                          ("embedding and head", dataclasses.replace(base, embedding=other, head=other))):
+        yield Alternative("weights", f"{what} of the other model", f"the draft was trained with the {what} of the other "
+                          "model, not with this target's", setting)
+
+
+def _with_shape(subject: CheckedPair, **changes: object) -> DraftSetting:
+    return dataclasses.replace(subject.base, network=with_shape(subject.base.network, **changes))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from dflash_mcmc.draft.check.check import Checked, Row
-from dflash_mcmc.draft.check.findings import with_interval
+from dflash_mcmc.draft.check.check import Checked, Row, with_interval
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import figure as style
 from dflash_mcmc.statistics.intervals import IntervalEstimate

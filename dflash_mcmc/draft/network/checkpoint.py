@@ -16,7 +16,7 @@ import torch
 from dflash_mcmc.draft.network.config import FIELD, DraftConfig, read_shape, refuse, to_config
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.files import precision
+from dflash_mcmc.model.files.checkpoint import precision_name
 from dflash_mcmc.model.files.weight_files import DamagedError, files_of_index
 from dflash_mcmc.store.files import write_atomically
 
@@ -115,7 +115,7 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None, famil
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(draft.parameters()).dtype
     shape = family.to_config(draft.shape)
-    config = json.dumps({**(extra or {}), **shape, "dtype": precision.name_of(dtype)}, indent=2)
+    config = json.dumps({**(extra or {}), **shape, "dtype": precision_name(dtype)}, indent=2)
     temporary = folder / f".{_WEIGHTS}.{os.getpid()}.tmp"
     save_file({name: tensor.contiguous() for name, tensor in draft.state_dict().items()}, temporary, {"format": "pt"})
     with temporary.open("rb") as file:

@@ -4,11 +4,10 @@ Each operation of a chain has a slot. A draw continues a sequence. The keys and 
 still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
 token of every chain is therefore drawn by the same code.
 
-    scheduler.py      admits waiting chains to slots and gives chains their answers
-    chains.py     the request of a chain, its answers and its cost
+    scheduler.py      admits waiting chains to slots
+    chains.py         the request of a chain, its answers, its cost and its turns
     operations.py     carries out a draw or a score in a slot
     slot_memory.py    keys and values of the slots
-    slot_memory.py       tokens that these keys and values belong to
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
@@ -142,11 +141,8 @@ class BatchedEngine:
         scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
         with self._memory.runner.ready():
             yield from scheduler.fill()
-            while scheduler.live:
-                started, live = time.perf_counter(), len(scheduler.live)
-                stop = self._step(scheduler)
-                self._meter.share(started, live)
-                yield from scheduler.end_steps(stop)
+            while scheduler.waits:
+                yield from scheduler.end_steps(self._step(scheduler)) if scheduler.live else scheduler.fill()
                 yield None
                 if self._dropped:
                     yield from scheduler.drop(self._dropped)
@@ -154,6 +150,7 @@ class BatchedEngine:
 
     def _step(self, scheduler: Scheduler) -> Stop:
         """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
+        began, live = time.perf_counter(), len(scheduler.live)
         scheduler.make_room()
         started = time.perf_counter()
         read = self._memory.read()
@@ -163,6 +160,7 @@ class BatchedEngine:
         started = time.perf_counter()
         stop = self._loop.run(scheduler.live)
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
+        self._meter.share(began, live)
         return stop
 
 

@@ -1,9 +1,10 @@
-"""The chains of an engine: those that wait, their live requests, the slots of their operations, and what they cost."""
+"""The chains of an engine: their live requests, the slots of their operations, their turns, and what they cost."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _NOTHING = np.empty(0, np.int64)
+TURN_SECONDS = 0.05
+"""Time without a forward after which a chain pauses."""
 
 
 class Placement(NamedTuple):
@@ -276,22 +279,6 @@ class LiveChain:
         self.settle()
         return tuple(self._answers) if self._together else self._answers[0]
 
-    def advance(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None]) -> None:
-        """Gives the chain the answers to complete requests, until one is not complete or the chain ends.
-
-        Args:
-            begin: begins the operations of a new request.
-            end: takes the result of a chain that has ended.
-        """
-        while self.complete and not self.ended:
-            try:
-                request: Request = self.generator.send(self.answer())
-            except StopIteration as stop:
-                end(self, stop.value)
-                return
-            self.ask(request)
-            begin(self)
-
     def slots_for(self, bases: dict[int, Trajectory], first_alike: dict[int, int]) -> dict[int, Slot]:
         """A slot for each operation, in the order in which they are placed.
 
@@ -361,16 +348,74 @@ def _repeated(drawn: Sequence[np.ndarray]) -> int:
     return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))
 
 
+class Turns:
+    """Gives chains the answers to complete requests. A chain whose requests stay complete pauses, and others go on.
+
+    A step costs no forward where the stored intervals or a floor answer its operation. A chain of such steps would otherwise
+    go on to its end between two decode steps of the others. Draws are keyed, so that a pause changes no result and no cost.
+
+    Args:
+        begin: begins the operations of a new request.
+        end: takes the result of a chain that has ended.
+        now: a clock, in seconds.
+
+    Attributes:
+        paused: the chains that wait for their next turn, the longest wait first. Their requests are complete.
+    """
+
+    def __init__(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None],
+                 now: Callable[[], float]):
+        self.paused: deque[LiveChain] = deque()
+        self._begin, self._end, self._now = begin, end, now
+
+    def advance(self, chain: LiveChain) -> None:
+        """Gives a chain its answers until a request is not complete, the chain ends or its turn is over."""
+        if not chain.complete or chain.ended:
+            return
+        over = self._now() + TURN_SECONDS
+        while self._step(chain):
+            if self._now() >= over:
+                self.paused.append(chain)
+                return
+
+    def resume(self) -> None:
+        """Gives chains that have paused a turn, one after another until a turn's time has passed."""
+        over = self._now() + TURN_SECONDS
+        for _ in range(len(self.paused)):
+            self.advance(self.paused.popleft())
+            if self._now() >= over:
+                return
+
+    def leave(self, chain: LiveChain) -> None:
+        """Takes out a chain that has ended."""
+        if chain in self.paused:
+            self.paused.remove(chain)
+
+    def _step(self, chain: LiveChain) -> bool:
+        """Gives a chain the answer to its complete request. Returns whether its next request is complete at once."""
+        try:
+            request: Request = chain.generator.send(chain.answer())
+        except StopIteration as stop:
+            self._end(chain, stop.value)
+            return False
+        chain.ask(request)
+        self._begin(chain)
+        return chain.complete and not chain.ended
+
+
 class Meter:
     """The counters and the clock of an engine.
+
+    Args:
+        now: the clock that measures the turns of chains, in seconds.
 
     Attributes:
         clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
         reading_clock: the part of `clock` in which prompts and prefixes were read.
     """
 
-    def __init__(self) -> None:
-        self.counters = Counters()
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.counters, self.now = Counters(), now
         self.clock = self.reading_clock = self._reading = 0.0
 
     def reset_clock(self) -> None:

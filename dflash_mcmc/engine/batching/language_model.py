@@ -18,7 +18,7 @@ from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.model.files.stop_ids import stop_ids_of
+from dflash_mcmc.model.files.checkpoint import stop_ids_of
 from dflash_mcmc.process.turns import Turn
 
 _LAYER_NAMES = ("layers", "h")

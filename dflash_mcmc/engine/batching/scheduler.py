@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, rests
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, Turns, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
@@ -202,6 +202,7 @@ class BatchRows:
         works = slot.operation is not None and slot.leader is None
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
+
 class PagePreemption:
     """Frees pages.
 
@@ -287,13 +288,19 @@ class Scheduler:
         self.live: list[Slot] = []
         self._rows = BatchRows(num_rows, memory, loop)
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
-        self._queue = AdmissionQueue(chains, memory.prompts, self._count_prompts)
+        self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
         self._late: deque[Slot] = deque()
         self._scores: list[Slot] = []  # they wait for those of other chains
         self._preemption = PagePreemption(self._rows, memory)
         self._chains: dict[LiveChain, None] = {}  # in the order of their admission
         self._ending: list[Slot] = []  # their draws have just ended, and they keep their rows
         self._finished: list[Finished] = []
+        self._turns = Turns(self._begin, self._end, meter.now)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is work: rows that draw, or chains that wait for a turn."""
+        return bool(self.live or self._turns.paused)
 
     @property
     def busy_slots(self) -> int:
@@ -301,9 +308,13 @@ class Scheduler:
         return len(self._rows) if self._queue.more else 0
 
     def fill(self) -> list[Finished]:
-        """Gives all rows work, as far as there is work. Returns the chains that have ended."""
-        while ((self._rows.num_free and (self._begin_late() if self._late else self._admit()))
-               or self._carry_out_scores()):
+        """Gives all rows work, as far as there is work. Returns the chains that have ended.
+
+        A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
+        """
+        self._turns.resume()
+        while ((self._rows.num_free > (0 if self._late else len(self._turns.paused))
+                and (self._begin_late() if self._late else self._admit())) or self._carry_out_scores()):
             pass
         self.live = self._rows.arrange()
         finished, self._finished = self._finished, []
@@ -318,7 +329,7 @@ class Scheduler:
             elif not slot.chain.ended:
                 self._fail(slot.chain, NOT_NUMBERS)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._advance(chain)
+            self._turns.advance(chain)
         return bool(slots)
 
     def make_room(self) -> None:
@@ -328,10 +339,8 @@ class Scheduler:
 
     def _make_free(self, pages: Callable[[], int], pinned: Slot | None = None) -> None:
         """Makes `pages()` pages free. Draws that are stopped for it wait before the others that wait."""
-        self._late.extendleft(self._preemption.free(pages, self._may_lose_pages, pinned))
-
-    def _may_lose_pages(self) -> list[Slot]:
-        return [slot for chain in self._chains for slot in chain.slots if slot not in self._ending]
+        self._late.extendleft(self._preemption.free(pages, lambda: [
+            slot for chain in self._chains for slot in chain.slots if slot not in self._ending], pinned))
 
     def _pages_of_steps(self) -> int:
         self.live = self._rows.arrange()
@@ -340,7 +349,7 @@ class Scheduler:
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
-            return self.fill() if self._rows.num_free and self._queue.arrived else []
+            return self.fill() if self._turns.paused or (self._rows.num_free and self._queue.arrived) else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
         ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
         self._ending = [slot for slot, _ in reversed(ending)]
@@ -380,16 +389,14 @@ class Scheduler:
         chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
         self._meter.charge(slot)
         slot.rest()
-        if chain.complete:
-            self._advance(chain)
+        self._turns.advance(chain)
 
     def _admit(self) -> bool:
         """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
         working = len(self._rows) - self._rows.num_free
         if working and not self._preemption.suffices(self._memory.pages_to_admit(self._queue.reads_next) + working):
             return False
-        entry = self._queue.next()
-        if entry is None:
+        if (entry := self._queue.next()) is None:
             return False
         if entry.request is None:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
@@ -403,13 +410,8 @@ class Scheduler:
             self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)
-        if chain.complete and not chain.ended:
-            self._advance(chain)
+        self._turns.advance(chain)
         return True
-
-    def _advance(self, chain: LiveChain) -> None:
-        """Gives a chain the answers to complete requests, until one needs decode steps or the chain ends."""
-        chain.advance(self._begin, self._end)
 
     def _begin(self, chain: LiveChain) -> None:
         """Begins the operations of a new request. Those that get no row wait for one."""
@@ -442,7 +444,7 @@ class Scheduler:
             self._rows.give(slot)
         self._work(slots)
         for chain in dict.fromkeys(slot.chain for slot in slots):
-            self._advance(chain)
+            self._turns.advance(chain)
         return bool(slots)
 
     def _work(self, slots: Sequence[Slot]) -> None:
@@ -494,7 +496,5 @@ class Scheduler:
             self._memory.free(slot)
             self._rows.release(slot)
         self._chains.pop(chain)
+        self._turns.leave(chain)
         self._finished.append(chain.finished(result, failure))
-
-    def _count_prompts(self, tokens: int, forwards: int, started: float) -> None:
-        self._meter.count_reading(tokens, forwards, started, ahead=True)

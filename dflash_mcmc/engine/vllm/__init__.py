@@ -28,8 +28,9 @@ class Vllm(Engine):
     plans_memory: ClassVar[bool] = False
     rounds_otherwise: ClassVar[bool] = True
 
-    tensor_parallel_size: int = runtime(1, "GPUs that share each layer", ge=1)
-    pipeline_parallel_size: int = runtime(1, "GPUs, or groups that share layers, that each hold a part of the layers", ge=1)
+    tensor_parallel_size: int = runtime(1, "GPUs that share each layer", ge=1, le=1024)
+    pipeline_parallel_size: int = runtime(1, "GPUs, or groups that share layers, that each hold a part of the layers", ge=1,
+                                          le=1024)
     enable_expert_parallel: bool = runtime(False, "give the GPUs of a group whole experts of a mixture of experts instead of "
                                            "parts")
     max_model_len: int | None = runtime(None, "longest sequence, prompt included; null takes the longest prompt and "

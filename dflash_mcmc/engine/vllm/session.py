@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Turns
 from dflash_mcmc.engine.batching.draws import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.engine.batching.rows import split_columns
@@ -74,12 +74,7 @@ class VllmEngine:
         try:
             yield from run.fill()
             while run.live:
-                started, live = time.perf_counter(), len(run.live)
-                ended = self._core.step()
-                self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
-                found = self._answers(ended)
-                self._meter.share(started, live)
-                for asked, answer in found:
+                for asked, answer in self._step(run) if self._asked else []:  # else all chains wait for a turn
                     run.end(asked, answer)
                 run.drop(self._dropped)
                 self._dropped.clear()
@@ -88,6 +83,15 @@ class VllmEngine:
                 yield None
         finally:
             self.close()
+
+    def _step(self, run: _LiveChains) -> list[tuple[_Asked, Trajectory | None]]:
+        """Steps vLLM. Returns the requests that have ended, and their answers."""
+        started, live = time.perf_counter(), len(run.live)
+        ended = self._core.step()
+        self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
+        found = self._answers(ended)
+        self._meter.share(started, live)
+        return found
 
     def _begin(self, chain: LiveChain) -> None:
         """Asks vLLM for the operations of a chain's new request, but for those that are answered without it."""
@@ -168,11 +172,13 @@ class _LiveChains:
                  meter: Meter):
         self.live, self.more = set[LiveChain](), True
         self._chains, self._num_chains, self._begin, self._meter = chains, num_chains, begin, meter
+        self._turns = Turns(begin, self._end, meter.now)
         self._finished: list[Finished] = []
         self._clocks: dict[LiveChain, float] = {}
 
     def fill(self) -> list[Finished]:
-        """Begins chains while there is room. Returns the chains that have ended."""
+        """Goes on with chains that have paused, and begins chains while there is room. Returns the chains that have ended."""
+        self._turns.resume()
         while self.more and len(self.live) < self._num_chains:
             try:
                 entry = next(self._chains)
@@ -194,7 +200,7 @@ class _LiveChains:
             self._give_up(chain, NOT_NUMBERS)
             return
         chain.note(asked.number, answer)
-        self._advance(chain)
+        self._turns.advance(chain)
 
     def drop(self, tags: Collection[Hashable]) -> None:
         """Ends chains before their end."""
@@ -217,13 +223,10 @@ class _LiveChains:
         self._clocks[chain] = self._meter.clock
         chain.ask(request)
         self._begin(chain)
-        self._advance(chain)
-
-    def _advance(self, chain: LiveChain) -> None:
-        """Gives a chain the answers to complete requests, until one needs vLLM or the chain ends."""
-        chain.advance(self._begin, self._end)
+        self._turns.advance(chain)
 
     def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
         self.live.remove(chain)
+        self._turns.leave(chain)
         chain.seconds = self._meter.clock - self._clocks.pop(chain)
         self._finished.append(chain.finished(result, failure))

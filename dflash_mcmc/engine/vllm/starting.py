@@ -16,8 +16,7 @@ from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.model.files import precision
-from dflash_mcmc.model.files.stop_ids import stop_ids_of
+from dflash_mcmc.model.files.checkpoint import precision_name, stop_ids_of
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
 
@@ -84,7 +83,7 @@ def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
     config = outer.get_text_config()
     known = set(tokenizer.get_vocab().values())
     if dtype == "auto":
-        dtype = precision.name_of(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
+        dtype = precision_name(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
     return VllmTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
                       _stop_ids(folder, outer, config, tokenizer),
                       tuple(token for token in range(config.vocab_size) if token not in known))

@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extraction, after_thinking, cut, last_box
-from dflash_mcmc.grading.limits import MAX_LENGTH
-from dflash_mcmc.grading.verdicts import CORRECT, NO_ANSWER, UNSUPPORTED, WRONG, timed
+from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")

@@ -38,7 +38,8 @@ class CodeGrader(Grader):
     walls: Literal["required", "available"] = runtime(
         "required", "required: refuses a machine that cannot isolate a program from the network, other processes and the "
         "user's rights; available: uses the walls of the sandbox that the machine supports")
-    num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1)
+    num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1,
+                               le=256)
 
     def check(self, config: Config) -> None:
         """Checks that running the model's programs is allowed. Raises ConfigError."""

@@ -31,7 +31,7 @@ class MathGrader(AnswerGrader):
     timeout_seconds: float = identity(8.0, "limit on processor time; an answer that takes longer has the verdict timeout",
                                       gt=0)
     memory_gib: float = runtime(4.0, "memory of a grading process, in GiB", ge=1, le=1024)
-    num_workers: int = runtime(1, "number of grading processes", ge=1)
+    num_workers: int = runtime(1, "number of grading processes", ge=1, le=256)
 
     def start(self) -> MathPool:
         """The running pool of processes."""

@@ -1,10 +1,14 @@
-"""The kinds of answers."""
+"""The kinds of answers, and views of an answer as another kind: as words, as a relation, as the values of its tokens."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple, Union
 
-from dflash_mcmc.grading.math.tokens import Token
+from dflash_mcmc.grading.math.syntax import Node, parse
+from dflash_mcmc.grading.math.tokens import Token, enclosed, split
 from dflash_mcmc.grading.math.units import MeasureUnit
 
 ORDERED = ("()", "[]", "(]", "[)", "<>")
@@ -85,3 +89,123 @@ class Either(NamedTuple):
 
 
 Answer = Union[Words, ChoiceAnswer, Based, Formula, Several, Matrix, Named, Related, Either]  # noqa: UP007
+
+
+_WORDS_AND_SIGNS = re.compile(r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]")
+"""Words, numbers and signs. A hyphen between words is ignored; a sign before a number or after a grade (`A+`) counts."""
+
+
+def token_values(tokens: Sequence[Token]) -> tuple[str, ...]:
+    r"""The values of tokens, without redundant braces. Braces around one token are redundant, except around several digits.
+
+    Therefore `\frac{1}{2}` equals `\frac12`, but `\frac{1}{23}` does not equal `\frac{1}23`.
+    """
+    found: list[str] = []
+    for token in tokens:
+        found.append(token.value)
+        if len(found) > 2 and found[-1] == "}" and found[-3] == "{" and not found[-2][1:].isdigit():
+            found[-3:] = [found[-2]]
+    return tuple(found)
+
+
+def as_words(answer: Answer) -> str:
+    """The text of an answer that is words, letters or a list of single capital letters; otherwise empty."""
+    if isinstance(answer, Words):
+        return answer.text
+    if isinstance(answer, Formula) and all(token.kind in ("letter", "word") for token in answer.tokens):
+        return "".join(f" {token.value}" if token.kind == "word" or token.spaced else token.value for token in answer.tokens)
+    if isinstance(answer, Several) and answer.kind == "list":
+        items = [as_words(item) for item in answer.items]
+        return ", ".join(items) if all(re.fullmatch(" ?[A-Z]", item) for item in items) else ""
+    return ""
+
+
+def plain(text: str) -> str:
+    """The text reduced to its words, numbers and arithmetic signs, in lower case, without a leading article."""
+    return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(_WORDS_AND_SIGNS.findall(text.lower())))
+
+
+def is_reals(answer: Answer) -> bool:
+    r"""Whether an answer is `(-\infty,\infty)` or `\mathbb{R}`."""
+    if isinstance(answer, Several):
+        ends = [token_values(item.tokens) for item in answer.items if isinstance(item, Formula)]
+        return answer.kind == "()" and len(ends) == 2 and ends[0] == ("-", r"\infty") and ends[1][-1:] == (r"\infty",)
+    return isinstance(answer, Formula) and token_values(answer.tokens) == (r"\mathbb", "R")
+
+
+def as_relation(named: Named) -> Related | None:
+    """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it cannot be written as one relation."""
+    name, value = Formula(named.name, MeasureUnit()), named.value
+    if isinstance(value, Formula):
+        return Related("=", name, value)
+    if not isinstance(value, Several) or value.kind not in ORDERED or len(value.items) != 2:
+        return None
+    low, high = value.items
+    if not isinstance(low, Formula) or not isinstance(high, Formula):
+        return None
+    if token_values(low.tokens) == ("-", r"\infty"):
+        return Related(r"\leq" if value.kind[1] == "]" else "<", name, high)
+    if token_values(high.tokens) == (r"\infty",):
+        return Related(r"\leq" if value.kind[0] == "[" else "<", low, name)
+    return None
+
+
+def left_minus_right(related: Related) -> Node:
+    """The formula left side minus right side. Raises NotParsed."""
+    return Node("add", (parse(related.left.tokens), Node("negate", (parse(related.right.tokens),))))
+
+
+def names(items: Sequence[Answer]) -> set[tuple[str, ...]] | None:
+    """The names of the items, if each item has one and there are at least two different names; otherwise None."""
+    found = {token_values(item.name) for item in items if isinstance(item, Named)}
+    return found if len(found) > 1 and all(isinstance(item, Named) for item in items) else None
+
+
+def by_name(items: Sequence[Answer]) -> Sequence[Answer]:
+    """The items sorted by name, as in a tuple: `y = 1, x = 2` is `(2,1)`.
+
+    The order is kept unless each item has a different name of one lower-case letter.
+    """
+    named = names(items) or set()
+    letters = all(len(name) == len(name[0]) == 1 and name[0].islower() for name in named)
+    if len(named) < len(items) or not letters:
+        return items
+    return sorted((item for item in items if isinstance(item, Named)), key=lambda item: token_values(item.name))
+
+
+def is_set(answer: Answer) -> bool:
+    """Whether an answer is a set. This matters only for the items of a set, because there `{1}` does not equal 1."""
+    return isinstance(answer, Several) and answer.kind == "set"
+
+
+def infinite(several: Several) -> bool:
+    """Whether one of the items ends in an infinity sign."""
+    return any(isinstance(item, Formula) and item.tokens[-1:] and item.tokens[-1].value == r"\infty" for item in several.items)
+
+
+def one_by_one(named: Named) -> Answer:
+    """`(x,y) = (1,2)` as `x = 1, y = 2`. Any other value is returned unchanged."""
+    name, value = enclosed(named.name), named.value
+    parts = split(name[1], lambda token: token.value == ",")[0] if name else []
+    if not isinstance(value, Several) or value.kind != "()" or len(parts) != len(value.items):
+        return value
+    return Several("list", tuple(Named(tuple(part), item) for part, item in zip(parts, value.items, strict=True)))
+
+
+def multiplied(node: Node, multiplier: int) -> Node:
+    """A formula times the factor of a word such as `thousand`."""
+    return node if multiplier == 1 else Node("multiply", (node, Node("number", value=Fraction(multiplier))))
+
+
+def entries(matrix: Matrix) -> list[Answer]:
+    """The entries row by row, each multiplied by the factor before the matrix."""
+    found = [entry for row in matrix.rows for entry in row]
+    if not matrix.factor:
+        return found
+    factor = _bracketed(matrix.factor) if matrix.factor[0].value not in ("+", "-") else matrix.factor
+    return [entry._replace(tokens=(*factor, *_bracketed(entry.tokens))) if isinstance(entry, Formula) else entry
+            for entry in found]
+
+
+def _bracketed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    return (Token("sign", "("), *tokens, Token("sign", ")"))

@@ -1,7 +1,8 @@
 """The rules of comparison: whether an answer equals the gold answer, and which rule decided.
 
 Each kind of answer has one rule, which is chosen before any algebra. All other answers are compared as formulas; formulas that
-cannot be parsed are compared token by token. A pair that its rule rejects is not tried with another rule.
+cannot be parsed are compared token by token. A pair that its rule rejects is not tried with another rule. `decide` compares
+all readings of two strings.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from dflash_mcmc.grading.math import algebra, values, views
+from dflash_mcmc.grading.math import values
 from dflash_mcmc.grading.math.answers import (
     ORDERED,
     Answer,
@@ -24,10 +25,24 @@ from dflash_mcmc.grading.math.answers import (
     Related,
     Several,
     Words,
+    as_relation,
+    as_words,
+    by_name,
+    entries,
+    infinite,
+    is_reals,
+    is_set,
+    left_minus_right,
+    multiplied,
+    names,
+    one_by_one,
+    plain,
+    token_values,
 )
-from dflash_mcmc.grading.math.formulas import Node, NotParsed
-from dflash_mcmc.grading.math.syntax import parse
+from dflash_mcmc.grading.math.reading import readings
+from dflash_mcmc.grading.math.syntax import Node, NotParsed, parse
 from dflash_mcmc.grading.math.units import DEGREE, PERCENT
+from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
 
 _REALS = {"all real numbers", "all reals", "real numbers"}
 _RULE_OF = {"()": "tuple", "[]": "interval", "<>": "tuple", "(]": "interval", "[)": "interval", "ordered": "list"}
@@ -64,16 +79,16 @@ class AnswerComparison:
             if choice.letter != other.letter or choice.meaning is None or other.meaning is None:
                 return choice.letter == other.letter
             return self.equal(choice.meaning, other.meaning)
-        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", views.as_words(other))
+        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", as_words(other))
         if letter:
             return choice.letter == letter.group(1).upper()
         return choice.meaning is not None and self.equal(choice.meaning, other)
 
     def _words(self, words: Words, other: Answer) -> bool:
         self._set_rule("text")
-        text, other_text = views.plain(words.text), views.plain(views.as_words(other))
+        text, other_text = plain(words.text), plain(as_words(other))
         if text in _REALS:
-            return other_text in _REALS or views.is_reals(other)
+            return other_text in _REALS or is_reals(other)
         return text != "" and text == other_text
 
     def _based(self, based: Based, other: Answer) -> bool:
@@ -82,15 +97,15 @@ class AnswerComparison:
 
     def _named(self, named: Named, other: Answer) -> bool:
         if isinstance(other, Named):
-            if views.token_values(named.name) == views.token_values(other.name):
+            if token_values(named.name) == token_values(other.name):
                 self._set_rule("named")
                 return self.equal(named.value, other.value)
-            return self._related(views.as_relation(named), views.as_relation(other))
+            return self._related(as_relation(named), as_relation(other))
         if isinstance(other, Related):
-            return self._related(views.as_relation(named), other)
+            return self._related(as_relation(named), other)
         self._set_rule("named")
-        in_parts = isinstance(other, Several) and (other.kind == "()" or views.names(other.items))
-        return self.equal(views.one_by_one(named) if in_parts else named.value, other)
+        in_parts = isinstance(other, Several) and (other.kind == "()" or names(other.items))
+        return self.equal(one_by_one(named) if in_parts else named.value, other)
 
     def _related(self, related: Related | None, other: Answer | None) -> bool:
         """Compares two equations or inequalities: they are equal if their differences `left - right` are proportional.
@@ -101,29 +116,30 @@ class AnswerComparison:
         if not isinstance(related, Related) or not isinstance(other, Related) or related.sign != other.sign:
             return False
         try:
-            difference, other_difference = views.difference(related), views.difference(other)
+            difference, other_difference = left_minus_right(related), left_minus_right(other)
         except NotParsed:
-            sides, other_sides = ([views.token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
+            sides, other_sides = ([token_values(side.tokens) for side in relation[1:]]
+                                  for relation in (related, other))
             return sides == other_sides
         factor = values.ratio(difference, other_difference)
         if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
             return False
-        return algebra.equal(difference, Node("multiply", (Node("number", value=factor), other_difference)))
+        return values.equal(difference, Node("multiply", (Node("number", value=factor), other_difference)))
 
     def _matrix(self, matrix: Matrix, other: Answer) -> bool:
         self._set_rule("matrix")
         if not isinstance(other, Matrix) or list(map(len, matrix.rows)) != list(map(len, other.rows)):
             return False
-        entries, other_entries = views.entries(matrix), views.entries(other)
-        return all(self.equal(entry, other_entry) for entry, other_entry in zip(entries, other_entries, strict=True))
+        pairs = zip(entries(matrix), entries(other), strict=True)
+        return all(self.equal(entry, other_entry) for entry, other_entry in pairs)
 
     def _several(self, several: Several, other: Answer) -> bool:
         self._set_rule(_RULE_OF.get(several.kind, several.kind))
         if not isinstance(other, Several):
             alone = several.kind == "set" and len(several.items) == 1 and not isinstance(other, Matrix)
-            return self.equal(several.items[0], other) if alone else views.is_reals(several) and views.is_reals(other)
+            return self.equal(several.items[0], other) if alone else is_reals(several) and is_reals(other)
         kinds = {several.kind, other.kind}
-        if kinds == {"list", "()"} and views.infinite(several if several.kind == "list" else other):
+        if kinds == {"list", "()"} and infinite(several if several.kind == "list" else other):
             return False  # `1, \infty` is not an interval
         if kinds in ({"list", "()"}, {"ordered", "()"}) and (several.sure or other.sure):
             return False  # two solutions are not an open interval
@@ -131,14 +147,14 @@ class AnswerComparison:
             return self._in_order(several.items, other.items)
         if len(kinds) == 1 and kinds <= set(ORDERED):
             return self._in_order(several.items, other.items)
-        if kinds == {"list"} and (views.names(several.items) is None) != (views.names(other.items) is None):
+        if kinds == {"list"} and (names(several.items) is None) != (names(other.items) is None):
             return self._in_order(several.items, other.items)  # `x = 1, y = 2` and `1, 2`
         if kinds <= {"list", "set"} or kinds <= {"list", "union"} or kinds == {"intersection"}:
             return self._in_any_order(several.items, other.items, once=kinds != {"list"})
         return False
 
     def _in_order(self, golds: Sequence[Answer], answers: Sequence[Answer]) -> bool:
-        golds, answers = views.by_name(golds), views.by_name(answers)
+        golds, answers = by_name(golds), by_name(answers)
         return len(golds) == len(answers) and all(map(self.equal, golds, answers))
 
     def _in_any_order(self, golds: Sequence[Answer], answers: Sequence[Answer], once: bool) -> bool:
@@ -150,7 +166,7 @@ class AnswerComparison:
             return False
         for gold in golds:
             match = next((place for place, answer in enumerate(left)
-                          if views.is_set(gold) == views.is_set(answer) and self.equal(gold, answer)), None)
+                          if is_set(gold) == is_set(answer) and self.equal(gold, answer)), None)
             if match is None:
                 return False
             del left[match]
@@ -167,14 +183,14 @@ class AnswerComparison:
         if not gold.unit.fits(answer.unit):
             self._set_rule("unit")
             return False
-        if views.token_values(gold.tokens) == views.token_values(answer.tokens) and gold.multiplier == answer.multiplier:
+        if token_values(gold.tokens) == token_values(answer.tokens) and gold.multiplier == answer.multiplier:
             self._set_rule("unit" if gold.unit != answer.unit else "same tokens")
             return True
         if all(token.value.isupper() and token.kind == "letter" for side in (gold, answer) for token in side.tokens):
             self._set_rule("text")  # ABC is an order or a triangle, not the product of A, B and C
             return False
         try:
-            nodes = [views.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
+            nodes = [multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
             rational = None not in [values.exact(node) for node in nodes]
         except (NotParsed, values.NoValue) as error:
             self._set_rule("not parsed" if isinstance(error, NotParsed) else "no value")
@@ -187,11 +203,11 @@ class AnswerComparison:
         for place in (0, 1):
             if units[place] == DEGREE and values.has(nodes[1 - place], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
                 nodes = [Node("degrees", (node,)) if number == place else node for number, node in enumerate(nodes)]
-        if algebra.equal(*nodes):
+        if values.equal(*nodes):
             return True
         if (units[0] == PERCENT) == (units[1] == PERCENT):
             return False
-        return algebra.equal(*(Node("divide", (node, _HUNDRED)) if unit == PERCENT else node
+        return values.equal(*(Node("divide", (node, _HUNDRED)) if unit == PERCENT else node
                                for node, unit in zip(nodes, units, strict=True)))
 
 
@@ -201,3 +217,41 @@ _RULES: tuple[tuple[type[Answer], Callable[[AnswerComparison, Any, Answer], bool
     (Matrix, AnswerComparison._matrix), (Several, AnswerComparison._several),
 )
 """Pairs (kind, rule). The first pair whose kind is the kind of one of the two answers decides the rule."""
+
+
+def decide(gold: str, answer: str) -> Decision:
+    """Decides whether an answer equals the gold answer.
+
+    Call this function in a grading process only: it may take long, and exceptions of the algebra library are not caught.
+    """
+    if answer.strip() == gold.strip():
+        return Decision(CORRECT, "same")
+    try:
+        check_size(answer)
+        check_size(gold)
+        return _of_all(readings(gold), readings(answer))
+    except Unsupported as limit:
+        return Decision(UNSUPPORTED, str(limit))
+    except RecursionError:
+        return Decision(UNSUPPORTED, "nesting")
+
+
+def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
+    """The best decision over pairs of readings. `correct` is better than `unsupported`, which is better than `wrong`.
+
+    An answer with a comma such as `1,234` has two readings: the comma groups digits in the first reading and separates items
+    in the second one. The second readings of the two sides are not compared with each other. If they are equal, the first
+    readings are equal too.
+    """
+    decisions = [_of_two(gold, answer) for number, gold in enumerate(golds) for other, answer in enumerate(answers)
+                 if not (number and other)]
+    return min(decisions, key=lambda decision: (CORRECT, UNSUPPORTED, WRONG).index(decision.verdict))
+
+
+def _of_two(gold: Answer, answer: Answer) -> Decision:
+    comparison = AnswerComparison()
+    try:
+        equal = comparison.equal(gold, answer)
+    except Unsupported as limit:
+        return Decision(UNSUPPORTED, str(limit))
+    return Decision(CORRECT if equal else WRONG, comparison.rule)

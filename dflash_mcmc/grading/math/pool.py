@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extracted, Extraction
-from dflash_mcmc.grading.limits import MAX_LENGTH
 from dflash_mcmc.grading.math import worker
 from dflash_mcmc.grading.verdicts import (
     CORRECT,
     ERROR,
     MAX_DEATHS,
+    MAX_LENGTH,
     NO_ANSWER,
     TIMEOUT,
     UNGRADABLE,
@@ -205,7 +205,7 @@ class MathPool:
     def _schedule(self, submitted: _SubmittedText) -> None:
         if self._workers is None:
             self._workers = _Workers(self._num_workers, self._memory)
-            self._checked = self._workers.threads.submit(self._workers.call, worker.check, (), _START_SECONDS)
+            self._checked = self._workers.threads.submit(self._workers.call, worker.self_test, (), _START_SECONDS)
         self._futures[self._workers.threads.submit(self._graded, self._workers, submitted)] = submitted
 
     def _check(self, wait: bool) -> None:

@@ -6,14 +6,11 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from dflash_mcmc.grading.math import views
+from dflash_mcmc.grading.math import answers
 from dflash_mcmc.grading.math.answers import Answer, Based, ChoiceAnswer, Formula, Matrix, Named, Several, Words
-from dflash_mcmc.grading.math.brackets import FACING, depths, enclosed, facing, split
-from dflash_mcmc.grading.math.formulas import NotParsed
-from dflash_mcmc.grading.math.infix import prefixed
 from dflash_mcmc.grading.math.relations import ORDERS, RELATIONS, intersection, is_name, related
-from dflash_mcmc.grading.math.syntax import parse
-from dflash_mcmc.grading.math.tokens import Token, tokenise
+from dflash_mcmc.grading.math.syntax import NotParsed, parse
+from dflash_mcmc.grading.math.tokens import FACING, Token, depths, enclosed, facing, prefixed, split, tokenise
 from dflash_mcmc.grading.math.units import measured
 from dflash_mcmc.grading.math.words import NUMBERS, SEPARATORS
 
@@ -61,7 +58,7 @@ def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
     A signed list is surely a list of solutions, not a point. A list with named items or joining words is also surely a list of
     solutions, unless each item has a different name and no word is `or`.
     """
-    each, some = views.names(items), any(isinstance(item, Named) for item in items)
+    each, some = answers.names(items), any(isinstance(item, Named) for item in items)
     point = len(each or ()) == len(items) and "or" not in joining
     return Several("list", tuple(items), sure=signed or (not point and (some or bool(joining))))
 
@@ -207,7 +204,7 @@ def _matrix(tokens: Sequence[Token]) -> Matrix | None:
 
 def _is_factor(tokens: Sequence[Token]) -> bool:
     r"""Whether the tokens before a matrix are a factor of it: nothing, a sign or one term, but not `1+2`, `\sqrt` or `2^`."""
-    if not tokens or views.token_values(tokens) in (("-",), ("+",)):
+    if not tokens or answers.token_values(tokens) in (("-",), ("+",)):
         return True
     if any(depth == 0 and token.value in ("+", "-") for token, depth in list(zip(tokens, depths(tokens), strict=True))[1:]):
         return False
@@ -220,7 +217,7 @@ def _is_factor(tokens: Sequence[Token]) -> bool:
 
 def _is_set_variable(tokens: Sequence[Token]) -> bool:
     r"""Whether tokens can be the left part of a set `{x | ...}`: a name, or `x \in \mathbb{R}`."""
-    return is_name(tokens[:1]) and views.token_values(tokens[1:]) in ((), (r"\in", r"\mathbb", "R"))
+    return is_name(tokens[:1]) and answers.token_values(tokens[1:]) in ((), (r"\in", r"\mathbb", "R"))
 
 
 def _bracketed(kind: str, content: list[Token], tokens: Sequence[Token]) -> Answer:

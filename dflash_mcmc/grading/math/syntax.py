@@ -1,4 +1,5 @@
-"""Parser of formulas, from tokens to a tree. It has its own grammar, so that no part of an answer is ignored.
+"""Formulas: their tree, exact values of numbers, and the parser from tokens to a tree. It has its own grammar, so that no part
+of an answer is ignored.
 
 It raises NotParsed for anything that the grammar does not have, e.g. words, an unknown command or a misplaced index. Such
 answers are compared token by token.
@@ -7,14 +8,103 @@ answers are compared token by token.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
-from dflash_mcmc.grading.limits import Unsupported
-from dflash_mcmc.grading.math.cursor import Cursor
-from dflash_mcmc.grading.math.formulas import Node, NotParsed, decimal, repeating
 from dflash_mcmc.grading.math.tokens import Token
 from dflash_mcmc.grading.math.words import FUNCTIONS
+from dflash_mcmc.grading.verdicts import MAX_EXPONENT, Unsupported
+
+
+class Cursor:
+    """The tokens that are not consumed yet, in `left`. Asking for a missing token raises NotParsed."""
+
+    def __init__(self, tokens: Sequence[Token]):
+        self.left = list(tokens)
+
+    def next(self) -> str | None:
+        """Value of the next token, which is not consumed; None at the end."""
+        return self.left[0].value if self.left else None
+
+    def take(self) -> Token:
+        """Consumes and returns the next token."""
+        if not self.left:
+            raise NotParsed("the end")
+        return self.left.pop(0)
+
+    def skip(self, value: str) -> bool:
+        """Consumes the next token if it has this value. Returns whether it did."""
+        if self.next() == value:
+            self.take()
+            return True
+        return False
+
+    def expect(self, value: str) -> None:
+        """Consumes the next token, which must have this value."""
+        if not self.skip(value):
+            raise NotParsed(f"no {value}")
+
+    def raw(self, brackets: bool = False) -> str:
+        """Consumes a group in braces, or one token, and returns its values unparsed, joined by spaces.
+
+        With `brackets`, a group in parentheses is accepted too, and the result is put in parentheses.
+        """
+        token = self.take()
+        pair = {"{": "}", "(": ")"}.get(token.value) if token.value == "{" or brackets else None
+        if pair is None:
+            return token.value
+        depth, inside = 1, []
+        while depth:
+            inside.append(self.take().value)
+            depth += {token.value: 1, pair: -1}.get(inside[-1], 0)
+        return f"({' '.join(inside[:-1])})" if brackets else " ".join(inside[:-1])
+
+
+class NotParsed(Exception):
+    """The tokens are not an expression of the grammar. The message names the token that is unexpected or missing."""
+
+
+class Node(NamedTuple):
+    """A formula. `kind` is number, symbol, constant, add, multiply, divide, power, root, negate, call, absolute, factorial,
+    binomial, degrees, floor, ceil.
+    """
+
+    kind: str
+    parts: tuple[Node, ...] = ()
+    value: Fraction | str | None = None
+    """The value of a number, the index of a root, or the name of a symbol, constant (pi, e, i, oo) or function."""
+
+    @property
+    def number(self) -> Fraction:
+        """`value` of a number or a root."""
+        if not isinstance(self.value, Fraction):
+            raise TypeError(f"a {self.kind} has no number")
+        return self.value
+
+    @property
+    def name(self) -> str:
+        """`value` of a symbol, constant or function."""
+        if not isinstance(self.value, str):
+            raise TypeError(f"a {self.kind} has no name")
+        return self.value
+
+
+def decimal(text: str) -> Fraction:
+    """Exact value of a `number` token. Raises Unsupported for an exponent beyond the limit."""
+    mantissa, _, exponent = text.partition("e")
+    if abs(int(exponent or 0)) > MAX_EXPONENT:
+        raise Unsupported("exponent")
+    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+
+
+def repeating(text: str) -> Fraction:
+    """Exact value of a `repeating` token, `whole.fixed(period)`."""
+    whole, _, rest = text.partition(".")
+    fixed, _, period = rest.rstrip(")").partition("(")
+    return Fraction(f"{whole}.{fixed or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+
 
 _LETTERS = re.compile(r"\\(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon"
                       r"|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar)")
@@ -33,7 +123,7 @@ def parse(tokens: tuple[Token, ...]) -> Node:
     parser = _FormulaParser(tokens)
     try:
         node = parser.sum()
-    except RecursionError as error:  # `limits.check_size` does not count repeated signs and bars
+    except RecursionError as error:  # `check_size` does not count repeated signs and bars
         raise Unsupported("nesting") from error
     if parser.left:
         raise NotParsed(f"{parser.left[0].value} after the end")
@@ -41,7 +131,7 @@ def parse(tokens: tuple[Token, ...]) -> Node:
 
 
 class _FormulaParser(Cursor):
-    """Recursive descent. `limits.check_size` bounds the nesting of brackets."""
+    """Recursive descent. `check_size` bounds the nesting of brackets."""
 
     def sum(self) -> Node:
         node = self._signed()

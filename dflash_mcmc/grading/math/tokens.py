@@ -1,12 +1,14 @@
 r"""Tokens of LaTeX. Answers that differ only in appearance have the same tokens.
 
 `\left`, `\,` and the `$` around mathematics are dropped. `\dfrac`, `\mathrm`, Unicode signs, and words instead of commands
-(`sqrt`, `pi`) are replaced by one common form.
+(`sqrt`, `pi`) are replaced by one common form. `prefixed` rewrites the infix commands `{1 \over 3}` and `{n \choose 2}` as
+`\frac` and `\binom`. Then come brackets: nesting depth, splitting outside brackets, and the content of a pair.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.grading.characters import matched, to_latex, trimmed
@@ -222,3 +224,105 @@ def _joined(tokens: list[Token]) -> list[Token]:
         else:
             joined.append(token)
     return joined
+
+
+OPENING = {"(": "()", "[": "[]", "{": "{}", r"\{": r"\{\}", r"\langle": "<>", r"\lfloor": "floor", r"\lceil": "ceil"}
+CLOSING = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"}
+
+
+FACING = "facing"
+"""Token kind of a bracket that `facing` has turned around. It bounds an interval, never a point."""
+_BEFORE = ("", r"\in", r"\cup", r"\cap", "=", ",", "or", "and")
+_AFTER = ("", r"\cup", r"\cap", ",", ".", "or", "and")
+
+
+def facing(tokens: Sequence[Token]) -> list[Token]:
+    """The tokens with the intervals `]0,1[` and `[0,1[` rewritten as `(0,1)` and `[0,1)`."""
+    values = ["", *(token.value for token in tokens), ""]
+    turned = []
+    for token, before, after in zip(tokens, values, values[2:], strict=False):
+        opens, closes = token.value == "]" and before in _BEFORE, token.value == "[" and after in _AFTER
+        turned.append(Token(FACING, "(" if opens else ")", token.spaced) if opens or closes else token)
+    return turned
+
+
+def depths(tokens: Sequence[Token]) -> list[int]:
+    """Nesting depth of each token in brackets and environments. A bracket has the depth of its content.
+
+    Unmatched closing brackets do not make the depth negative.
+    """
+    found, depth = [], 0
+    for token in tokens:
+        opens = token.value in OPENING or token.kind == "begin"
+        closes = token.value in CLOSING or token.kind == "end"
+        depth += opens
+        found.append(depth)
+        depth = max(0, depth - closes)
+    return found
+
+
+def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+    """(parts, separators): the tokens split at each separator outside brackets."""
+    parts: list[list[Token]] = [[]]
+    separators: list[Token] = []
+    for token, depth in zip(tokens, depths(tokens), strict=True):
+        if depth == 0 and separates(token):
+            parts.append([])
+            separators.append(token)
+        else:
+            parts[-1].append(token)
+    return parts, separators
+
+
+def enclosed(tokens: Sequence[Token]) -> tuple[str, list[Token]] | None:
+    """(brackets, content) if one pair of brackets encloses all tokens, otherwise None. `[0,1)` is also a pair."""
+    if len(tokens) < 2:
+        return None
+    first, last = tokens[0].value, tokens[-1].value
+    if first not in OPENING or last not in CLOSING:
+        return None
+    inside = depths(tokens)
+    if inside[-1] != 1 or min(inside) < 1:
+        return None
+    if any(before == 1 and token.value in CLOSING for token, before in zip(tokens[:-1], inside[:-1], strict=True)):
+        return None
+    kind = OPENING[first]
+    if first in ("(", "[") and last in (")", "]"):
+        kind = first + last
+    elif {first: last} not in ({"{": "}"}, {r"\{": r"\}"}, {r"\langle": r"\rangle"}):
+        return None
+    return kind, list(tokens[1:-1])
+
+
+_PREFIXED = {r"\over": r"\frac", r"\choose": r"\binom"}
+
+
+def prefixed(tokens: Sequence[Token]) -> list[Token]:
+    r"""The tokens with `\frac{1}{3}` instead of `{1 \over 3}`. An infix command that is not alone in its braces is kept."""
+    tokens = list(tokens)
+    for place in [place for place, token in enumerate(tokens) if token.value in _PREFIXED]:
+        start, end = _edge(tokens, place, -1), _edge(tokens, place, 1)
+        if start is None or end is None:
+            continue
+        parts, infix = split(tokens[start + 1:end], lambda token: token.value in _PREFIXED)
+        if len(infix) == 1:
+            command = Token("command", _PREFIXED[infix[0].value], tokens[start].spaced)
+            return prefixed([*tokens[:start], command, *_group(parts[0]), *_group(parts[1]), *tokens[end + 1:]])
+    return tokens
+
+
+def _edge(tokens: Sequence[Token], place: int, step: int) -> int | None:
+    """Position of the brace that opens (`step` -1) or closes (`step` 1) the group around a place; None for other brackets."""
+    opening, closing = (OPENING, CLOSING) if step > 0 else (CLOSING, OPENING)
+    depth, place = 0, place + step
+    while 0 <= place < len(tokens):
+        value = tokens[place].value
+        if value in closing and depth == 0:
+            return place if value in ("{", "}") else None
+        depth += (value in opening) - (value in closing)
+        place += step
+    return None
+
+
+def _group(tokens: Sequence[Token]) -> list[Token]:
+    return [Token("sign", "{"), *tokens, Token("sign", "}")]

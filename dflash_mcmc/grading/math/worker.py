@@ -1,4 +1,10 @@
-"""The functions that run in a grading process of `grader=math`."""
+"""The functions that run in a grading process of `grader=math`: the judge, its self-test, and the rivals of the comparison.
+
+The self-test checks at the start of a process that known pairs are decided correctly with the installed libraries. `golds.txt`
+contains the gold answers of MATH-500, one per line (Hendrycks et al. 2021, arXiv 2103.03874, as split by Lightman et al. 2023;
+MIT, (c) 2021 Dan Hendrycks, (c) 2023 OpenAI). `RIVALS` are other graders with the signature of `judge`, for the comparison by
+`python -m dflash_mcmc.grading` only; no run uses them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,43 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
-from dflash_mcmc.grading.math.deciding import decide
-from dflash_mcmc.grading.math.self_test import self_test
+from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.string_rule import same_string
-from dflash_mcmc.grading.verdicts import ERROR, Decision
+from dflash_mcmc.grading.verdicts import CORRECT, ERROR, WRONG, Decision
+
+EQUAL = (
+    (r"\frac{1}{2}", r"\frac{2}{4}"), (r"\sqrt{12}", r"2\sqrt{3}"), ("(a+5)(b+2)", "ab+2a+5b+10"), ("3, 5, 7", "7, 5, 3"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)"), (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"), ("52_8", "52_{8}"),
+    (r"x \in [-2,7]", r"-2 \leq x \leq 7"), ("y = 2x + 3", "2x - y + 3 = 0"), (r"\text{east}", "East"),
+    (r"\cot x", r"\frac{1}{\tan x}"), (r"\sin 2x", r"2\sin x\cos x"),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", r"\frac{1}{5}\begin{pmatrix} 1 \\ -18 \end{pmatrix}"), ("(1+i)^2", "2i"),
+)
+DIFFERENT = (
+    (r"\frac{1}{2}", r"\frac{1}{3}"), ("(0,1)", "[0,1)"), ("17_8", "17_9"), (r"\text{circle}", r"\text{line}"),
+    ("3m+n", "3M+N"), ("3^{-80}", "3^{-81}"), (r"\frac{\pi}{3}+1", r"\frac\pi7+1"), (r"\$8", r"8\%"), ("x_1+x_2", "x_1+x_3"),
+    (r"\sqrt{x^2}", "x"),
+)
+
+
+def golds() -> list[str]:
+    """The 500 gold answers of MATH-500, in the order of the dataset."""
+    return Path(__file__).with_name("golds.txt").read_text(encoding="utf-8").splitlines()
+
+
+def self_test() -> list[str]:
+    """The pairs that are decided wrongly. The list is empty if the test passes.
+
+    Each gold answer is compared with itself in braces, so that the strings differ and the answers are parsed. The test also
+    triggers all lazy imports of the libraries, before the time of an answer is measured.
+    """
+    wrong = [f"{gold} = {gold}" for gold in golds() if decide(gold, f"{{ {gold} }}").verdict != "correct"]
+    wrong += [f"{gold} = {answer}" for gold, answer in EQUAL if decide(gold, answer).verdict != "correct"]
+    return wrong + [f"{gold} != {answer}" for gold, answer in DIFFERENT if decide(gold, answer).verdict != "wrong"]
+
 
 _GIBIBYTE = 1 << 30
 _PR_SET_PDEATHSIG = 1
@@ -47,11 +84,6 @@ def serve(pipe: Connection, begin: Callable[[float, int], None], memory_gib: flo
             pipe.send((function(*arguments), None))
         except Exception as error:
             pipe.send((None, error))
-
-
-def check() -> list[str]:
-    """The failures of the self-test."""
-    return self_test()
 
 
 def judge(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
@@ -113,3 +145,41 @@ def leave_session() -> None:
     if os.getpid() != os.getsid(0):
         os.setsid()
     os.environ.clear()
+
+
+def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """Accepts an answer only if it is the same string as the gold answer."""
+    return _decision(gold == answer, "exact"), same_string(gold, answer)
+
+
+def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """The string rule: PRM800K's normalisation without its algebra."""
+    same = same_string(gold, answer)
+    return _decision(same, "string"), same
+
+
+def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """math-verify as its documentation shows it, on the unchanged answers."""
+    return within(cpu_seconds, partial(_math_verify, mark=""), gold, answer), same_string(gold, answer)
+
+
+def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+    """math-verify with `$` around both answers, so that it reads them as LaTeX."""
+    return within(cpu_seconds, partial(_math_verify, mark="$"), gold, answer), same_string(gold, answer)
+
+
+def _math_verify(gold: str, answer: str, mark: str) -> Decision:
+    from math_verify import parse, verify
+
+    sides = [parse(f"{mark}{side}{mark}", parsing_timeout=None) for side in (gold, answer)]
+    return _decision(verify(*sides, timeout_seconds=None), "math-verify")
+
+
+def _decision(equal: bool, rule: str) -> Decision:
+    return Decision(CORRECT if equal else WRONG, rule)
+
+
+RIVALS = {
+    "exact string": exact_string, "string rule (PRM800K's strings)": string_rule, "math-verify, bare": math_verify_bare,
+    "math-verify, $...$": math_verify_dollars, "grader=math": judge,
+}

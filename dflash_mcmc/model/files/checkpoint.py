@@ -1,17 +1,57 @@
-"""A checkpoint: a folder or a name on the hub, and the hash of its content."""
+"""A checkpoint: a folder or a name on the hub, the hash of its content, its size, its stop ids, and the names of precisions.
+
+The size is read from the configuration and from the headers of the weights. No weight is loaded.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.model.files import pretrained, weight_files
-from dflash_mcmc.model.files.stop_ids import check_stop_ids
 from dflash_mcmc.process import hub
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Names of PyTorch's types that models and drafts can be loaded in."""
+
+
+def precision_name(dtype: object) -> str:
+    """The name of a type of PyTorch, `bfloat16`, or of the text that a configuration of transformers may have in its place."""
+    return str(dtype).removeprefix("torch.")
+
+
+_BITS = 63
+
+
+def check_stop_ids(field: str, source: str, given: object) -> tuple[int, ...]:
+    """The stop ids of a value of `eos_token_id`: none, one, or a list.
+
+    An id outside the vocabulary is allowed, because configurations have one by default. It is never drawn.
+
+    Args:
+        field: name in errors.
+        source: where the value stands.
+
+    Raises:
+        UserError: for anything that is no whole number, or no number of 64 bits.
+    """
+    ids = tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+    for token in ids:
+        if type(token) is not int or not -2**_BITS <= token < 2**_BITS:
+            raise UserError(f"{field}: given eos_token_id {given!r:.60} in {source}; allowed: null, a token id, or a list of "
+                            "token ids")
+    return ids
+
+
+def stop_ids_of(sources: Iterable[object]) -> set[int]:
+    """All stop ids of configurations and a tokenizer, from their attribute `eos_token_id`. Raises UserError."""
+    return {token for source in sources
+            for token in check_stop_ids("model.path", type(source).__name__, getattr(source, "eos_token_id", None))}
+
 
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 _FILES = (*_SMALL_FILES, ".safetensors", ".bin", ".pt")
@@ -225,3 +265,26 @@ def _files(folder: Path, field: str) -> list[Path]:
         if not file.is_file():
             raise ConfigError(field, str(file), "a regular file, or a link to one")
     return files
+
+
+class CheckpointSize(NamedTuple):
+    """The size of a target or a draft. A value is None if it is not known without loading the checkpoint."""
+
+    name: str | None = None
+    """The hub name, or the name of the folder."""
+    parameters: int | None = None
+    """Stored parameters; a head that shares the weights of the embedding counts once."""
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    reads_layers: tuple[int, ...] = ()
+    """The target's layers that a draft reads."""
+
+
+def size_of(checkpoint: Checkpoint) -> CheckpointSize:
+    """The size of a checkpoint in a folder or in the cache of the hub. Raises ConfigError for a damaged config.json."""
+    values, folder = checkpoint.config(), checkpoint.config_folder()
+    if values is None or folder is None:
+        return CheckpointSize(checkpoint.path)
+    name = folder.resolve().name if checkpoint.folder.is_dir() else checkpoint.path
+    return CheckpointSize(name, checkpoint.num_parameters(), checkpoint.whole_number("hidden_size", "n_embd"),
+                          checkpoint.whole_number("num_hidden_layers", "n_layer"))

@@ -102,9 +102,9 @@ class Difficulty(ProblemProbe):
     """
 
     num_folds: int = runtime(5, "folds of the cross-validation by problem that turns signals into probabilities; affects the "
-                             "summary alone", ge=2)
+                             "summary alone", ge=2, le=10_000)
     num_bins: int = runtime(10, "bins with equally many cases, in which probabilities are compared with outcomes; affects the "
-                            "summary alone", ge=2)
+                            "summary alone", ge=2, le=10_000)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
@@ -157,9 +157,9 @@ class Difficulty(ProblemProbe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """AUROC of all signals, calibration and ROC curves of the best ones."""
-        from dflash_mcmc.probe.difficulty import figures
+        from dflash_mcmc.probe.difficulty import detection
 
-        return figures.figures(summary)
+        return detection.figures(summary)
 
 
 def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],

@@ -13,8 +13,7 @@ import numpy as np
 
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import Each, Table
-from dflash_mcmc.probe.mixing.chains import COSTS, Cell, StepChain, Steps
-from dflash_mcmc.probe.mixing.convergence import WINDOWS, CellConvergence, CellEss, lags
+from dflash_mcmc.probe.mixing.chains import COSTS, WINDOWS, Cell, CellConvergence, CellEss, StepChain, Steps, lags
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 CUT_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

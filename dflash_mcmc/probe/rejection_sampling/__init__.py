@@ -60,7 +60,7 @@ class RejectionSampling(Probe):
         "auto", "where the laws come from: synthetic, or draft for the chosen draft and target; auto takes draft for a draft "
         "whose tokens depend on each other", off="synthetic")
     anchor: int = identity(0, "generated tokens before the block, drawn greedily, with laws=draft", ge=0, off=0)
-    vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2)
+    vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2, le=1_000_000)
     # At this seed argmax_proposal deviates as much as in the document; the median of 1,000 seeds is 0.19.
     law_seed: int = identity(890, "seed of the logits of target and draft; `seed` is the seed of the draws")
     target_spread: float = identity(1.5, "standard deviation of the target's logits, in nats", ge=0)
@@ -68,7 +68,8 @@ class RejectionSampling(Probe):
                                    ge=0)
     agreement: float = identity(0.8, "correlation of the draft's logits with the target's", ge=-1, le=1)
     temperature: float = identity(0.8, "temperature of target and draft", gt=0)
-    chunk_size: int = identity(500, "draws of each sampler in one record; a killed run loses at most one record", ge=1)
+    chunk_size: int = identity(500, "draws of each sampler in one record; a killed run loses at most one record", ge=1,
+                               le=1_000_000)
     num_draws: int = runtime(50000, "draws of each sampler in total, a multiple of chunk_size; may be raised later", ge=1)
 
     uses = ()

@@ -97,7 +97,8 @@ class SampledVerify(Probe):
     agent_answer: int = identity(256, "longest answer of the agent in tokens", ge=1)
     agent_temperature: float = identity(1.0, "temperature of the agent's answers", gt=0)
     agent_runs: int = runtime(12, "answers of the agent; may be raised later", ge=0)
-    batch_size: int = runtime(50, "generations that are drawn and timed together; a killed run loses at most these", ge=1)
+    batch_size: int = runtime(50, "generations that are drawn and timed together; a killed run loses at most these", ge=1,
+                              le=65_536)
 
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"

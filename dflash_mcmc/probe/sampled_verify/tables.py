@@ -13,7 +13,7 @@ from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import Each, Table
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, MATCH, PLAIN, SAME_KEY, SHORT
 from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE
-from dflash_mcmc.statistics import swaps
+from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import wilson
 
@@ -61,11 +61,11 @@ class Compared:
         clusters = Clusters(problems if len(set(problems)) > 1 else [one.number for one in self.own])
         return clusters.ratio(self.lengths, [one.target_forwards for one in self.own])
 
-    def histograms(self, most: int | None = None) -> swaps.SwapTest | None:
+    def histograms(self, most: int | None = None) -> paired.SwapTest | None:
         """The test that the histograms of the first tokens of both decoders have one law."""
         if self.decoder == PLAIN:
             return None
-        return swaps.histograms(*_counts(*([one.tokens[:most] for one in part] for part in (self.plain, self.own))))
+        return paired.histograms(*_counts(*([one.tokens[:most] for one in part] for part in (self.plain, self.own))))
 
     @cached_property
     def test(self) -> tuple[float | None, float | None, float | None]:
@@ -87,7 +87,7 @@ class Compared:
     def distinct_p(self) -> float | None:
         """The p-value of the test that their mean is that of plain decoding."""
         plain = np.array([distinct(one.tokens, _DISTINCT) for one in self.plain])
-        return None if self.decoder == PLAIN else swaps.means(plain, self.distinct).p
+        return None if self.decoder == PLAIN else paired.means(plain, self.distinct).p
 
     @property
     def calls(self) -> list[bool]:

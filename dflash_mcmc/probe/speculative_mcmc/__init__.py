@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
 PROPOSALS = 4
-"""Number of proposals of a timed chain. The first one is not counted (`timing.py`)."""
+"""Number of proposals of a timed chain. The first one is not counted (`weighing.Timing`)."""
 
 
 @final
@@ -72,7 +72,7 @@ class ProposalRecord(TypedDict):
 
 @final
 class SpeculativeRecord(TypedDict):
-    """See `SpeculativeMCMC.record` and `timing.Timing.of`."""
+    """See `SpeculativeMCMC.record` and `weighing.Timing.of`."""
 
     num_tokens: Count
     """Tokens of the answer."""
@@ -109,7 +109,7 @@ class SpeculativeMCMC(ProblemProbe):
     alpha: float = identity(4.0, "power of the target p^alpha", ge=1)
     draft_temperatures: list[float] | None = identity(None, "temperatures of the draft; null uses 1, 0.5 and 1/alpha", gt=0)
     num_samples: int = identity(100, "blocks drawn for each block of the answer; a chain starts at the first one and proposes "
-                                "the others", ge=2)
+                                "the others", ge=2, le=1_000_000)
     weights: Literal["reference", "joint"] = identity(
         "joint", "reference = p of a drawn token given the reference tokens before it, as published; joint = these weights "
         "and also weights with p given the drawn tokens before it, which are ratios of two distributions of blocks")
@@ -117,7 +117,7 @@ class SpeculativeMCMC(ProblemProbe):
                                     "proposal for comparison; its weights are joint")
     share_prefixes: bool = runtime(True, "read common beginnings of drawn blocks once; no number changes, except by rounding")
     timed_rows: int = runtime(8, "chains that propose at once while both proposals are timed, for every answer; 0 = no "
-                              "timing. Tables use only timings of this number of chains", ge=0)
+                              "timing. Tables use only timings of this number of chains", ge=0, le=65_536)
     chain_steps: int = runtime(10, "number of steps of a chain in the table of convergence", ge=1)
     position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
@@ -183,7 +183,7 @@ class SpeculativeMCMC(ProblemProbe):
         Raises UserError.
         """
         from dflash_mcmc.forcing.sequences import NotNumbers
-        from dflash_mcmc.probe.speculative_mcmc.timing import Timing
+        from dflash_mcmc.probe.speculative_mcmc.weighing import Timing
 
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)

@@ -29,8 +29,17 @@ from dflash_mcmc.report.parts import (
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned
-from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm, verdict
-from dflash_mcmc.statistics.power import detectable, detectable_by_spread, problems_by_spread, problems_needed
+from dflash_mcmc.statistics.paired import (
+    LEVEL,
+    Paired,
+    compare,
+    detectable,
+    detectable_by_spread,
+    holm,
+    problems_by_spread,
+    problems_needed,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -99,7 +99,7 @@ def test_each_template_is_tried_once_and_that_of_the_embedded_model_never(make_c
 
 def test_a_server_with_a_template_for_ever_does_not_start(of_template, monkeypatch):
     from dflash_mcmc.serve import options
-    from dflash_mcmc.serve.building import built
+    from dflash_mcmc.serve.app import built
 
     monkeypatch.setattr(template_limits, "_exceeded", lambda template, values: "takes more than 1 seconds")
     plan, config = options.compose([f"model.path={of_template(FOR_EVER)}"])

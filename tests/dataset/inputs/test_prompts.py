@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
-from dflash_mcmc.dataset.inputs.prompts import TEMPLATES, resolve
+from dflash_mcmc.dataset.inputs.prompting import TEMPLATES, resolve
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.runner.build import first_prompt, prompts
 from tests.refusals import refused

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from dflash_mcmc.draft.check import check as checking
-from dflash_mcmc.draft.check import findings, forced, report, walks
-from dflash_mcmc.draft.check.alternatives import alternatives
-from dflash_mcmc.draft.check.check import Checked, Row, check
-from dflash_mcmc.draft.check.findings import Difference, Ratio, Trial
+from dflash_mcmc.draft.check import forced, report, walks
+from dflash_mcmc.draft.check.check import Checked, Difference, Ratio, Row, Trial, check
+from dflash_mcmc.draft.check.forced import alternatives
 from dflash_mcmc.drafts import configured, main
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
@@ -56,8 +55,6 @@ PLANTS = {
                              config=plants.own(target_layer_ids=[5, 4, 3, 2, 1])),
     "features exchanged": Plant("layers", "features 1 and 5 exchanged", "features 1 and 5 are exchanged",
                                 tensors=plants.exchange_features(0, 4)),
-    "one feature from a neighbour": Plant("layers", "feature 5 from layer 5", "feature 5 is read from layer 4 instead of 5",
-                                          config=plants.own(target_layer_ids=[1, 2, 3, 4, 4])),
     "mask": Plant("mask", "mask 473", "mask_token_id is 470", config=plants.own(mask_token_id=470)),
     "rotation": Plant("rope", "rope_theta 10000 ", "rope_theta is 1e+06, and 10000 fits", config=plants.top(rope_theta=1e6)),
     "block too large": Plant("block", "block size 8", "the block size 16 is larger than the trained one",
@@ -69,8 +66,6 @@ PLANTS = {
 }
 TEMPLATES = {"model.chat=false": "model.chat=true", "model.enable_thinking=true": "model.enable_thinking=false",
              "dataset.system=Help.": "no system turn"}
-WEAK = ("one feature from a neighbour",)
-"""Planted mistakes that cost the embedded draft too little to be named on 24 problems. The alternatives still gain."""
 
 
 def overrides(plant: Plant, folder: Path) -> list[str]:
@@ -113,12 +108,12 @@ def test_the_alternative_puts_a_planted_mistake_right(name, answers, tmp_path):
     plant = PLANTS[name]
     config = composed(tmp_path, *BASE, *overrides(plant, tmp_path))
     settings, (base, *found) = drafted_again(config, model, drawn, plant.kind, plant.name)
-    trials = [findings.tried(each, blocks, base, len(drawn)) for each, blocks in zip(settings, found, strict=True)]
+    trials = [checking.tried(each, blocks, base, len(drawn)) for each, blocks in zip(settings, found, strict=True)]
     assert len(trials) == 1
-    healthy = findings.estimate(findings.of_walks(drawn)).known
+    healthy = checking.estimate(checking.of_walks(drawn)).known
     assert trials[0].tau.known > (0.9 if plant.kind != "layout" else 0.8) * healthy
-    assert trials[0].base_tau < (1.0 if name in WEAK else 0.95) * trials[0].tau.known
-    assert plant.says.split(" in")[0] in findings._sentence(trials[0], findings.slots(base))
+    assert trials[0].base_tau < 0.95 * trials[0].tau.known
+    assert plant.says.split(" in")[0] in checking._sentence(trials[0], checking.slots(base))
     if plant.kind == "dtype":
         assert base.not_numbers == len(base.gained)
         assert not base.right.any()
@@ -163,20 +158,20 @@ SLOTS = [{"slot": 1, "right": 0.1, "shift +1": 0.61, "shift -1": 0.02},
 def test_verdict(outcome, says, case):
     given = {"tau": estimate(4.0, 0.3), "problems": 20, "trials": [], "slot_rows": SLOTS, "expected": None, "differences": [],
              "reference": None, **case}
-    found = findings.verdict(**given)
+    found = checking.verdict(**given)
     assert found.outcome == outcome
     assert says in found.sentence
 
 
 def test_changes_that_gain_the_same_are_named_together():
     trials = [trial(4.4, 1.5, 0.1), trial(4.38, 1.5, 0.1), trial(3.0, 1.5, 0.1)]
-    found = findings.verdict(estimate(1.5, 0.1), 20, trials, SLOTS, None, [], None)
+    found = checking.verdict(estimate(1.5, 0.1), 20, trials, SLOTS, None, [], None)
     assert found.sentence.endswith("not told apart from name")
 
 
 def test_a_paired_change_has_a_narrower_interval_than_its_parts():
     tokens, forwards = np.arange(20.0) + 20.0, np.full(20, 10.0)
-    found = findings.trial("layers", "name", "", Ratio(tokens + 1.0, forwards), Ratio(tokens, forwards))
+    found = checking.trial("layers", "name", "", Ratio(tokens + 1.0, forwards), Ratio(tokens, forwards))
     assert found.change.interval == pytest.approx((0.1, 0.1))
     assert found.tau.interval[1] - found.tau.interval[0] > 0.3
 
@@ -187,7 +182,7 @@ def measured() -> Checked:
     slots = [{"slot": 1, "blocks": 3, "right": 0.5, "shift +1": None, "shift -1": 0.25}]
     return Checked("tiny x", "tiny", 9, 4.8, ["model.chat was true"], [row], [row, empty], slots, 1.0,
                    [trial(4.4, 1.1, 0.1), trial(1.0, 1.1, 0.1)], ["precision: no"],
-                   findings.DraftVerdict("cause", "it is reversed"))
+                   checking.DraftVerdict("cause", "it is reversed"))
 
 
 def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
@@ -242,7 +237,7 @@ def test_the_record_of_the_training_is_compared_with_the_target(tmp_path):
         assert says in difference.clause
     # Only other weights, or files among which they may be, make another target of it.
     of_configuration = checking._differences(config, {"model.weights": same, "model.content": "another"})
-    assert findings.verdict(estimate(4.0, 0.3), 20, [], SLOTS, None, of_configuration, None).outcome == "healthy"
+    assert checking.verdict(estimate(4.0, 0.3), 20, [], SLOTS, None, of_configuration, None).outcome == "healthy"
 
 
 def test_what_the_record_states_is_expected():
@@ -265,7 +260,7 @@ def test_a_healthy_pair_is_healthy(draft, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PLANTS if name not in WEAK])
+@pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_mistake_is_named(name, tmp_path):
     plant = PLANTS[name]
     found = check(composed(tmp_path, *WHOLE, *overrides(plant, tmp_path)))

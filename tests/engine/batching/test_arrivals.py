@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
+import numpy as np
 import pytest
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import DROPPED
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import HORIZON, SAMPLERS, STOPS, same
 from tests.engine.vllm.test_session import PROMPTS, engine_of
 from tests.targets import RememberingReference, random_model
@@ -105,3 +109,82 @@ def test_dropped_chains_leave_and_the_others_are_drawn_as_alone(engine, referenc
 def test_dropping_all_ends_the_run(engine):
     found = drawn(engine, Queue("power_mh"), {0: [0, 1]}, {1: [0, 1]})
     assert [done.failure for done in found.values()] == [DROPPED, DROPPED]
+
+
+def ticking(engine, monkeypatch, seconds: float) -> None:
+    """Gives the engine a clock that goes on by `seconds` each time that it is read."""
+    ticks = itertools.count()
+    monkeypatch.setattr(engine._meter, "now", lambda: seconds * next(ticks))
+
+
+def test_a_chain_whose_steps_cost_no_forward_holds_up_no_other(engine, reference, monkeypatch):
+    """Four of its steps fit into a turn of the injected clock. It waits for each next turn until the other has made a step."""
+    ticking(engine, monkeypatch, 0.01)
+    events, free_steps = list[str](), 400
+
+    def free():
+        drawn = yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(), Key(3))
+        for _ in range(free_steps):  # the stored intervals answer each of these
+            events.append("free")
+            again = yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(), Key(3), along=drawn)
+            assert np.array_equal(again.tokens, drawn.tokens)
+        return ChainResult(drawn)
+
+    for done in engine.steps([("free", free()), (1, chain("power_mh", 1))]):
+        events.append("step" if done is None else f"end of {done.tag}")
+        if done is not None and done.tag == 1:
+            same(done.result, reference.run(chain("power_mh", 1)))
+    assert "free" in events[events.index("end of 1") :], "the other chain ends first"
+    turns = [len(list(group)) for name, group in itertools.groupby(events) if name == "free"]
+    assert sum(turns) == free_steps
+    assert max(turns) <= 2 * 5, "a turn when its draw ends, and one when it goes on"
+    assert events[-1] == "step", "the caller has a word between turns, also when no other chain is left"
+    assert len(turns) >= free_steps // 10
+
+
+def test_a_paused_chain_can_be_dropped(engine, monkeypatch):
+    ticking(engine, monkeypatch, 1.0)
+
+    def free():
+        drawn = yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(), Key(3))
+        for _ in range(1000):
+            yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(), Key(3), along=drawn)
+        raise AssertionError("it is dropped before")
+
+    found = []
+    for step, done in enumerate(engine.steps([("free", free())])):
+        if done is not None:
+            found.append(done)
+        elif step == 40:
+            engine.drop(["free"])
+    assert [(done.tag, done.failure) for done in found] == [("free", DROPPED)]
+
+
+def test_paused_chains_keep_their_place_in_the_batch(engine, monkeypatch):
+    """Three chains of three slots pause, and take turns. The fourth begins only when one of them has ended."""
+    ticking(engine, monkeypatch, 1.0)
+    events = list[tuple[int, str]]()
+
+    def free(tag: int):
+        drawn = yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(temperature=0.0), Key(3))
+        for _ in range(20):
+            yield Draw(Trajectory.start(PROMPTS[0]), HORIZON, SamplingParams(temperature=0.0), Key(3), along=drawn)
+            events.append((tag, "step"))
+        return ChainResult(drawn)
+
+    for done in engine.steps((tag, free(tag)) for tag in range(5)):
+        events.append((done.tag, "ended") if done is not None else (-1, "word"))
+    assert min(events.index((tag, "step")) for tag in (3, 4)) > min(events.index((tag, "ended")) for tag in range(3))
+    turns = events[events.index((0, "step")) :]
+    turns = turns[turns.index((-1, "word")) :][:12]
+    assert [tag for tag, _ in turns[::2]] == [-1] * 6, "the caller has a word after each turn"
+    assert [tag for tag, _ in turns[1::2]] in ([0, 1, 2] * 2, [2, 1, 0] * 2)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_pauses_change_no_result_and_no_cost(engine, monkeypatch, name):
+    plain = {done.tag: done for done in engine.run([(tag, chain(name, tag)) for tag in range(4)])}
+    ticking(engine, monkeypatch, 1.0)
+    for done in engine.run([(tag, chain(name, tag)) for tag in range(4)]):
+        same(done.result, plain[done.tag].result, 0.0)
+        assert done.cost == plain[done.tag].cost

@@ -50,7 +50,7 @@ def temperature(**changes) -> Temperature:
 
 def power_smc(**changes) -> PowerSMC:
     values = dict(alpha=2.0, num_particles=3, block_size=3, ess_threshold=1.0, resampling="multinomial", temperature=None,
-                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=0, cut="start", fault="none")
+                  top_k=0, top_p=1.0, ramp=0, proposal="target", wrapper="none", num_steps=0, cut="start")
     return PowerSMC(**{**values, **changes})
 
 
@@ -69,7 +69,7 @@ SAMPLERS = {
     "pimh": power_smc(wrapper="pimh", num_steps=2),
     "csmc": power_smc(wrapper="csmc", num_steps=2, cut="current"),
     "replica_exchange": ReplicaExchange(alphas=[1.0, 3.0], temperatures=[1.0, 0.5], output=-1, num_blocks=3, num_steps=2,
-                                        local_steps=1, cut="current", early_reject="auto", fault="none"),
+                                        local_steps=1, cut="current", early_reject="auto"),
     "multiple_try": multiple_try(form="multiple_try"),
     "isir": multiple_try(form="isir"),
     "lookahead": Lookahead(alpha=2.0, num_candidates=3, num_rollouts=2, rollout_length=3, block_size=4, temperature=None,

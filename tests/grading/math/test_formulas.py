@@ -8,13 +8,11 @@ import mpmath
 import pytest
 import sympy
 
-from dflash_mcmc.grading.limits import Unsupported
-from dflash_mcmc.grading.math.algebra import parsed_latex, to_latex
-from dflash_mcmc.grading.math.deciding import decide
-from dflash_mcmc.grading.math.formulas import NotParsed
-from dflash_mcmc.grading.math.syntax import parse
+from dflash_mcmc.grading.math.comparing import decide
+from dflash_mcmc.grading.math.syntax import NotParsed, parse
 from dflash_mcmc.grading.math.tokens import tokenise
-from dflash_mcmc.grading.math.values import differ, exact, ratio, same_constant, symbols
+from dflash_mcmc.grading.math.values import differ, exact, parsed_latex, ratio, same_constant, symbols, to_latex
+from dflash_mcmc.grading.verdicts import Unsupported
 
 EXACT = {
     r"\frac12": Fraction(1, 2), r"\frac{1}2": Fraction(1, 2), r"\frac 59": Fraction(5, 9), "1 4/5": Fraction(9, 5),

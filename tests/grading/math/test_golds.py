@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dflash_mcmc.grading.math import self_test
-from dflash_mcmc.grading.math.algebra import verified
+from dflash_mcmc.grading.math import worker
 from dflash_mcmc.grading.math.answers import Formula
-from dflash_mcmc.grading.math.deciding import decide
+from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.reading import readings
 from dflash_mcmc.grading.math.syntax import parse
-from dflash_mcmc.grading.math.values import symbols
+from dflash_mcmc.grading.math.values import symbols, verified
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def test_all_500_equal_themselves_and_the_box_of_their_solution(math500, math_po
 
 
 def test_the_self_test_has_all_gold_answers(math500):
-    assert self_test.golds() == [row["answer"] for row in math500]
+    assert worker.golds() == [row["answer"] for row in math500]
 
 
 def test_gold_formulas_are_parsed_completely(math500):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from dflash_mcmc.grading.__main__ import main, read_pairs, run_grader, table
-from dflash_mcmc.grading.math.deciding import decide
+from dflash_mcmc.grading.math.comparing import decide
 from tests.conftest import ROOT
 
 FILE = ROOT / "tests/grading/pairs.jsonl"

@@ -7,11 +7,10 @@ import contextlib
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_mcmc.grading.limits import Unsupported
-from dflash_mcmc.grading.math.deciding import decide
+from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.reading import readings
 from dflash_mcmc.grading.math.string_rule import same_string
-from dflash_mcmc.grading.verdicts import GIVEN
+from dflash_mcmc.grading.verdicts import GIVEN, Unsupported
 
 FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

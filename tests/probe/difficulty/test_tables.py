@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.probe.difficulty import figures, signals, tables
+from dflash_mcmc.probe.difficulty import detection, signals, tables
 
 
 def answer(problem: int, wrong: bool, level: int | None = 1, **changed) -> dict:
@@ -35,7 +35,7 @@ CASES = {
 def test_without_wrong_or_right_cases_values_are_none_and_figures_say_so(name):
     found = tables.summary(CASES[name], 5, 10)
     json.dumps(found._asdict(), allow_nan=False)
-    drawn = figures.figures(found)
+    drawn = detection.figures(found)
     assert set(drawn) == {"fig_difficulty_auroc", "fig_difficulty_roc", "fig_difficulty_reliability"}
     for figure in drawn.values():
         figure.draw_without_rendering()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.probe.layer_rank.ranks import LAYERS, NORMS, NormRow, Ranked, median_of
+from dflash_mcmc.probe.layer_rank import LAYERS, NORMS, NormRow, Ranked, median_of
 from dflash_mcmc.statistics.intervals import Clusters
 
 

@@ -12,8 +12,8 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.probe.logit_blend import gains
-from dflash_mcmc.probe.logit_blend.gains import SUMS, Blended, Settings
+from dflash_mcmc.probe import logit_blend
+from dflash_mcmc.probe.logit_blend import SUMS, Blended, Settings
 from tests.targets import FAMILIES, random_model
 
 ANSWER = Answer(np.array([5, 9, 30, 2]), np.array([7, 7, 41, 3, 60, 12, 33, 8]))
@@ -21,7 +21,7 @@ BETAS = [0.0, 0.1, 0.6, 1.0]
 
 
 def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: float = 0.01) -> dict:
-    return gains.record(model, None, ANSWER, Settings([0, 1, 2], norm, betas, hard_below))
+    return logit_blend.record(model, None, ANSWER, Settings([0, 1, 2], norm, betas, hard_below))
 
 
 @torch.no_grad()
@@ -107,7 +107,7 @@ def test_flattening_wins_the_hard_tokens_of_any_target():
     logits, tokens = 4.0 * torch.randn(2000, 61, generator=generator), torch.arange(2000) % 61
     forbidden = torch.zeros(61, dtype=torch.bool)
     target = layers.log_probability(logits, tokens)
-    flat = layers.log_probability(gains.blended(logits, None, 0.05, forbidden), tokens)
+    flat = layers.log_probability(logit_blend.blended(logits, None, 0.05, forbidden), tokens)
     hard = target < math.log(0.01)
     assert hard.sum() > 500
     assert (flat > target)[hard].double().mean() > 0.9
@@ -122,22 +122,22 @@ def test_rows_by_hand():
     records = [{"sums": {part: {"5": cells[part], "flattened": cells[part]} for part in ("hard", "easy")}}
                for cells in (CELL, NONE)]
     blended = Blended(records, [0.05])
-    row, control = blended.rows(gains.HARD, "hard")
+    row, control = blended.rows(logit_blend.HARD, "hard")
     assert (row["source"], row["layer"], row["beta"], row["n"]) == ("layer", 5, 0.05, 4)
     assert (control["source"], control["layer"]) == ("flattened", None)
     assert (row["gain"], row["wins"], row["wins_minus_losses"]) == (0.5, 0.75, 0.5)
     assert (row["rank_wins"], row["rank_losses"], row["rank_wins_minus_losses"]) == (0.5, 0.25, 0.25)
     assert (row["gain_over_flattened"], row["wins_over_flattened"]) == (0.25, 0.5)
-    row, _ = blended.rows(gains.GRID, "hard", "easy")
+    row, _ = blended.rows(logit_blend.GRID, "hard", "easy")
     assert (row["n"], row["gain"], row["wins"], row["rank_losses"]) == (20, 0.0, 0.7, 0.2)
     assert row["gain_low"] == -0.1  # the first problem twice
     assert row["gain_high"] == 0.1
     assert "wins_minus_losses" not in row
-    row, _ = blended.rows(gains.EASY, "easy")
+    row, _ = blended.rows(logit_blend.EASY, "easy")
     assert (row["n"], row["gain"]) == (16, -0.125)
 
 
 def test_a_part_without_tokens_has_no_values():
-    (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).rows(gains.HARD, "hard")
+    (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).rows(logit_blend.HARD, "hard")
     assert row["n"] == 0
     assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}

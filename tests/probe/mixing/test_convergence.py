@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dflash_mcmc.probe.mixing import convergence as conv
+from dflash_mcmc.probe.mixing import chains as conv
 from dflash_mcmc.probe.mixing import tables
-from dflash_mcmc.probe.mixing.chains import COSTS, Cell, StepChain
-from dflash_mcmc.probe.mixing.convergence import Convergence, Window, autocorrelation, convergence, window
+from dflash_mcmc.probe.mixing.chains import COSTS, Cell, Convergence, StepChain, Window, autocorrelation, convergence, window
 from dflash_mcmc.rng import Key
 
 
