@@ -5,7 +5,8 @@ teardown with a line for each change. The guard then undoes the change, so that 
 
 The function guard is the first fixture of a test to start and the last one to end, so fixtures of wider scope may change the
 process for their scope. The module guard compares the process around a module in the same way. It sees what module-scoped
-fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module.
+fixtures leave behind. It does not compare threads, because a session-scoped fixture may start some within a module, nor the
+warnings filters, which pytest sets for each test.
 """
 
 from __future__ import annotations
@@ -229,9 +230,10 @@ def _shown(value: object) -> str:
     return value.name if isinstance(value, signal.Signals) else str(value)
 
 
-def _guarded(culprit: str, without: str = "") -> Iterator[None]:
+def _guarded(culprit: str, *without: str) -> Iterator[None]:
     before = snapshot()
-    before.states.pop(without, None)
+    for name in without:
+        del before.states[name]
     yield
     lines = changes(before)
     if lines:
@@ -247,4 +249,4 @@ def guard_of_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def guard_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the last test of a module whose fixtures leave the process changed."""
-    yield from _guarded(f"a fixture of {request.node.nodeid}", without="threads")
+    yield from _guarded(f"a fixture of {request.node.nodeid}", "threads", "warnings filters")

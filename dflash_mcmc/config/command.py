@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
@@ -22,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.help import config_folder
-from dflash_mcmc.config.launcher import Slurm, store_schema, to_launcher
+from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import (
     IF_PRESENT,
     ask_for_help,
@@ -32,10 +31,9 @@ from dflash_mcmc.config.overrides import (
     readable,
     text_of,
 )
-from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schemas, to_typed
+from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import schema_of
 from dflash_mcmc.registry import GROUPS
 
 _LAUNCHERS = ("basic", "slurm")
@@ -78,7 +76,7 @@ def prepare() -> None:
     """Registers schemas and resolvers with Hydra."""
     OmegaConf.register_new_resolver("dflash_assets", lambda: str(PACKAGE / "assets"), replace=True)
     store_schemas()
-    store_schema()
+    store_fields()
 
 
 @contextmanager
@@ -106,7 +104,7 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
 
     Raises UserError.
     """
-    ConfigStore.instance().store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
+    store_schema(root, cls)
     with composer(root) as composing:
         parsed = [composing.parse(text) for text in overrides]
         mistakes.check_search_path(parsed)

@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -81,8 +82,9 @@ class Slurm:
                 raise ConfigError(f"{PREFIX}{name}", value, "a text of one line, or null")
 
 
-def store_schema() -> None:
-    """Registers the fields with Hydra."""
+@cache
+def store_fields() -> None:
+    """Registers the fields with Hydra, once."""
     ConfigStore.instance().store(group="schema/launcher", name="slurm", node=schema_of(Slurm), provider="dflash_mcmc")
 
 

@@ -145,7 +145,14 @@ class Job(NamedTuple):
 def store_schemas() -> None:
     """Registers the schemas of all components and of the root with Hydra."""
     load_all()
-    ConfigStore.instance().store(group="schema", name="config", node=schema_of(Config), provider="dflash_mcmc")
+    store_schema("config", Config)
+
+
+def store_schema(root: str, cls: type) -> None:
+    """Registers the schema of a root configuration with Hydra, once: to build it takes half as long as to compose with it."""
+    store = ConfigStore.instance()
+    if f"{root}.yaml" not in store.repo.get("schema", {}):
+        store.store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
 
 
 def to_typed(composed: DictConfig, cls: type[Root]) -> Root:

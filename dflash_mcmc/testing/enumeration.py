@@ -6,6 +6,7 @@ seed, and no tolerance except for rounding. The idea is from genlm-control (`tes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -122,14 +123,15 @@ class UnknownUniform:
     def draw(self, probabilities: np.ndarray) -> int:
         """An index drawn by inverse transform."""
         upto = np.cumsum(probabilities)
-        return self._find([0.0, *(upto / upto[-1])])
+        return self._find([0.0, *(upto / upto[-1]).tolist()])
 
     def _find(self, ends: Sequence[float]) -> int:
         """The index of the interval between these ends that contains the uniform."""
-        inside = np.clip(ends, self._low, self._high)
-        shares = np.diff(inside) / (self._high - self._low)
-        index = self._enumerator.choose(np.where(shares > _ROUNDING, shares, 0.0))
-        self._low, self._high = float(inside[index]), float(inside[index + 1])
+        low, high = self._low, self._high  # numpy is slower for the few ends of a small vocabulary
+        inside = [min(max(end, low), high) for end in ends]
+        shares = [(after - before) / (high - low) for before, after in itertools.pairwise(inside)]
+        index = self._enumerator.choose([share if share > _ROUNDING else 0.0 for share in shares])
+        self._low, self._high = inside[index], inside[index + 1]
         return index
 
 

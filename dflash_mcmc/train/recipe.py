@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
-from dflash_mcmc.config.schema import Paths
+from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime, schema_of
+from dflash_mcmc.fields import identity, identity_values, runtime
 from dflash_mcmc.model.files.checkpoint import Checkpoint
 
 RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
@@ -203,8 +202,7 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
     """The checked plan for `draft=name` and further overrides. Raises UserError with a message of one line."""
     if name not in RECIPES:
         raise UserError(f"draft: given {name!r}{did_you_mean(name, RECIPES)}; allowed: {', '.join(map(repr, RECIPES))}")
-    command.prepare()
-    ConfigStore.instance().store(group="schema", name="train_draft", node=schema_of(DraftPlan), provider="dflash_mcmc")
+    store_schema("train_draft", DraftPlan)
     plan, _ = command.compose_once(RECIPES[name], overrides, DraftPlan)
     plan.check()
     return plan

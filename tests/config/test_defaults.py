@@ -13,6 +13,8 @@ import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.api import component
+from dflash_mcmc.config.command import compose_once
+from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, default_of, identity, restored, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
@@ -24,17 +26,21 @@ PowerMH, LayerBlend, HFModel = (components(group)[name].cls for group, name in (
     ("sampler", "power_mh"), ("blend", "layer"), ("model", "hf")))
 
 
-def test_a_constructor_gives_the_option_of_the_command_line(tmp_path, monkeypatch):
+def test_a_constructor_gives_the_option_of_the_command_line(monkeypatch):
     """It reads no file: this machine's own values (conf/local) are the command line's alone."""
-    options = {("draft", "dflash"): {"path": "z-lab/Qwen3-4B-DFlash-b16"}}  # conf/ names a checkpoint
     required = {found: {field.name: "given" for field in dataclasses.fields(found.cls) if default_of(field) == MISSING}
                 for found in EVERY}
-    expected = {found: component(found.group, found.name, **options.get((found.group, found.name), given))
-                for found, given in required.items()}
+    required[components("draft")["dflash"]] = {"path": "z-lab/Qwen3-4B-DFlash-b16"}  # conf/ names a checkpoint
+    composed = {}
+    for number in range(max(len(components(group)) for group in GROUPS)):  # an option of each group at once
+        chosen = [list(components(group).values())[number % len(components(group))] for group in GROUPS]
+        given = [f"{found.group}.{name}={value}" for found in chosen for name, value in required[found].items()]
+        config, _ = compose_once("config", [*(f"{found.group}={found.name}" for found in chosen), *given], Config)
+        composed |= {found: getattr(config, found.group) for found in chosen}
+    assert component("sampler", "power_mh") == composed[components("sampler")["power_mh"]]
     monkeypatch.setattr("dflash_mcmc.config.compose.compose", None)
     for found, given in required.items():
-        given = options.get((found.group, found.name), given)
-        assert found.cls(**given) == expected[found]
+        assert found.cls(**given) == composed[found]
         for name in given:
             with refused(start=f"{found.group}.{name}: given nothing; allowed: "):
                 found.cls(**{other: "given" for other in given if other != name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from launchers import mixed_prompts
 from tests import processes
 from tests.conftest import ROOT
 
@@ -16,14 +17,12 @@ def test_held_out_problems_are_in_no_training_part(tmp_path):
         path = tmp_path / file
         path.parent.mkdir()
         path.write_text("".join(json.dumps({name: f"{name} {{{n}}}"}) + "\n" for n in range(count)))
-    found = {}
-    for part in ("", "gsm8k", "math", "text"):
-        out = tmp_path / f"{part}.jsonl"
-        script = str(ROOT / "launchers/mixed_prompts.py")
-        done = processes.run([script, str(tmp_path), str(out), *filter(None, [part])], tmp_path)
-        assert done.returncode == 0, done.stderr
-        found[part] = [json.loads(line)["question"] for line in out.read_text().splitlines()]
-    training, last = found[""][:-14], found[""][-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
+    done = processes.run([ROOT / "launchers/mixed_prompts.py", tmp_path, tmp_path / "out.jsonl"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    whole = [json.loads(line)["question"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    found = {part: mixed_prompts.lines(tmp_path, part) for part in ("training", "gsm8k", "math", "text")}
+    assert whole == found["training"]
+    training, last = whole[:-14], whole[-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
     held_out = [text for part in ("gsm8k", "math", "text") for text in found[part][4:]]
     assert (len(found["gsm8k"]), len(found["math"]), len(found["text"])) == (8, 8, 66)
     assert len(training) == 3 * (1200 + 400) + 2 * 124 + 240  # every problem in each of its forms

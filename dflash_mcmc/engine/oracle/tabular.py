@@ -135,6 +135,7 @@ class TabularEngine:
         self.model, self.speculation, self.draft, self._origin = model, speculation, draft, 0
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
+        self._drafts: dict[tuple, tuple[np.ndarray, laws.Weights]] = {}
 
     def run(self, chain: Steps[Result]) -> Result:
         """The result of a chain or of another generator of operations."""
@@ -212,8 +213,9 @@ class TabularEngine:
         log_q: list[np.ndarray] = []
         offered = list[bool]()
         for slot in range(drafter.num_drafted):
-            log_q.append(exact_law.process(drafter.logits(prefix, drafted), params, _NOTHING, _NOTHING))
-            token = speculation.draft(_weights(log_q[-1:]), chance, slot) if drawn else np.argmax(log_q[-1])
+            law, weights = self._draft_law(params, prefix, drafted)
+            log_q.append(law)
+            token = speculation.draft(weights, chance, slot) if drawn else np.argmax(law)
             offered.append(drafter.offers(prefix, drafted, int(token)))
             drafted = (*drafted, int(token))
         if speculation.fault.raw_draft:
@@ -221,6 +223,15 @@ class TabularEngine:
         log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
                      torch.tensor([trajectory.length == 0]), torch.tensor([(*offered, False).index(False)]))
+
+    def _draft_law(self, params: SamplingParams, prefix: tuple[int, ...],
+                   drafted: tuple[int, ...]) -> tuple[np.ndarray, laws.Weights]:
+        """Log-probabilities of the draft in the slot after `drafted`, and their weights. A draft that learns changes them."""
+        drafter, name = self._blockwise.drafter, (params, prefix, drafted)
+        if isinstance(drafter, LearningDraft) or name not in self._drafts:
+            law = exact_law.process(drafter.logits(prefix, drafted), params, _NOTHING, _NOTHING)
+            self._drafts[name] = law, _weights([law])
+        return self._drafts[name]
 
     def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
         """Log-probabilities of the target in the slot after `drafted`. `length`: generated tokens of the prefix."""
