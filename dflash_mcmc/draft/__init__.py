@@ -201,6 +201,16 @@ def check_adapting(config: Config, mode: str) -> None:
                               "there, and learning along the chain would change that law")
 
 
-def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:
-    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
-    return cast("DFlashDrafter", config.draft.load(target))
+def load_feature_drafter(config: Config, target: LanguageModel, packs: bool = True) -> DFlashDrafter:
+    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target.
+
+    Args:
+        packs: False for a DFlash network with gradients; see `CheckpointDraft.network`.
+    """
+    if packs:
+        return cast("DFlashDrafter", config.draft.load(target))
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+
+    draft = cast(CheckpointDraft, config.draft)
+    network = draft.network(target, packs=False)
+    return DFlashDrafter(network, target, draft.num_drafted(network.shape) + 1)
