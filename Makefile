@@ -10,9 +10,9 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "For users:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "For who changes the code:"
-	@awk -F ':.*##- ' '/^[a-z-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*##- ' '/^[a-z0-9-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed, tests and documentation included (once)
 
@@ -47,7 +47,7 @@ demo: $(BASE)  ## six conditions on the embedded model and problems, and their t
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(READY)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (20 minutes)
+real: $(READY)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes)
 	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
 	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions
 	$(BIN)/python -m dflash_mcmc.report outputs/real
@@ -57,7 +57,7 @@ MODEL ?= qwen2_5_coder_0_5b
 CODE = experiment=study_code model=$(MODEL) grader.allow_execution=true $(if $(filter short,$(STUDY)),dataset.limit=16) $(ARGS)
 MATH = experiment=study_math model=$(MODEL) $(if $(filter short,$(STUDY)),dataset.limit=16) $(MATH_ARGS)
 
-study: $(READY)  ## the runs of the findings on a pretrained model (days; resumable; STUDY=short: an hour; MODEL=NAME: another model)
+study: $(READY)  ## the runs of the findings on a pretrained model (days; resumable; STUDY=short: 16 problems of each; MODEL=NAME: another model)
 	$(if $(filter qwen2_5_coder%,$(MODEL)),$(BIN)/python -m dflash_mcmc.fetch $(MODEL))
 	for sweep in conditions signflip; do $(BIN)/python -m dflash_mcmc $(CODE) sweep=$$sweep dry_run=true || exit 1; done
 	$(BIN)/python -m dflash_mcmc $(MATH) sweep=conditions dry_run=true

@@ -46,6 +46,9 @@ class Spec(NamedTuple):
     off: object = _NEVER
     """The value at which the field changes nothing. The identity leaves out a field with this value, so a new field does not
     change the identity of older runs."""
+    inverse_of: str = ""
+    """The field whose inverse this one takes where it is null. A value that is this inverse is shown as `1/<that field>`,
+    because it varies only with it."""
     no_effect: bool = False
     """Whether the field changes nothing at any value. The points of a sweep over it are one run."""
 

@@ -59,11 +59,10 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
-    from dflash_mcmc.store import problems
-    from dflash_mcmc.store.described import RUN, described
+    from dflash_mcmc.store.described import RUN, described, read_problems
+    from dflash_mcmc.store.locks import closed
     from dflash_mcmc.store.reading import read_records
     from dflash_mcmc.store.records import sample_schema
-    from dflash_mcmc.store.sharing import closed
 
     with closed(folder):
         (made, sessions), configured = described(folder / RUN), _configuration(folder / "config.yaml")
@@ -74,7 +73,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     identity = {name: value for name, value in made.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
-    prompts = {name: problem["prompt"] for name, problem in problems.read_problems(folder).items()}
+    prompts = {name: problem["prompt"] for name, problem in read_problems(folder).items()}
     found = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
     if target != folder:
         _write(found, identity, sessions, configured, config)
@@ -179,12 +178,12 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
 
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
-    from dflash_mcmc.store import finishes, problems
-    from dflash_mcmc.store.described import RUN, described, hash_of, json_object
+    from dflash_mcmc.store import finishes
+    from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
     from dflash_mcmc.store.files import is_there, write_atomically
+    from dflash_mcmc.store.locks import closed
     from dflash_mcmc.store.reading import record_line
     from dflash_mcmc.store.records import RECORDS
-    from dflash_mcmc.store.sharing import closed
 
     folder, target, records = found
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -201,8 +200,8 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
         }
-        if known := problems.read_problems(target) | problems.read_problems(folder):
-            files[problems.PROBLEMS] = problems.as_lines(known.values())
+        if known := read_problems(target) | read_problems(folder):
+            files[PROBLEMS] = as_lines(known.values())
         summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
         if summarised:
             condition = json_object(summarised[0]).get("condition", folder.name)

@@ -64,7 +64,7 @@ def _listed(folder: Path) -> Listed:
 
 
 def _is_open(folder: Path) -> bool:
-    from dflash_mcmc.store.sharing import is_open
+    from dflash_mcmc.store.locks import is_open
 
     try:
         return is_open(folder)
@@ -73,12 +73,12 @@ def _is_open(folder: Path) -> bool:
 
 
 def _label(folder: Path, identity: dict[str, Any]) -> str:
-    from dflash_mcmc.config.labels import changes, with_fields
+    from dflash_mcmc.config.labels import run_label
     from dflash_mcmc.report.reading import name_of_run
     from dflash_mcmc.report.table import configuration_of
 
     config = configuration_of(folder)
-    return with_fields(name_of_run(identity, config), dict(sorted(changes(config).items())))
+    return run_label(name_of_run(identity, config), config)
 
 
 def _is_summarised(folder: Path, num_records: int) -> bool:

@@ -192,6 +192,17 @@ class ExpectedCost(NamedTuple):
     """Tokens of these draws if they are not all tokens that are drawn; 0 if they are."""
 
 
+class Lengths(NamedTuple):
+    """What is counted of a job's problems before a plan is made."""
+
+    share: float = 1.0
+    """The share of the problems that fit into the model's positions; 1 where no prompt is read."""
+    prompt: float | None = None
+    """Mean tokens of the prompts that fit; None where none is read."""
+    solution: float | None = None
+    """Mean tokens of their solutions, where these are the answers of a probe."""
+
+
 class UnitCost(NamedTuple):
     """The expected cost of one unit of a probe."""
 

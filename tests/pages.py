@@ -20,7 +20,7 @@ NEEDS_LM_EVAL = "  # needs lm-eval"  # run by tests/harness
 NEEDS_INSPECT = "  # needs inspect_ai"  # run by tests/harness
 NEEDS_NETWORK = "  # needs a network"  # what it does is under test in tests/fetch
 AFTER_FETCHING = "  # after make smollm2"  # with outputs/models/smollm2
-AFTER_STUDY = "  # after make study"  # with the model of `make study`, and its runs
+IN_A_CHECKOUT = "  # in a checkout"  # run by tests/test_findings.py
 NEEDS_SLURM = "  # needs SLURM"  # run by tests/launchers/test_readme.py
 
 
@@ -47,7 +47,7 @@ def marked(found: list[str], marker: str) -> list[str]:
 def plain(found: list[str]) -> list[str]:
     """The commands that run as they are, in any folder."""
     return [line for line in found if not line.endswith((ADDED, NEEDS_GPU, NEEDS_VLLM, NEEDS_LM_EVAL, NEEDS_INSPECT,
-                                                              NEEDS_NETWORK, AFTER_FETCHING, NEEDS_SLURM))
+                                                              NEEDS_NETWORK, AFTER_FETCHING, IN_A_CHECKOUT, NEEDS_SLURM))
             and not line.startswith("make ")]
 
 

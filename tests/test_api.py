@@ -26,6 +26,7 @@ from dflash_mcmc.api import sampling
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes
@@ -299,7 +300,11 @@ def test_ctrl_c_returns_what_is_finished(loaded, monkeypatch, capsys):
 
     monkeypatch.setattr(sampling, "of_chain", interrupted)
     engine = dflash_mcmc.Engine(*loaded)
-    samples = engine.sample(**asked)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
+    try:
+        samples = engine.sample(**asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert samples == sorted(finished)
     assert len(samples) == 2
     assert {tuple(sample.tokens) for sample in samples} < {tuple(sample.tokens) for sample in everything}
@@ -375,7 +380,9 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     assert f"{done.folder}: already complete, nothing drawn" in capsys.readouterr().out
     records = read_records(done.folder)
     table = dflash_mcmc.read(done.folder)
-    assert list(table.columns) == ["run", *records[0]]
+    assert list(table.columns) == ["run", *records[0], "question"]
+    questions = {problem["id"]: problem["question"] for problem in read_problems(done.folder).values()}
+    assert table["question"].tolist() == [questions[record["problem"]] for record in records]
     for name in ("problem", "verdict", "text", "tokens", "log_p"):
         assert table[name].tolist() == [record[name] for record in records]
     capsys.readouterr()
@@ -384,6 +391,10 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     other = dflash_mcmc.run("condition=temp", *overrides[1:])
     both = dflash_mcmc.read(other, done)
     assert both["run"].value_counts().to_dict() == {"greedy": 4, "temp": 4}
+    assert {name: set(part["sampler.temperature"].fillna(0)) for name, part in both.groupby("run")} == {
+        "greedy": {0.0}, "temp": {0.25}}
+    assert set(both.groupby("run")["sampler"].first()) == {"greedy", "temperature"}
+    assert "dataset" not in both.columns
     correct = {name: (part.sort_values("problem")["verdict"] == "correct").to_numpy() for name, part in both.groupby("run")}
     assert 0 < correct["greedy"].sum() < 4
     found = dflash_mcmc.compare(done, other.folder)

@@ -9,6 +9,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.report import figure
 from dflash_mcmc.runner.cost import token_forwards
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
@@ -109,12 +110,14 @@ class TestComposed:
     @pytest.mark.parametrize("experiment", EXPERIMENTS)
     def test_every_experiment_composes_on_the_embedded_pair(self, composing, experiment):
         """No further field is needed, also on a machine without a GPU."""
-        config = command.job_of(composing, [f"experiment={experiment}", *EMBEDDED]).config
+        study = experiment.startswith("study_")
+        graded = ("grader=math",) if experiment == "study_code" else ()  # these problems have no programs
+        config = command.job_of(composing, [f"experiment={experiment}", *EMBEDDED, *graded]).config
         assert (config.name, config.hardware.device) == (experiment, "auto")
         if name_of(config.probe) != "rejection_sampling":  # it uses no model
             assert config.model.path.endswith("assets/tiny")
-            assert (name_of(config.dataset), config.dataset.max_new_tokens) == ("arith", 128)
-            assert config.dataset.num_chosen() <= 100
+            assert (name_of(config.dataset), config.dataset.max_new_tokens) == ("arith", 512 if study else 128)
+            assert study or config.dataset.num_chosen() <= 100
 
     @pytest.mark.parametrize(("experiment", "fields"), [
         ("speculative_mcmc_probe", {
@@ -176,10 +179,20 @@ def test_the_benchmarks_are_whole_datasets():
     assert (code.dataset.num_chosen(), name_of(code.grader)) == (164, "code")
 
 
-def test_phase_0_is_two_runs_and_takes_another_probe():
-    assert [name_of(config.probe) for config in points("experiment=phase0", *EMBEDDED)] == ["layer_rank", "logit_blend"]
+def test_phase_0_is_three_runs_and_takes_another_probe():
+    assert [name_of(config.probe) for config in points("experiment=phase0", *EMBEDDED)] == [
+        "layer_rank", "logit_blend", "deep_readout"]
     (other,) = points("experiment=phase0", "probe=deep_readout", *EMBEDDED)
     assert name_of(other.probe) == "deep_readout"
+
+
+def test_phase_0_draws_the_six_figures_of_its_document_by_name(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figure, "save", lambda made, folder, name: drawn.append(name))
+    for config in points("experiment=phase0", *EMBEDDED, "dataset.limit=1", "tracker=none", f"paths.outputs={tmp_path}"):
+        execute(config)
+    assert set(drawn) >= {"fig_architecture", "fig_block_rank_decay", "fig_bucket_rank_comparison", "fig_extended_context",
+                          "fig_layer_probe_ranks", "fig_signal_decomposition"}
 
 
 def test_an_unused_model_of_an_experiment_is_left_out_with_a_note(capsys):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.config.labels import varying, with_names
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
+from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import RUN, described
+from dflash_mcmc.store.described import RUN, described, read_problems
 from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:
@@ -58,10 +60,11 @@ def run(*overrides: str) -> RunResult:
 def read(*folders: Folder) -> pd.DataFrame:
     """The records of runs as a table of pandas, a row for each record.
 
-    The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. The others are the
-    fields of the records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `text` and `log_p`.
-    `finish_reason` of records of older versions is derived. `log_p` and `num_tokens` of a record without a text (`not_drawn`,
-    `too_long`) are NaN, so that means leave it out.
+    The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. Each setting in
+    which the runs differ has a column, such as `sampler.alpha`, with its value in every run. The others are the fields of the
+    records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `gold`, `text` and `log_p`, and the
+    `question`, if the run has its problems. `finish_reason` of records of older versions is derived. `log_p` and `num_tokens`
+    of a record without a text (`not_drawn`, `too_long`) are NaN, so that means leave it out.
 
     Args:
         folders: run folders, experiment folders, or results of `run`.
@@ -73,14 +76,34 @@ def read(*folders: Folder) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise UserError("pandas: is not installed, and a table of records needs it; allowed: pip install pandas") from error
-    found = reading.run_folders([_folder(folder) for folder in folders])
-    probed = [entry for entry in found if _is_probed(entry.folder)]
-    sampled = [entry for entry in found if entry not in probed]
+    entries = reading.run_folders([_folder(folder) for folder in folders])
+    probed = [entry for entry in entries if _is_probed(entry.folder)]
+    sampled = [entry for entry in entries if entry not in probed]
     labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
     for drawn in reading.read(sampled)[0] if sampled else []:
         labelled[drawn.folder] = drawn.label, drawn.records
-    rows = [{"run": label, **record, **_derived(record)} for label, records in labelled.values() for record in records]
-    return pd.DataFrame(rows)
+    settings = _differing(list(labelled))
+    return pd.DataFrame([{"run": label, **settings[folder], **row} for folder, (label, records) in labelled.items()
+                         for row in _rows(folder, records)])
+
+
+def _differing(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """For each run the settings in which the runs differ, by dotted name."""
+    if len(folders) < 2:
+        return {folder: {} for folder in folders}
+    identities = with_names([described(folder / RUN).identity for folder in folders],
+                            [configuration_of(folder) for folder in folders])
+    names = varying(identities)
+    return {folder: {name: identity.get(name) for name in names}
+            for folder, identity in zip(folders, identities, strict=True)}
+
+
+def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records of a run with what they lack: derived values, and the question."""
+    problems = read_problems(folder)
+    for record in records:
+        problem = problems.get(str(record.get("problem")))
+        yield {**record, **_derived(record), **({"question": problem["question"]} if problem else {})}
 
 
 def _derived(record: Mapping[str, Any]) -> dict[str, Any]:

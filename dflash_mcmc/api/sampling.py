@@ -15,7 +15,7 @@ from dflash_mcmc.api.choices import configuration
 from dflash_mcmc.api.samples import Sample, of_chain, of_long
 from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
 from dflash_mcmc.config.checks import checked
-from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import UserError
@@ -98,7 +98,7 @@ class LoadedEngine:
         asked = read_prompts.by_id(prompts)
         config = self._configured({"sampler": sampler, "blend": blend, "decoder": decoder, "draft": draft},
                                   {"seed": seed, "num_chains": num_chains, "dataset.max_new_tokens": max_new_tokens,
-                                   "dataset.stop": stops.given(stop, "stop")})
+                                   "dataset.stop": stop_strings(stop, "stop")})
         target = self._target
         token_ids, too_long = read_prompts.all_token_ids(config, target, asked)
         return self._drawn(config, target, list(asked), token_ids, too_long, progress)

@@ -23,7 +23,6 @@ from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import (
-    IF_PRESENT,
     ask_for_help,
     given_value,
     names_if_present,
@@ -35,6 +34,7 @@ from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_sc
 from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import GROUPS
+from dflash_mcmc.types import Lengths
 
 _LAUNCHERS = ("basic", "slurm")
 _LAUNCHING = ("hydra.mode", "hydra/launcher", "hydra.launcher.")
@@ -132,8 +132,8 @@ class Command(NamedTuple):
     """Names of the fields and groups that are left out where they do not apply."""
     memory: str | None = None
     """The memory of the largest engine, as a line; None if no memory was planned."""
-    fits: tuple[float, ...] = ()
-    """For each job the share of its problems that fit into the model's positions; empty if nothing was checked."""
+    lengths: tuple[Lengths, ...] = ()
+    """For each job what was counted of its problems; empty if nothing was checked."""
 
 
 def check_command(arguments: Sequence[str]) -> Command:
@@ -147,6 +147,10 @@ def check_command(arguments: Sequence[str]) -> Command:
     with composer("config", parsed.overrides) as composing:
         overrides = [composing.parse(text) for text in parsed.overrides]
         mistakes.check_search_path(overrides)
+        if parsed.cfg or parsed.info:
+            mistakes.check_shown(overrides, parsed.if_present)
+            composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
+            return Command([], overrides=tuple(shown), shows=True)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
@@ -162,11 +166,7 @@ def check_command(arguments: Sequence[str]) -> Command:
                 note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
-    shows = bool(parsed.cfg or parsed.info)
-    if shows and (parsed.if_present or any(override.is_sweep_override() for override in overrides)):
-        raise UserError(f"--cfg and --info: given with several values or {IF_PRESENT}; allowed: the command line of one "
-                        "run")
-    return Command([] if shows else jobs, sweep, launcher, tuple(map(text_of, overrides)), shows, len(texts), optional)
+    return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(texts), optional)
 
 
 def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozenset[str]) -> None:

@@ -2,7 +2,7 @@
 
 The defaults are those of the classes, with the values that the options in `conf/` and the run's experiment set. Values are
 compared in their canonical form, as in the identity. A configuration in memory and the same one in `config.yaml` have the same
-label.
+label. `run_label` makes every label of a point: of a bar, a grid's row, a table's row, a report and a listing.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.errors import printable
-from dflash_mcmc.fields import default_of, identity_values, restored
+from dflash_mcmc.fields import default_of, identity_values, restored, specs_of
 from dflash_mcmc.registry import components
 
 if TYPE_CHECKING:
@@ -27,24 +28,59 @@ if TYPE_CHECKING:
 GROUPS = ("blend", "sampler", "decoder")
 """The groups whose fields a label names."""
 _LONGEST = 24
+_EQUAL = 1e-9
 _DIGITS = 8
 """Digits of a hash that are shown."""
 
 
 def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
-    """The label of a run: its condition or its components, the fields that differ from the defaults, and more fields."""
+    """The label of a configuration in memory: see `run_label`."""
     from dflash_mcmc.config.identity import plain
 
-    return with_fields(config.label(), {**more, **changes(plain(config))})
+    return run_label(config.label(), plain(config), more)
+
+
+def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
+              configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The labels of runs that are shown together.
+
+    If several runs have the same name, the settings that vary among them are in the labels of all of them. Models, drafts and
+    data sets have the names of their folders or their hub names.
+    """
+    shown = [followed(identity) for identity in with_names(identities, configs)]
+    labels = []
+    for name, identity, config in zip(names, shown, configs, strict=True):
+        alike = [other for other_name, other in zip(names, shown, strict=True) if other_name == name]
+        labels.append(run_label(name, config, {key: identity[key] for key in varying(alike) if key in identity}))
+    return labels
+
+
+def varying(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields whose values are not the same in all identities, sorted. A field that an identity lacks is null."""
+    names = sorted({name for identity in identities for name in identity})
+    return [name for name in names if len({json.dumps(identity.get(name)) for identity in identities}) > 1]
+
+
+def run_label(name: str, values: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The label of a run: its name, the fields that differ from the defaults, and more fields.
+
+    Args:
+        name: the condition, or the names of the components (`Config.label`).
+        values: the configuration as `config.yaml` has it.
+        more: fields by dotted name, which are shown whether or not they differ.
+    """
+    return with_fields(name, {**more, **changes(values)})
 
 
 def with_fields(name: str, fields: Mapping[str, object]) -> str:
     """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts.
 
+    Fields are in the order of their dotted names, in every label.
+
     A file is named by its group: `dataset=own.jsonl`. Beside the group's option it is named `path=own.jsonl`, and not
     at all if its name is the option's.
     """
-    shown = {key: _name_or_value(key, value) for key, value in fields.items()}
+    shown = {key: _name_or_value(key, value) for key, value in sorted(fields.items())}
     texts = (f"{_short(key, shown)}={text}" for key, text in shown.items()
              if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))
     return printable(" ".join([name, *texts]))
@@ -85,19 +121,21 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
     Args:
         values: a configuration as `config.yaml` has it: a dictionary for each group, with the `name` of its component.
     """
-    found: dict[str, object] = {}
+    changed: dict[str, object] = {}
     for group in GROUPS:
         fields = values.get(group)
         if not isinstance(fields, Mapping) or fields.get("name") not in components(group):
             continue  # a probe does not use the group, or the option is from a folder of the user
+        # A component may have several options, and the configuration does not say which was chosen: the nearest is.
         differing: list[dict[str, object]] = []
         for option in _options(group, fields["name"], str(values.get("name")), _name(values, "dataset"),
                                _name(values, "condition")):
             here, own = (followed(_canonical(group, values, {**option, **more}))
                          for more in (fields, {"name": fields["name"]}))
             differing.append({key: value for key, value in here.items() if own.get(key) != value})
-        found |= sorted(differing, key=len)[0] if differing else {}
-    return found
+        nearest: dict[str, object] = min(differing, key=len, default={})
+        changed |= nearest
+    return changed
 
 
 def _canonical(group: str, values: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
@@ -109,14 +147,26 @@ def _canonical(group: str, values: Mapping[str, Any], fields: Mapping[str, objec
         values: the run's configuration.
         fields: the fields of the component.
     """
-    made = SimpleNamespace(**{name: SimpleNamespace(**part) for name, part in values.items() if isinstance(part, Mapping)})
-    made.model = SimpleNamespace(**values.get("model", {}), num_layers=lambda: None)  # layers keep the number that was given
-    for name in (*GROUPS, "draft"):
-        setattr(made, name, _component(name, values.get(name)))
-    component = _component(group, fields)
-    setattr(made, group, component)
-    shown = {**identity_values(component), **component.canonical(made)}
-    return {f"{group}.{key}": value for key, value in shown.items() if value is not None}
+    config = _recorded({**values, group: fields})
+    component: Any = getattr(config, group)
+    shown = {**identity_values(component), **component.canonical(config)}
+    return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
+
+
+class _UnreadModel:
+    """The model of a recorded run. Its checkpoint may be elsewhere, so layers keep the number that was given."""
+
+    @staticmethod
+    def num_layers() -> None:
+        """Not known."""
+
+
+def _recorded(values: Mapping[str, Any]) -> Config:
+    """The configuration of a run, with the components that canonical values depend on."""
+    from dflash_mcmc.config.schema import Config
+
+    components_of_run = {group: _component(group, values.get(group)) for group in (*GROUPS, "draft")}
+    return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
 
 def _name(values: Mapping[str, Any], group: str) -> str:
@@ -126,25 +176,37 @@ def _name(values: Mapping[str, Any], group: str) -> str:
 
 def _component(group: str, fields: Mapping[str, object] | None) -> Any:
     """The component with these fields. A missing field is null. If `fields` is None, the option that has no effect."""
-    known = components(group)
+    registered = components(group)
     if fields is None:
-        return next((found.cls() for found in known.values() if found.cls.is_null), None)
-    cls = known[str(fields["name"])].cls
+        return next((option.cls() for option in registered.values() if option.cls.is_null), None)
+    cls = registered[str(fields["name"])].cls
     return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
 
 
-def followed(identity: dict) -> dict:
-    """The identity. A proposal temperature of 1/alpha is replaced by the text `1/alpha`, because it varies only with alpha."""
-    alpha, temperature = (identity.get(f"sampler.{name}") for name in ("alpha", "proposal_temperature"))
-    follows = alpha and temperature and abs(alpha * temperature - 1.0) < 1e-9
-    return {**identity, "sampler.proposal_temperature": "1/alpha"} if follows else identity
+def followed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity, with a text such as `1/alpha` in place of a value that is the inverse of another (`Spec.inverse_of`)."""
+    shown = dict(identity)
+    for group in GROUPS:
+        known = components(group).get(str(identity.get(group)))
+        cls: Any = known.cls if known else None  # mypy does not take a class for hashable
+        for name, spec in specs_of(cls).items() if cls else ():
+            if spec.inverse_of and _is_inverse(identity.get(f"{group}.{name}"), identity.get(f"{group}.{spec.inverse_of}")):
+                shown[f"{group}.{name}"] = f"1/{spec.inverse_of}"
+    return shown
+
+
+def _is_inverse(value: Any, other: Any) -> bool:
+    """Whether a number, or each of a list, is one divided by the other."""
+    if isinstance(value, Sequence) and isinstance(other, Sequence):
+        return len(value) == len(other) and all(map(_is_inverse, value, other))
+    return all(isinstance(part, (int, float)) for part in (value, other)) and abs(value * other - 1.0) < _EQUAL
 
 
 @functools.cache
 def _options(group: str, name: str, experiment: str, dataset: str, condition: str) -> tuple[dict[str, object], ...]:
     """The fields of every option of a component, with the values that condition, experiment and its dataset set."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
-    found = []
+    options = []
     for option, path in option_files().get(group, {}).items():
         fields = _read(path)
         if {f"/schema/{group}@_here_": name} not in (fields.pop("defaults", None) or []):
@@ -155,8 +217,8 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
                        of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
                        of_experiment / "with_dataset" / f"{experiment}-{dataset}.yaml"):
             fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
-        found.append(fields)
-    return tuple(found)
+        options.append(fields)
+    return tuple(options)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -47,6 +47,12 @@ def check_search_path(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")
 
 
+def check_shown(overrides: Sequence[Override], if_present: str) -> None:
+    """Raises UserError if `--cfg` or `--info` is given with several values or with `--if-present`."""
+    if if_present or any(override.is_sweep_override() for override in overrides):
+        raise UserError("--cfg and --info: given with several values or --if-present; allowed: the command line of one run")
+
+
 def check_idle(overrides: Sequence[Override], effective: Sequence[str] = ()) -> None:
     """Raises UserError for a setting of Hydra that has no effect.
 

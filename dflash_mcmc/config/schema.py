@@ -20,6 +20,8 @@ from dflash_mcmc.registry import GROUPS, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.dataset import Dataset
     from dflash_mcmc.decoder import Decoder
@@ -62,6 +64,8 @@ class Assumed:
     identical: float = runtime(0.3, "share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
     shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
                             "prefix, evaluated once for several blocks", ge=0, le=1)
+    kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "
+                          "included", ge=1)
     tokens_per_second: float | None = runtime(None, "token-forwards per second, where hardware.tokens_per_second is null; "
                                               "null = hours are not printed", gt=0)
 
@@ -140,6 +144,8 @@ class Job(NamedTuple):
     """Names of the fields and groups that the command line sets and that do not apply to this job."""
     title: str = ""
     """The name of a job of a sweep in its progress bar, `[3/12] blend_ps alpha=4`; empty outside a sweep."""
+    prompts: Mapping[str, np.ndarray] = MappingProxyType({})
+    """Token ids of prompts by the ids of their problems, as far as the checks of the command have encoded them."""
 
 
 def store_schemas() -> None:

@@ -152,7 +152,7 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
         raise mistakes.in_no_point(name, sorted(known))
     optional = frozenset(named) | {name for each in lacking for name in each} - nowhere
     idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in points]
-    return optional | {name for each in idle for name in each if not all(name in other for other in idle)}
+    return optional | {name for name in set().union(*idle) if not all(name in other for other in idle)}
 
 
 def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: frozenset[str]) -> Iterator[Job]:
@@ -167,17 +167,18 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     for number, texts in enumerate(kept):
         alike.setdefault(effects[texts], []).append(number)
     named = [{composing.parse(text).get_key_element(): text for text in texts} for texts in points]
+    values = {name: {point[name] for point in named} for name in named[0]}
     for same, numbers in alike.items():
         first = points[numbers[0]]
         needed = kept[numbers[0]]
         if len(numbers) > 1:
-            needed = _without_idle_values(composing, named, numbers, needed, same)
+            needed = _without_idle_values(composing, named, values, numbers, needed, same)
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
 
 
-def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], alike: Sequence[int], texts: Texts,
-                         effects: str) -> Texts:
+def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], values: Mapping[str, Collection[str]],
+                         alike: Sequence[int], texts: Texts, effects: str) -> Texts:
     """The overrides of the first point in `alike`, without the swept values that have no effect in it.
 
     Swept values of some fields have no effect if every combination of these values, with the other fields as in the first
@@ -185,12 +186,12 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
 
     Args:
         points: the text of each override, by name, for every point of the grid.
+        values: the texts of all points, by name.
         alike: the numbers of points that do the same.
         texts: the overrides of the first point in `alike`.
         effects: the effects of all points in `alike`.
     """
-    values = {name: {point[name] for point in points} for name in points[0]}
-    swept = [name for name, found in values.items() if len(found) > 1]
+    swept = [name for name, texts_of_name in values.items() if len(texts_of_name) > 1]
     first = points[alike[0]]
     idle = {name for name in swept if first[name] not in texts}
     for name in swept:
@@ -256,6 +257,17 @@ def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
 
 
+def point_labels(jobs: Sequence[Job]) -> list[str]:
+    """The labels of the points of a command. A value that differs between them is shown even where it is the default."""
+    swept = swept_names([job.overrides for job in jobs])
+    return [_point_label(job, swept) for job in jobs]
+
+
+def _point_label(job: Job, swept: Sequence[str]) -> str:
+    values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
+    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in _IN_A_LABEL})
+
+
 class _Outcome(NamedTuple):
     overrides: Sequence[str]
     state: str
@@ -298,10 +310,8 @@ class SweepOutcomes:
         return value
 
     def _title(self, job: Job) -> str:
-        """The place of the next job in the sweep, its label, and the values that the sweep sets and the label lacks."""
-        given = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
-        fields = {key: given[key] for key in self._swept if key in given and key not in _IN_A_LABEL}
-        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {label_of(job.config, fields)}"
+        """The place of the next job in the sweep, and its label."""
+        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {_point_label(job, self._swept)}"
 
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)

@@ -1,22 +1,57 @@
-"""Datasets: problems with stable ids and gold answers. Datasets that are read from rows inherit from `data.sources`."""
+"""Datasets: problems with stable ids and gold answers. Datasets that are read from rows inherit from `inputs.sources`.
+
+Stop strings are checked here, before any model is loaded. `engine/batching/stop_strings.py` finds them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.dataset.inputs import prompting, stops
+from dflash_mcmc.dataset.inputs import prompting
 from dflash_mcmc.dataset.inputs.problems import ProblemSelection, chosen, content_hash
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+
+_MOST_STOPS, _LONGEST_STOP = 16, 128
+"""Largest number of stop strings, and their largest length in characters."""
+
+
+def stop_strings(strings: Sequence[str], field: str) -> list[str]:
+    """The strings as a list. Raises ConfigError for one string alone, and for what is no text."""
+    if isinstance(strings, (str, bytes)) or not all(isinstance(string, str) for string in strings):
+        raise ConfigError(field, strings, "a list of texts")
+    check_stops(strings, field)
+    return list(strings)
+
+
+def check_stops(strings: Sequence[str], field: str) -> None:
+    """Checks stop strings. Raises ConfigError."""
+    if len(strings) > _MOST_STOPS:
+        raise ConfigError(field, f"{len(strings)} strings", f"at most {_MOST_STOPS}")
+    for string in strings:
+        if not string:
+            raise ConfigError(field, "", "texts of at least one character, since every text contains the empty one")
+        if len(string) > _LONGEST_STOP:
+            raise ConfigError(field, f"a text of {len(string)} characters", f"at most {_LONGEST_STOP} characters each")
+        if "\ufffd" in string or any("\ud800" <= character <= "\udfff" for character in string):
+            raise ConfigError(field, string, "texts of whole characters, without U+FFFD and lone surrogates")
+
+
+def warn_of_stops(strings: Sequence[str], field: str) -> None:
+    """Prints a line for a backslash and an n at the start of a word, which a shell or a file may have meant as a line feed."""
+    for string in strings:
+        if any(string.startswith("\\n", place) and not string[place + 2:place + 3].islower() for place in range(len(string))):
+            note(f"{field}: {string!r} has a backslash and an n; for a line feed write $'{field}=[\"\\nQuestion:\"]' in bash")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,8 +92,8 @@ class Dataset(ProblemSelection, Component):
     def check(self, config: Config) -> None:
         """Checks the selection, the prompt and the stop strings. Raises ConfigError."""
         self.check_choice()
-        stops.check(self.stop, "dataset.stop")
-        stops.warn(self.stop, "dataset.stop")
+        check_stops(self.stop, "dataset.stop")
+        warn_of_stops(self.stop, "dataset.stop")
         if self.stop and not config.probe.draws_with_stops:
             able = options_with("probe", "draws_with_stops")
             raise ConfigError("dataset.stop", self.stop, f"[] with probe={name_of(config.probe)}, or {able}")

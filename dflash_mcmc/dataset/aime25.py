@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflash_mcmc.dataset.inputs.rows import Hub
-from dflash_mcmc.dataset.inputs.sources import Benchmark
+from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem

@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.dataset.inputs.rows import Hub
-from dflash_mcmc.dataset.inputs.sources import Benchmark, check_is_run
+from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub, check_is_run
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register

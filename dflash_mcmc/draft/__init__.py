@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.model.files.checkpoint import Checkpoint, CheckpointSize, precision_name, size_of
+from dflash_mcmc.model.files import Checkpoint, CheckpointSize, precision_name, size_of
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_mcmc.errors import UserError, did_you_mean
-from dflash_mcmc.model.files.pretrained import SOURCES
+from dflash_mcmc.model.files import SOURCES
 from dflash_mcmc.process import program
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
-from dflash_mcmc.model.files.pretrained import PretrainedSource, models_folder
+from dflash_mcmc.model.files import PretrainedSource, models_folder
 from dflash_mcmc.store.files import make_folder, remove_empty
 from dflash_mcmc.store.locks import Locks
 

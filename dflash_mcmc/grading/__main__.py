@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.dataset.inputs.rows import lines_of
+from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import RULES, Extraction, last_box
 from dflash_mcmc.grading.math.pool import MathPool

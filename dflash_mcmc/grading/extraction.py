@@ -40,7 +40,7 @@ def _number(name: str) -> str:
     plain = _PLAIN.replace("NAME", name)
     return (r"(?:(?<![\w)\]}.])[-+−])?(?<![\w.^_])(?<!\^\{)(?<!_\{)(?<!\^[-+−])(?:\\?[$€£]\s?[-+−]?)?"
             rf"(?:{_FRACTION}|{_ROOT}(?:\s?/\s?\d+)?"
-            rf"|(?:{plain})(?:{_POWER}|\s?(?:\\times|\\cdot|[×·*])\s?10{_POWER}"
+            rf"|(?:{plain})(?:{_POWER}|\s?(?:\\times|\\cdot|[×·*]|x(?=\s?10\^))\s?10{_POWER}"
             rf"|\s?/\s?(?:\d+|{_ROOT})|\s\d+/\d+|\s?{_FRACTION}|\s?[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|\s?{_ROOT}(?:\s?/\s?\d+)?"
             r"|_(?:\{\d+\}|\d+))?"
             r"|[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])(?:\s?(?:\\pi(?![a-zA-Z])|π))?(?:\s?\\?%)?")
@@ -54,7 +54,8 @@ _HASHES = re.compile(rf"#### ?[*_]*(?:\\\(|\$)?({NUMBER})(?![.)]\s*\w|[.,]?\d|\{
 _STATED = re.compile(
     r"^[#*_ \t]{1,9}(?:final\s+)?answer[*_ \t]*\n"
     r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must)\s+be)\b)[*_:]*"
-    r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|equal\s+to|approximately|about)\b)?", re.IGNORECASE | re.MULTILINE)
+    r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|exactly|precisely|equal\s+to|approximately|roughly|about)\b)?",
+    re.IGNORECASE | re.MULTILINE)
 _END = re.compile(r"\n|(?<![A-Z])[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
 _WRAPPED = re.compile(r"\$\$([^$]+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.+?)\\\)|\\\[((?s:.+?))\\\]")
 """Mathematical delimiters. As in Pandoc, no space follows the first dollar sign or precedes the second, and no digit follows
@@ -63,7 +64,7 @@ _OF_THE_VALUE = (r"(?:pi|sqrt|times|plus|minus|and|or|to|over|hundred|thousand|m
                  r"degrees?)\b")
 _WITH_UNIT = re.compile(rf"({NUMBER})\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?![(=^_])")
 _CLAUSE = (r"(?:\s*[,;]\s+(?!(?:and|or|but|where|if|when|unless|with|except|mod|base|for|plus|minus|times)\b)(?=[a-zA-Z]{2})"
-           r"|\s*[—–]\s?(?=[a-zA-Z]{2})|\s+-\s+(?=[a-zA-Z]{2})|\s+\((?!(?:mod|base|in|to|or|and|if|when|not)\b)(?=[a-zA-Z]{2,}\s)"
+           r"|\s*[—–]\s?(?=[a-zA-Z]{2})|\s+-\s+(?=[a-zA-Z]{2})|\s+\((?!(?:mod|base|in|to|or|and|if|when|not)\b)(?=[a-zA-Z]{2,}[\s)])"
            r"|\s*,?\s+and\s+(?=(?:we|so|she|he|they|thus|hence|therefore)\b)"
            r"|\s+(?=(?:because|since|so|which|as)\b))")
 """What may follow a number that is the whole answer: a clause that does not change its value."""
@@ -196,6 +197,7 @@ def plain_number(text: str) -> str:
     number = re.sub(r"\\?[$€£]\s?", "", text.replace("−", "-"))
     number = re.sub(_GROUPED, lambda group: re.sub(r"\D", "", group.group()), number)
     number = re.sub(r"(\d)\{,\}(\d)", r"\1.\2", number).strip()
+    number = re.sub(r"(\d)\s?x\s?(?=10\^)", r"\1 \\times ", number)
     number = re.sub(r"\s*/\s*", "/", number).replace("\\%", "%").replace(" %", "%")
     return number.replace("%", r"\%").lstrip("+")
 

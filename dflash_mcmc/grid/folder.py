@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.process.machine import node
-from dflash_mcmc.store.bounds import Count
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
-from dflash_mcmc.store.lines import Damaged, from_line, to_line, whole_lines
 from dflash_mcmc.store.locks import Locks
-from dflash_mcmc.store.schema import Schema, shown
+from dflash_mcmc.store.schema import Count, Damaged, Schema, from_line, shown, to_line, whole_lines
 
 if TYPE_CHECKING:
     from dflash_mcmc.grid.planning import Planned

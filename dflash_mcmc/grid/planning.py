@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
-from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.schema import Config, Job
-from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.runner import tasks_of
@@ -53,9 +52,8 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
 
     Raises UserError.
     """
-    labels = differing([job.overrides for job in jobs])
     planned: dict[Path, list[Planned]] = {}
-    for job, label in zip(jobs, labels, strict=True):
+    for job, label in zip(jobs, point_labels(jobs), strict=True):
         config = job.config
         digest = hash_of(identity_of(config))
         folder, keys = run_folder(config, digest).absolute(), asked(config)
@@ -63,8 +61,7 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
         if any(keys <= point.asked for point in of_run):
             continue
         of_run[:] = [point for point in of_run if not point.asked <= keys]
-        name = label if len(jobs) > 1 and label else label_of(config)
-        of_run.append(Planned(job, name, digest, folder, keys, pending(folder, keys)))
+        of_run.append(Planned(job, label, digest, folder, keys, pending(folder, keys)))
     return [point for of_run in planned.values() for point in of_run]
 
 

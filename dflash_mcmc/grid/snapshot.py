@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import PACKAGE, Config
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
 from dflash_mcmc.grid.plugins import LEFT_OUT, copy_plugins
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -53,13 +55,17 @@ def write_point(path: Path, config: Config, code: Path) -> None:
 
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
-    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
-    composed = OmegaConf.structured(Config)
-    for group in GROUPS:
-        of_group = values.pop(group)
-        cls = components(group)[of_group.pop("name")].cls
-        composed[group] = OmegaConf.merge(OmegaConf.structured(cls), of_group)
-    composed.merge_with(values)
+    try:
+        values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+        composed = OmegaConf.structured(Config)
+        for group in GROUPS:
+            of_group = values.pop(group)
+            cls = components(group)[of_group.pop("name")].cls
+            composed[group] = OmegaConf.merge(OmegaConf.structured(cls), of_group)
+        composed.merge_with(values)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: cannot be read as the configuration of a point ({reason_of(error)}); allowed: the file as "
+                        "it was written; submit the grid again") from error
     return to_config(composed)
 
 

@@ -1,9 +1,11 @@
-"""Mathematics that Metropolis-Hastings samplers share: decisions, stages, cuts by entropy, expected costs.
+"""Mathematics that Metropolis-Hastings samplers share: decisions, stages, cuts, early rejection, expected costs.
 
 A suffix may start at the places of a grid, or more often where the model becomes uncertain (arXiv 2605.30327). H_t is the
 entropy of p before token t, and s_t = max(0, H_t - H_{t-1})^power with H_{-1} = 0. A state x is then cut at token m with
 probability s_m / S(x), where S(x) sums s_t over its tokens. If no jump is positive, every place is equally likely. As
 H_{-1} = 0, the first token has a positive jump unless the model is certain of it. So a chain can reach every sequence.
+
+Early rejection abandons a proposal once it cannot be accepted any more (Solonen et al. 2012).
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 ROUNDING = 1e-5
 """Bound on the rounding of a float32 weight, in nats per token and unit of alpha: the margin of exact early rejection."""
+_EQUAL = 1e-12
+"""Rounding of a temperature that is given as 1/alpha."""
 
 
 def check_blocks(num_blocks: int, length: int) -> None:
@@ -76,6 +82,57 @@ def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], law_error: f
                        sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))
 
 
+class GridCuts(NamedTuple):
+    """Every `grid`-th token of the state is equally likely, or every `grid`-th place up to the horizon."""
+
+    grid: int
+    past_end: bool
+    """Whether places past the end of the state are drawn too. Such a cut changes nothing."""
+
+    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+        """A cut, in tokens of the answer."""
+        return self.grid * key.integer(num_places(horizon if self.past_end else path.length, self.grid))
+
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        """g: log of the probability of this cut in the proposal, minus that in the state."""
+        if self.past_end:
+            return 0.0
+        here, there = (num_places(state.length, self.grid) for state in (path, proposal))
+        return math.log(here / there)
+
+    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
+        """An upper bound for g, as `cut_bound` returns it. A proposal of n tokens has at least n / grid places."""
+        return 0.0, None if self.past_end else self.grid * num_places(path.length, self.grid)
+
+    def mean_redrawn(self, state: float, horizon: float) -> float:
+        """Mean number of tokens after a cut, for a state of `state` tokens. A cut past its end redraws nothing."""
+        places = max(1.0, state / self.grid)
+        inside = places / max(1.0, horizon / self.grid) if self.past_end else 1.0
+        return (state - (places - 1.0) * self.grid / 2) * inside
+
+
+class EntropyCuts(NamedTuple):
+    """A place is more likely where the entropy of p rises. Trajectories need entropies."""
+
+    power: float
+
+    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+        """A cut, in tokens of the answer."""
+        return key.categorical(cut_probabilities(path, self.power))
+
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        """g: log of the probability of this cut in the proposal, minus that in the state."""
+        return log_cut_ratio(path, proposal, cut, self.power)
+
+    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
+        """See `cut_bound`."""
+        return cut_bound(path, cut, self.power)
+
+    def mean_redrawn(self, state: float, horizon: float) -> float:
+        """Mean number of tokens after a cut, as if the places were equally likely: the rises are not known beforehand."""
+        return (state + 1.0) / 2
+
+
 def num_places(length: int, grid: int) -> int:
     """Number of places 0, grid, 2 grid, ... below `length`."""
     return -(-length // grid)
@@ -118,6 +175,30 @@ def cut_bound(path: Trajectory, cut: int, power: float) -> tuple[float, int | No
     if each.sum() > 0.0:
         return math.log(each.sum() / each[: cut + 1].sum()), None
     return 0.0, path.length
+
+
+def why_lengths_matter(alpha: float) -> str:
+    """Why no bound on the weight of a growing suffix is known; empty where one is.
+
+    The exponential of alpha * log p - log q has a mean of at most 1 under every q if alpha >= 1 (a supermartingale: Ville's
+    inequality).
+    """
+    return f"weights grow with length at alpha={alpha:g} (below 1)" if alpha < 1.0 else ""
+
+
+def why_weights_rise(alpha: float, law: SamplingParams) -> str:
+    """Why the weight of a suffix may rise as it grows, so that early rejection is not exact; empty if it never rises.
+
+    Exact early rejection needs alpha * log p - log q to be at most 0 for every token. This holds if q is p^(1/temperature),
+    with 1/alpha <= temperature <= 1, on a support that depends on the prefix alone.
+    """
+    if alpha < 1.0:
+        return why_lengths_matter(alpha)
+    if not 1.0 / alpha - _EQUAL <= law.temperature <= 1.0:
+        return f"the proposal's temperature {law.temperature:g} is not between 1/alpha={1 / alpha:g} and 1"
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    on = [name for name in penalties if getattr(law, name) != getattr(SamplingParams(), name)]
+    return f"sampler.{on[0]} makes the proposal another law than p^(1/temperature)" if on else ""
 
 
 def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import MetropolisStep, decide, result, stage_horizon, trace_entry
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Score, Steps
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory, common_prefix
+
+NO_EARLY_REJECTION = "sampler.rule=published compares overlaps, whose bound does not fall"
+_ONLY = {"schedule": "published", "cut": "current", "cut_grid": 1}
+"""The values of fields of `power_mh` that the published kernel has."""
+
+
+def check_published(values: Mapping[str, object]) -> None:
+    """Checks that fields of `power_mh` have the values of the published kernel. Raises ConfigError."""
+    for name, only in _ONLY.items():
+        if values[name] != only:
+            raise ConfigError(f"sampler.{name}", values[name], f"{only!r} with sampler.rule=published")
 
 
 class PublishedMH(NamedTuple):

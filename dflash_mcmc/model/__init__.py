@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.dataset.inputs.conversations import Conversation
-from dflash_mcmc.model.files.checkpoint import CheckpointSize
+from dflash_mcmc.model.files import CheckpointSize
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel

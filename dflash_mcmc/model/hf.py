@@ -14,7 +14,7 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
-from dflash_mcmc.model.files.checkpoint import Checkpoint, CheckpointSize, size_of
+from dflash_mcmc.model.files import Checkpoint, CheckpointSize, size_of
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 
@@ -91,7 +91,9 @@ class HFModel(Model):
             raise UserError(f"model.path: given dtype {config.dtype!r:.60} in config.json of {self.path!r}; allowed: a "
                             "name such as bfloat16")
         dtype = (config.dtype or torch.float32) if self.dtype == "auto" else getattr(torch, self.dtype)
-        return TargetShape(config, torch.device(device), dtype, checkpoint.num_parameters(), self.head_copy)
+        on_disk = checkpoint.num_parameters()
+        return TargetShape(config, torch.device(device), dtype, _num_parameters(config) if on_disk is None else on_disk,
+                           self.head_copy)
 
     def prompt_encoder(self) -> PromptEncoder | None:
         """The tokenizer, and the positions in config.json; None for a hub name that is not in the cache yet.
@@ -190,6 +192,19 @@ def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
             more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
             raise UserError(f"model.path: given {path!r}, which {what}: {', '.join(listed[:_MOST_NAMED])}{more}; allowed: "
                             f"{allowed}")
+
+
+def _num_parameters(config: Any) -> int | None:
+    """Parameters of the architecture of a configuration, without their memory; None if transformers cannot build it."""
+    import torch
+    import transformers
+
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except Exception:  # transformers raises a dozen types here; the caller says that the number is not known
+        return None
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _configuration(path: str, revision: str | None, rope: str | None) -> Any:

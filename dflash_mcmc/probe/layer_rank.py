@@ -31,7 +31,7 @@ from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.store.bounds import AsList, Count, Long, Range
+from dflash_mcmc.store.schema import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -8,9 +8,11 @@ DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printe
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from dflash_mcmc.errors import UserError, of_memory, of_the_disk, tell
@@ -25,6 +27,18 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Pauses the garbage collector: what is imported stays, and looking through it takes a fifth of that time."""
+    runs = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if runs:
+            gc.enable()
 
 
 def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:

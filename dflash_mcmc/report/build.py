@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config.labels import name_of_path
+from dflash_mcmc.config.labels import labels_of, name_of_path
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.report import figure, page, probes
+from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import Column, ReportPart, Section, Table, paragraphs, percent
-from dflash_mcmc.report.probed import csv_of
+from dflash_mcmc.report.probed import cautions, csv_of, table_of
+from dflash_mcmc.report.published import RUN, beside, source_of
+from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study, named, study_of
+from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.outcomes import accuracy
+from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """
@@ -196,8 +200,8 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if probes.are_probes(folders):
-        heading, sections = probes.report_of(folders)
+    if are_probes(folders):
+        heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
         found, left_out = read(folders, lenient)
@@ -262,3 +266,75 @@ def _write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None
 def _encoded(text: str) -> bytes:
     """A text in UTF-8. Half a character, which JSON can hold and UTF-8 cannot, becomes the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+_PROBES_TEXT = """
+Figures are in the folders of the runs: {folders}. Intervals are 95 %, from a bootstrap over problems.
+"""
+_PUBLISHED = """
+Rows whose first cell begins with "published" are quoted without change from {source}. They are shown beside the rows of the
+same kind, and are not used in any statistic.
+"""
+
+
+class ProbeRun(NamedTuple):
+    """A finished run of a probe."""
+
+    folder: Path
+    identity: dict
+    summary: dict
+
+
+def are_probes(found: Sequence[Found]) -> bool:
+    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
+    return all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in found)
+
+
+def _is_of_a_probe(summary: dict) -> bool:
+    """Whether a summary has the tables of a probe, each a list of rows."""
+    tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
+    return isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values())
+
+
+def report_of(found: Sequence[Found]) -> tuple[page.Heading, list[Section]]:
+    """The heading and a section per probe. Raises UserError if no run is finished."""
+    runs, warnings = [], []
+    for entry in found:
+        summary = _object(entry.folder / "summary.json")
+        if _is_of_a_probe(summary):
+            runs.append(ProbeRun(entry.folder, _object(entry.folder / RUN_FILE)["identity"], summary))
+        else:
+            warnings.append(f"left out: {entry.folder}: not a finished run of a probe")
+    if not runs:
+        raise UserError("; ".join(warnings))
+    of_probe: dict[str, list[ProbeRun]] = {}
+    for run in runs:
+        of_probe.setdefault(run.summary["probe"], []).append(run)
+    experiments = ", ".join(dict.fromkeys(run.folder.parent.name for run in runs))
+    heading = page.Heading(f"{experiments}: {len(runs)} run{'s' * (len(runs) > 1)} of probes",
+                      f"Probes: {', '.join(of_probe)}.", warnings)
+    return heading, [_section_of_probe(probe, of) for probe, of in of_probe.items()]
+
+
+def _section_of_probe(probe: str, runs: list[ProbeRun]) -> Section:
+    labels = labels_of([run.summary["condition"] for run in runs], [run.identity for run in runs],
+                       [configuration_of(run.folder) for run in runs])
+    identities = {label: run.identity for label, run in zip(labels, runs, strict=True)}
+    tables = []
+    for name in dict.fromkeys(name for run in runs for name in run.summary["tables"]):
+        rows = [{RUN: label, **row} for label, run in zip(labels, runs, strict=True)
+                for row in run.summary["tables"].get(name, [])]
+        if rows:
+            tables.append(table_of(f"{probe}_{name}", name.replace("_", " "), beside(probe, identities, name, rows)))
+    text = paragraphs(_PROBES_TEXT.format(folders=", ".join(run.folder.name for run in runs)))
+    text += cautions([run.summary.get("num_problems", 0) for run in runs])
+    source = source_of(probe)
+    return Section(probe, f"probe={probe}", text + (paragraphs(_PUBLISHED.format(source=source)) if source else []), tables)
+
+
+def _object(path: Path) -> dict:
+    try:
+        return json_object(path)
+    except UserError:
+        return {}

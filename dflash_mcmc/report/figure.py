@@ -101,6 +101,15 @@ def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[Interv
     axes.tick_params(axis="y", length=0)
 
 
+def plain_ticks(axes: Axes) -> None:
+    """Ticks 1, 2 and 5 of each decade of a logarithmic x axis, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
     """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
     found = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]

@@ -108,6 +108,16 @@ def differing(header: str, key: str) -> Column:
     return Column(header, lambda row: points(*ends(row, key)))
 
 
+def numbered(header: str, key: str, form: str = ".3g") -> Column:
+    """A column of numbers in a format."""
+    return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:{form}}")
+
+
+def costing(header: str, key: str) -> Column:
+    """A column of costs: whole numbers from 100 on, three digits below."""
+    return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:{',.0f' if row[key] >= 100.0 else '.3g'}}")
+
+
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """`71.2 % [61.8, 79.0]`; a hyphen if there is no value."""
     if value is None:
@@ -134,6 +144,11 @@ def probability(value: float | None) -> str:
     if value is None:
         return "-"
     return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+HOLM = Column("p (Holm)", lambda row: probability(row["p_holm"]))
+P_VALUES = Column("p", lambda row: probability(row["p_value"])), HOLM
+"""The columns of a p-value, and of that adjusted for all rows."""
 
 
 def accurate(estimate: IntervalEstimate) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from dflash_mcmc.config.labels import with_names
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.report.parts import Column, Table
 from dflash_mcmc.report.table import configuration_of
+from dflash_mcmc.statistics.intervals import caution
 from dflash_mcmc.store.described import RUN, json_object
 
 _STARTS_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -24,12 +25,20 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 def overall(folders: Sequence[Path]) -> str:
     """The tables of finished runs. Runs of a probe share its tables; the first columns are the settings that vary."""
     runs: dict[str, list[tuple[dict, dict]]] = {}
+    numbers: dict[str, list[int]] = {}
     configs = [configuration_of(folder) for folder in folders]
     identities = with_names([json_object(folder / RUN)["identity"] for folder in folders], configs)
     for folder, identity in zip(folders, identities, strict=True):
         summary = json_object(folder / "summary.json")
         runs.setdefault(summary["probe"], []).append((identity, summary["tables"]))
-    return "\n\n".join(_of_probe(name, found) for name, found in runs.items())
+        numbers.setdefault(summary["probe"], []).append(summary.get("num_problems", 0))
+    texts = {name: [_of_probe(name, found), *cautions(numbers[name])] for name, found in runs.items()}
+    return "\n\n".join(text for of in texts.values() for text in of)
+
+
+def cautions(numbers: Sequence[int]) -> list[str]:
+    """The lines on intervals over few problems, for the numbers of problems of runs. Each number is named once."""
+    return list(dict.fromkeys(filter(None, map(caution, numbers))))
 
 
 def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:

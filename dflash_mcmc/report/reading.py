@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import hash_of
+from dflash_mcmc.config.labels import changes, labels_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.table import labels_of
-from dflash_mcmc.store.described import RUN, described, json_object
+from dflash_mcmc.store.described import RUN, described, json_object, read_problems
 from dflash_mcmc.store.files import read_regular
-from dflash_mcmc.store.problems import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler
-    from dflash_mcmc.store.problems import ProblemText
+    from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record
 
 _TRACKED = re.compile(r"(?:[^/]+/)*(?:(?P<experiment>[\w-][\w.-]*)-)?(?P<identity>[0-9a-f]{12})")
@@ -242,6 +241,10 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
+    try:
+        changes(config)  # here, where the file is known
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run: {reason_of(error)}") from error
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = name_of_run(identity, config)
@@ -280,8 +283,9 @@ def _few(messages: list[str], folder: Path) -> list[str]:
 
 def name_of_run(identity: dict, config: dict) -> str:
     """The condition of a run; without one its components, as `Config.label` joins them."""
-    if condition := (config.get("condition") or {}).get("name"):
-        return str(condition)
+    condition = config.get("condition")
+    if isinstance(condition, dict) and condition.get("name"):
+        return str(condition["name"])
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
-SWITCHES = ("blend", "draft", "sampler")
-"""Groups that make up a condition. Two runs that differ only in these groups differ only in their condition."""
 _MOST_DRAWN = 30
 
 

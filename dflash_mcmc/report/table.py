@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import changes, followed, with_fields, with_names
+from dflash_mcmc.config.labels import labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
@@ -107,21 +106,6 @@ def row_of(label: str, summary: dict) -> list[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def labels_of(conditions: list[str], identities: list[dict], configs: Sequence[dict]) -> list[str]:
-    """The labels of runs: their conditions, and the fields that differ from the condition's own values.
-
-    If several runs have the same condition, the settings that vary among them are in the labels of all of them. Fields are in
-    the same order in all labels. Models, drafts and data sets have the names of their folders or their hub names.
-    """
-    labels, identities = [], [followed(identity) for identity in with_names(identities, configs)]
-    for condition, identity, config in zip(conditions, identities, configs, strict=True):
-        same = [other for name, other in zip(conditions, identities, strict=True) if name == condition]
-        varying = [key for key in identity if len({json.dumps(other.get(key)) for other in same}) > 1]
-        shown = changes(config) | {key: identity.get(key) for key in varying}
-        labels.append(with_fields(condition, dict(sorted(shown.items()))))
-    return labels
 
 
 def configuration_of(folder: Path) -> dict:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError, UserError
@@ -36,16 +37,22 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     return found
 
 
-def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem]) -> dict[str, np.ndarray]:
-    """The token ids of each problem's prompt, of any length, by problem id. Raises UserError for an empty prompt."""
-    found, prompting = {}, config.dataset.prompting()
+def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+            known: Mapping[str, np.ndarray] = MappingProxyType({})) -> dict[str, np.ndarray]:
+    """The token ids of each problem's prompt, of any length, by problem id. Raises UserError for an empty prompt.
+
+    Args:
+        known: prompts that are encoded already.
+    """
+    prompts = {problem.id: known[problem.id] for problem in problems if problem.id in known}
+    prompting = config.dataset.prompting()
     for problem in problems:
-        if problem.id not in found:
-            found[problem.id] = model.encode(
+        if problem.id not in prompts:
+            prompts[problem.id] = model.encode(
                 config.model.render(model.tokenizer, prompting.conversation(problem)), not config.model.chat)
-            if not len(found[problem.id]):
+            if not len(prompts[problem.id]):
                 raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
-    return found
+    return prompts
 
 
 def ending(model: ChainTarget, prompt: np.ndarray) -> str:

@@ -24,9 +24,9 @@ def checked(arguments: list[str]) -> Command:
         if command.launcher and command.jobs and ranks.world_size() > 1:
             raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
                             "process, which submits the jobs")
-        memory, fits = preflight.check(command.jobs, here=not command.launcher)
+        command = _with_checks(command)
         budget.check(command)
-        return command._replace(memory=memory, fits=fits)
+        return command
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
@@ -37,13 +37,19 @@ def checked(arguments: list[str]) -> Command:
 
 def within_budget(command: Command, measure: bool = True) -> Command:
     """The command with the settings that its budgets choose. Prints how they were chosen."""
-    found, plan = budget.with_settings(command, measure)
+    chosen, plan = budget.with_settings(command, measure)
     if plan:
-        memory, fits = preflight.check(found.jobs, here=not command.launcher)
-        found = found._replace(memory=memory, fits=fits)
+        chosen = _with_checks(chosen)
         if not ranks.rank():
             print(plan, flush=True)
-    return found
+    return chosen
+
+
+def _with_checks(command: Command) -> Command:
+    """The command with what the checks of its jobs have found. Raises UserError."""
+    memory, checked = preflight.check(command.jobs, here=not command.launcher)
+    jobs = [job._replace(prompts=found.prompts) for job, found in zip(command.jobs, checked, strict=True)]
+    return command._replace(jobs=jobs, memory=memory, lengths=tuple(found.lengths for found in checked))
 
 
 def shows(command: Command, arguments: list[str]) -> bool:

@@ -144,9 +144,9 @@ def assumptions(config: Config) -> list[str]:
 
 
 def lengths(config: Config) -> str:
-    """The line about the lengths that are assumed."""
+    """The line about the lengths."""
     assumed, horizon = config.assumed, config.dataset.max_new_tokens
-    return (f"assumed: prompts of {assumed.prompt_length} tokens, answers of {_answer_length(config):.0f} "
+    return (f"assumed: prompts of {assumed.prompt_length:.0f} tokens, answers of {_answer_length(config):.0f} "
             f"(assumed.answer_length={assumed.answer_length:g} of dataset.max_new_tokens={horizon})")
 
 

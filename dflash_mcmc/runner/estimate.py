@@ -5,20 +5,21 @@ No model is loaded and nothing is written. The estimate covers all requested tas
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import label_of
 from dflash_mcmc.config.schema import groups_of
-from dflash_mcmc.config.sweep import differing
+from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.cost import CostEstimate
 from dflash_mcmc.runner.tasks import Tasks
+from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
@@ -42,25 +43,26 @@ def of(command: Command) -> str:
     """The table of a checked command line. Raises UserError if the problems cannot be counted."""
     sweep = command.sweep
     if sweep is None or not sweep.searches:
-        return table(command.jobs, num_points=command.num_points, fits=command.fits)
-    return table(command.jobs, sweep.num_trials, fits=command.fits)
+        return table(command.jobs, num_points=command.num_points, lengths=command.lengths)
+    return table(command.jobs, sweep.num_trials, lengths=command.lengths)
 
 
 def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None,
-          fits: Sequence[float] = ()) -> str:
+          lengths: Sequence[Lengths] = ()) -> str:
     """A row for each different run of the jobs, their total, and the assumptions, as text.
 
     Args:
         num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
             expensive job.
         num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
-        fits: for each job the share of its problems that fit into the model's positions; empty means that all do. The others
-            are recorded as too long, and cost nothing.
+        lengths: for each job what is counted of its problems; empty means nothing. Problems that do not fit are recorded as
+            too long, and cost nothing.
     """
     runs: dict[str, _PlannedRun] = {}
-    for job, label, share in zip(jobs, differing([job.overrides for job in jobs]), fits or [1.0] * len(jobs), strict=True):
-        tasks = tasks_of(job.config)
-        run = _PlannedRun(label if len(jobs) > 1 else label_of(job.config), job, tasks, tasks.estimate().of_share(share))
+    counted = lengths or [Lengths()] * len(jobs)
+    for job, label, found in zip(jobs, point_labels(jobs), counted, strict=True):
+        tasks = tasks_of(_with_lengths(job, found))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(found.share))
         known = runs.setdefault(_settings(job.config), run)
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run
@@ -76,8 +78,34 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
+             *dict.fromkeys(_counted(job, found) for job, found in zip(jobs, counted, strict=True)),
              "samples that are already recorded are included"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
+
+
+_ASSUMED = {"prompt": "assumed.prompt_length", "solution": "assumed.answer_length"}
+"""The field that a counted length takes the place of."""
+
+
+def _used(job: Job, found: Lengths) -> dict[str, float]:
+    """The counted lengths by name, without those whose field the command sets."""
+    given = {text.lstrip("+").partition("=")[0] for text in job.overrides}
+    return {name: value for name, field in _ASSUMED.items() if (value := getattr(found, name)) and field not in given}
+
+
+def _with_lengths(job: Job, found: Lengths) -> Config:
+    """The configuration with the counted lengths as its assumptions."""
+    config, used = job.config, _used(job, found)
+    values: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
+    if "solution" in used:
+        values["answer_length"] = used["solution"] / config.dataset.max_new_tokens
+    return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **values)) if values else config
+
+
+def _counted(job: Job, found: Lengths) -> str:
+    """The line that says which lengths are no assumption; empty if there is none."""
+    used = " and ".join(f"{name}s" for name in _used(job, found))
+    return f"counted with the model's tokenizer: the mean length of {used}" if used else ""
 
 
 def _settings(config: Config) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -75,14 +76,16 @@ class Fit(NamedTuple):
             raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most {room} ({taken})")
 
 
-def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False) -> Fit:
+def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False,
+        known: Mapping[str, np.ndarray] = MappingProxyType({})) -> Fit:
     """Encodes the prompts of problems. Raises UserError for an empty prompt.
 
     Args:
         gold: whether the answers are the dataset's solutions. Otherwise an answer may have dataset.max_new_tokens.
+        known: token ids of prompts that are encoded already, by the ids of their problems.
     """
     by_id = {problem.id: problem for problem in problems}
-    prompts = build.encoded(config, model, list(by_id.values()))
+    prompts = build.encoded(config, model, list(by_id.values()), known)
     return Fit(*parted(prompts, lambda name: _room(config, model, by_id[name], gold), model.max_positions), gold)
 
 
@@ -125,17 +128,16 @@ def failures(records: Sequence[Record]) -> str | None:
     return "; ".join(parts) or None
 
 
-def too_long_units(config: Config, problems: Sequence[str]) -> dict[str, TooLong]:
+def too_long_units(config: Config, problems: Sequence[str], known: Mapping[str, np.ndarray]) -> dict[str, TooLong]:
     """The units of a probe, by the ids of their problems, whose problem does not fit. Raises UserError if none fits."""
     if not {"model", "dataset"} <= set(config.probe.sources()):
         return {}
     encoder = config.engine.prompt_encoder(config)
     if encoder is None:
         return {}
-    every = config.dataset.problems()
-    found = fit(config, encoder, every, gold=not config.probe.draws_answers())
-    found.check()
-    return {name: found.too_long[name] for name in problems if name in found.too_long}
+    every = fit(config, encoder, config.dataset.problems(), not config.probe.draws_answers(), known)
+    every.check()
+    return {name: every.too_long[name] for name in problems if name in every.too_long}
 
 
 def _room(config: Config, model: ChainTarget | PromptEncoder, problem: Problem, gold: bool) -> int:

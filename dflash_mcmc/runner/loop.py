@@ -22,8 +22,8 @@ from dflash_mcmc.runner.result import RunResult
 from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
+from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.problems import add_problems
 from dflash_mcmc.store.records import SampleKey, key_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def execute(job: Job) -> RunResult:
     Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
     tracker.
     """
-    config, tasks = job.config, tasks_of(job.config)
+    config, tasks = job.config, tasks_of(job.config, job.prompts)
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):

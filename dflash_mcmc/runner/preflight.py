@@ -7,18 +7,22 @@ run compares prompts with the positions that config.json states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+import numpy as np
 
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading import check_golds
+from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.reading import recorded_keys
+from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config, Job
@@ -29,24 +33,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[float, ...]]:
+class CheckedJob(NamedTuple):
+    """What the checks of a job have found."""
+
+    lengths: Lengths = Lengths()
+    prompts: Mapping[str, np.ndarray] = {}
+    """Token ids of the prompts of all problems, by id; empty where no prompt is read."""
+
+
+class _EncodedPrompts(NamedTuple):
+    """The prompts of a dataset."""
+
+    encoded: dict[str, np.ndarray]
+    longest: int
+    """Tokens of the longest prompt that fits."""
+    num_fitting: int
+    """Number of problems that fit."""
+    mean: float
+    """Mean tokens of the prompts that fit."""
+    solutions: float | None
+    """Mean tokens of the solutions; None where the answers are drawn."""
+
+
+def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[CheckedJob, ...]]:
     """Checks all jobs. Raises UserError for the first job that cannot run; in a sweep the error names its point.
 
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
 
-    Returns the memory of the largest engine as a line, None if no memory was planned; and for each job the share of its
-    problems that fit into the model's positions, 1 where no prompt is read.
+    Returns the memory of the largest engine as a line, None if no memory was planned; and what was found for each job.
     """
-    checks, fits = _Checks(here), []
+    checks, checked = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
         try:
-            fits.append(checks.check(job.config))
+            checked.append(checks.check(job.config))
         except UserError as error:
             if len(jobs) == 1 or not point:
                 raise
             raise UserError(f"{error} (the point {point})") from error
-    return checks.memory(), tuple(fits)
+    return checks.memory(), tuple(checked)
 
 
 class _Checks:
@@ -61,34 +86,39 @@ class _Checks:
         plan, weights = max(self._plans, key=lambda planned: planned[0].total + (planned[1] or 0), default=(None, None))
         return None if plan is None else plan.describe(weights)
 
-    def check(self, config: Config) -> float:
-        """The share of the problems that fit, 1 where no prompt is read. Raises UserError."""
+    def check(self, config: Config) -> CheckedJob:
+        """Raises UserError for a configuration that cannot run."""
         used = groups_of(config)
         if config.show is not None or "dataset" not in used:
-            return 1.0
+            return CheckedJob()
         problems = self._problems(config)
         if not config.dry_run and self._is_complete(config):
-            return 1.0
+            return CheckedJob()
         if "grader" in used:
             self._once(("golds", repr(config.grader), repr(config.dataset)), lambda: check_golds(config.grader, problems))
+        with program.importing():  # of torch and transformers
+            encoder = self._encoder(config, used, problems)
+        if encoder is None:
+            return CheckedJob()
+        prompts = self._prompts(config, encoder, problems)
+        if "sampler" in used and config.engine.plans_memory:
+            self._memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
+        return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
+
+    def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
+        """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
         if self._here and not config.dry_run and "model" in used:
             config.hardware.found()
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
-            return 1.0
-        encoder = self._once(("encoder", repr(config.model), name_of(config.engine)),
-                             lambda: config.engine.prompt_encoder(config)) if problems else None
-        if encoder is None:
-            return 1.0
-        longest, number = self._prompts(config, encoder, problems)
-        if "sampler" in used and config.engine.plans_memory:
-            self._memory(config, longest, number * config.num_chains * config.sampler.width())
-        return number / len(problems)
+            return None
+        return self._once(("encoder", repr(config.model), name_of(config.engine)),
+                          lambda: config.engine.prompt_encoder(config)) if problems else None
 
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
         folder = run_folder(config, "*")
-        if not any(folder.parent.glob(folder.name)):
+        if not self._once(("folders", str(folder)), lambda: any(folder.parent.glob(folder.name))):
             return False
         try:
             tasks = tasks_of(config)
@@ -116,19 +146,24 @@ class _Checks:
             return []
         return self._once(("problems", repr(dataset)), dataset.problems)
 
-    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> tuple[int, int]:
-        """(tokens of the longest prompt that fits, number of problems that fit). Raises UserError if none fits."""
-        from dflash_mcmc.runner.fitting import fit
+    def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _EncodedPrompts:
+        """Raises UserError if no prompt fits."""
+        from dflash_mcmc.runner import build, fitting
 
         drawn = config.probe.draws_answers()
 
-        def prompts() -> tuple[int, int]:
-            found = fit(config, encoder, problems, gold=not drawn)
-            found.check()
-            if found.too_long:
-                name, first = next(iter(found.too_long.items()))
-                note(f"{len(found.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
-            return max(map(len, found.prompts.values())), len(problems) - len(found.too_long)
+        def prompts() -> _EncodedPrompts:
+            encoded = build.encoded(config, encoder, problems)
+            fit = fitting.fit(config, encoder, problems, gold=not drawn, known=encoded)
+            fit.check()
+            if fit.too_long:
+                name, first = next(iter(fit.too_long.items()))
+                note(f"{len(fit.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")
+            lengths = [len(prompt) for prompt in fit.prompts.values()]
+            solved = [problem.solution for problem in problems if problem.id in fit.prompts and problem.solution]
+            solutions = [] if drawn else [len(encoder.encode(text)) for text in solved]
+            return _EncodedPrompts(encoded, max(lengths), len(problems) - len(fit.too_long), sum(lengths) / len(lengths),
+                                   sum(solutions) / len(solutions) if solutions else None)
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
@@ -144,8 +179,11 @@ class _Checks:
             return
         target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
         weights = target.weight_bytes()
-        if weights is None and not given:
-            return
+        if weights is None:
+            note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
+                 "from its config.json), so that the plan does not count them")
+            if not given:
+                return
         try:
             self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
         except UserError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.store.problems import ProblemText
+    from dflash_mcmc.store.described import ProblemText
 
 
 _WIDE = 3.0
@@ -40,8 +40,8 @@ class Samples(Tasks[Record]):
     in_progress = "this sample was being drawn"
     left_out = ("tokens", "trace", "walk")
 
-    def __init__(self, config: Config):
-        self._config = config
+    def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
+        self._config, self._prompts = config, prompts
         self._num_correct, self._num_seen = 0, 0
         self._tokenizer: Any = None  # `prepare` loads it
 
@@ -64,7 +64,7 @@ class Samples(Tasks[Record]):
         self._config.grader.preflight()
         model = self._config.engine.load(self._config, device)
         self._tokenizer = model.tokenizer
-        fit = fitting.fit(self._config, model, problems)
+        fit = fitting.fit(self._config, model, problems, known=self._prompts)
         if len(fit.too_long) == len(problem_of):
             fit.check()
         longest = max(map(len, fit.prompts.values()), default=1)

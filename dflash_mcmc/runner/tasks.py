@@ -13,7 +13,7 @@ from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
     from dflash_mcmc.runner.cost import CostEstimate
-    from dflash_mcmc.store.problems import ProblemText
+    from dflash_mcmc.store.described import ProblemText
 
 R = TypeVar("R", bound=Mapping)
 """The type of the records: JSON values, with `problem` and `chain`."""

@@ -27,7 +27,7 @@ from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.repair import TRACKED
+from dflash_mcmc.store.reading import TRACKED
 from dflash_mcmc.tracker import Guarded, RunInfo
 
 _LONGEST_VALUE = 40

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Summary, Unit, Work
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.probe import Probe
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 class Units(Tasks[dict]):
     """The units of the configured probe."""
 
-    def __init__(self, config: Config):
-        self._config, self._probe = config, config.probe
+    def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
+        self._config, self._probe, self._prompts = config, config.probe, prompts
         self.unit = self._probe.unit
         self.in_progress = f"this {self.unit} was being measured"
 
@@ -38,7 +40,7 @@ class Units(Tasks[dict]):
 
     def prepare(self, pending: Sequence[SampleKey], device: str) -> UnitWorker:
         """Loads nothing: the probe loads what it needs when it measures."""
-        return UnitWorker(self._config, device)
+        return UnitWorker(self._config, device, self._prompts)
 
     def metrics(self, record: dict) -> dict[str, float]:
         return _numbers({name: value for name, value in record.items() if name not in Unit._fields})
@@ -50,6 +52,7 @@ class Units(Tasks[dict]):
         failed = len(records) - len(measured)
         summary: dict[str, object] = {
             "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
+            **_num_problems(self._probe, measured),
             **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
         return UnitResults(summary, {**found.values}, found.tables, self._config, measured, found)
 
@@ -86,14 +89,14 @@ class Units(Tasks[dict]):
 class UnitWorker(Worker[dict]):
     """Lets the probe measure units."""
 
-    def __init__(self, config: Config, device: str):
-        self._config, self._device = config, device
+    def __init__(self, config: Config, device: str, prompts: Mapping[str, np.ndarray]):
+        self._config, self._device, self._prompts = config, device, prompts
 
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[dict, None, None]:
         """Yields the record of each unit. Raises RuntimeError if the probe does not yield one for each unit that it took."""
         probe: Probe = self._config.probe
         taken, recorded, unfit = 0, 0, list[dict]()
-        too_long = fitting.too_long_units(self._config, [problem for problem, _ in keys])
+        too_long = fitting.too_long_units(self._config, [problem for problem, _ in keys], self._prompts)
 
         def counted() -> Iterator[Unit]:
             nonlocal taken
@@ -140,6 +143,13 @@ class UnitResults(Results):
             for name, drawn in figures.items():
                 figure.save(drawn, folder, name)
         return [folder / f"{name}.png" for name in figures]
+
+
+def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
+    """How many problems the intervals are over; empty for a probe without problems. `(agent)` and the like are no problems."""
+    if "dataset" not in probe.sources():
+        return {}
+    return {"num_problems": len({record["problem"] for record in measured if not record["problem"].startswith("(")})}
 
 
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:

@@ -90,7 +90,8 @@ class AtTemperature(Sampler):
     __slots__ = ()  # the fields are slots of the leaf: a class can inherit several groups only if none has slots
 
     alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
-    temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST)
+    temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST,
+                                         inverse_of="alpha")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The temperature in effect, given or 1/alpha."""
@@ -109,7 +110,7 @@ class ProposesAt(Sampler):
 
     alpha: float = identity(4.0, "power of the target p^alpha", ge=SMALLEST, le=LARGEST)
     proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
-                                                  le=LARGEST)
+                                                  le=LARGEST, inverse_of="alpha")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The temperature in effect, given or 1/alpha."""

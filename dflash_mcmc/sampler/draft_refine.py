@@ -25,6 +25,7 @@ from dflash_mcmc.kernel import (
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
@@ -70,15 +71,14 @@ class DraftRefine(Staged, ProposesAt):
         Staged.check(self, config)
         check_features(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
-        if self.early_reject == "exact" and not self._weights_fall():
-            raise ConfigError("sampler.early_reject", "exact", "auto, off, since the proposal's temperature "
-                              f"{self.law().temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1")
+        if self.early_reject == "exact" and self._no_early_rejection():
+            raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
     def resolved(self, config: Config) -> DraftRefine:
         """The sampler with `auto` replaced by its value."""
         if self.early_reject != "auto":
             return self
-        return dataclasses.replace(self, early_reject="exact" if self._weights_fall() else "off")
+        return dataclasses.replace(self, early_reject="off" if self._no_early_rejection() else "exact")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
@@ -91,14 +91,11 @@ class DraftRefine(Staged, ProposesAt):
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
-        return self.early_reject != "off" and self._weights_fall()
+        return self.early_reject != "off" and not self._no_early_rejection()
 
-    def _weights_fall(self) -> bool:
-        """Whether every token's alpha * log p - log q is at most 0. The weight of a suffix then never rises as it grows.
-
-        Since q is p^(1/temperature), this holds for temperatures from 1/alpha to 1.
-        """
-        return 1.0 / self.alpha <= self.law().temperature <= 1.0
+    def _no_early_rejection(self) -> str:
+        """Why exact early rejection does not hold; empty where it does."""
+        return why_weights_rise(self.alpha, self.law())
 
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""

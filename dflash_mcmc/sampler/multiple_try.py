@@ -24,6 +24,7 @@ from dflash_mcmc.kernel import (
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
@@ -178,11 +179,7 @@ class MultipleTry(Staged, Truncated, ProposesAt):
                      ROUNDING * self.alpha * (horizon - cut))
 
     def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""
+        """Why exact early rejection does not hold; empty where it does."""
         if self.form != "isir":
             return "sampler.form=multiple_try needs the weight of every try"
-        if self.alpha < 1.0:
-            return f"weights grow with length at sampler.alpha={self.alpha:g} (below 1)"
-        if not 1.0 / self.alpha - 1e-12 <= self.law().temperature <= 1.0:
-            return (f"the proposal's temperature {self.law().temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1")
-        return ""
+        return why_weights_rise(self.alpha, self.law())

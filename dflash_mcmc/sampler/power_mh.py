@@ -18,21 +18,21 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
     ROUNDING,
+    EntropyCuts,
+    GridCuts,
     MetropolisStep,
-    cut_bound,
-    cut_probabilities,
     decide,
     doubling,
     doubling_cost,
-    log_cut_ratio,
     mh_cost,
-    num_places,
     result,
     stage_horizon,
     trace_entry,
+    why_lengths_matter,
+    why_weights_rise,
 )
-from dflash_mcmc.kernel.published import PublishedMH
-from dflash_mcmc.ops import Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.kernel.published import NO_EARLY_REJECTION, PublishedMH, check_published
+from dflash_mcmc.ops import Chain, Draw, Floor, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Penalised, ProposesAt, Staged
@@ -92,16 +92,13 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         Staged.check(self, config)
-        if self.schedule == "adaptive" and self.rule == "published":
-            raise ConfigError("sampler.schedule", self.schedule, "'published' with sampler.rule=published, which ends at the "
-                              "first stop id")
+        if self.rule == "published":
+            check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
         if self.schedule == "adaptive" and self.after_eos == "return":
             raise ConfigError("sampler.after_eos", self.after_eos, "'continue' with sampler.schedule=adaptive, which makes "
                               "the last stage for every answer")
-        if self.rule == "published" and self.cut != "current":
-            raise ConfigError("sampler.cut", self.cut, "'current' with sampler.rule=published")
-        if self.cut_grid > 1 and (self.cut == "entropy" or self.rule == "published"):
-            raise ConfigError("sampler.cut_grid", self.cut_grid, "1 with sampler.cut=entropy or sampler.rule=published")
+        if self.cut_grid > 1 and self.cut == "entropy":
+            raise ConfigError("sampler.cut_grid", self.cut_grid, "1 with sampler.cut=entropy")
         if self.cut == "entropy" and config.blend.restarts_grid():
             raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
                               "depends on the cut")
@@ -121,27 +118,11 @@ class PowerMH(Staged, Penalised, ProposesAt):
         return dataclasses.replace(self, early_reject="off" if reason else "exact")
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
-        """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend.
-
-        `exact` needs every token's alpha * log p - log q to be at most 0. This holds if q is p^(1/temperature), with
-        1/alpha <= temperature <= 1, on a support that depends on the prefix alone. `eps` needs the exponential of this
-        difference to have a mean of at most 1 under q (a supermartingale: Ville's inequality). This holds for every q if
-        alpha >= 1.
-        """
-        eps = ""
-        if self.rule == "published":
-            eps = "sampler.rule=published compares overlaps, whose bound does not fall"
-        elif self.alpha < 1.0:
-            eps = f"weights grow with length at sampler.alpha={self.alpha} (below 1)"
-        elif self.rescore:
+        """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""
+        eps = NO_EARLY_REJECTION if self.rule == "published" else why_lengths_matter(self.alpha)
+        if not eps and self.rescore:
             eps = "sampler.rescore=true gives a suffix another weight at each step"
-        exact, temperature = eps, self.law().temperature
-        if not exact and not 1.0 / self.alpha <= temperature <= 1.0:
-            exact = f"the proposal's temperature {temperature:g} is not between 1/alpha={1 / self.alpha:g} and 1"
-        if not exact and self.law().has_penalty:
-            name = next(name for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
-                        if getattr(self, name) != getattr(SamplingParams(), name))
-            exact = f"sampler.{name} makes the proposal another law than p^(1/temperature)"
+        exact = eps or why_weights_rise(self.alpha, self.law())
         if not exact and self.proposal == "base" and not unblended:
             exact = "sampler.proposal=base draws without the blend that the target has"
         return {"exact": exact, "eps": eps}
@@ -173,8 +154,16 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def power(self) -> float | None:
         """The power whose law the chain leaves invariant."""
-        exact = self.rule == "exact" and self.after_eos == "continue" and not self.rescore
+        exact = not self.returns() and not self.rescore
         return self.alpha if exact and not self.law().truncates else None
+
+    def returns(self) -> bool:
+        """Whether a chain ends with the stage in which its answer ends. Its law is then not that of the last stage."""
+        return self.rule == "published" or self.after_eos == "return"
+
+    def cuts(self) -> GridCuts | EntropyCuts:
+        """Where a suffix may start."""
+        return EntropyCuts(self.entropy_power) if self.cut == "entropy" else GridCuts(self.cut_grid, self.cut == "horizon")
 
     def blocks(self) -> Sequence[int]:
         """The stages of a chain whose answer does not end early, by the blocks of their horizons."""
@@ -182,17 +171,11 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
-        # In law A a cut can be after the end of the state. Such a step costs nothing.
-        def redrawn(state: float, reach: float) -> float:
-            places = max(1.0, state / self.cut_grid)
-            share = places / max(1.0, reach / self.cut_grid) if self.cut == "horizon" else 1.0
-            return (state - (places - 1.0) * self.cut_grid / 2) * share
-
+        redrawn = self.cuts().mean_redrawn
         if self.schedule == "adaptive":
             cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
         else:
-            returns = self.rule == "published" or self.after_eos == "return"
-            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, returns)
+            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, self.returns())
         return cost._replace(scored=cost.proposed) if self.rescore else cost
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -207,7 +190,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
             if not path.ended:
                 path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
                                   entropy=self.cut == "entropy")
-            if path.ended and self.schedule == "adaptive":
+            if path.ended and self.schedule == "adaptive":  # no horizon extends it, so that the last stage follows
                 block, reach, block_key = self.num_blocks, horizon, key.fold_in("block", self.num_blocks)
             stage_steps = yield from self.stage(path, reach, block_key)
             for number, step in enumerate(stage_steps, 1):
@@ -229,11 +212,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
-        if self.cut == "entropy":
-            cut = key.fold_in("cut").categorical(cut_probabilities(path, self.entropy_power))
-        else:
-            reach = horizon if self.cut == "horizon" else path.length
-            cut = self.cut_grid * key.fold_in("cut").integer(num_places(reach, self.cut_grid))
+        cut = self.cuts().draw(path, horizon, key.fold_in("cut"))
         if cut >= path.length:
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
@@ -257,10 +236,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        # A proposal of n tokens has at least n / cut_grid places.
-        most, length = 0.0, self.cut_grid * num_places(path.length, self.cut_grid) if self.cut == "current" else None
-        if self.cut == "entropy":
-            most, length = cut_bound(path, cut, self.entropy_power)
+        most, length = self.cuts().bound(path, cut)
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
@@ -271,10 +247,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
-        if self.cut == "entropy":
-            return log_cut_ratio(path, proposal, cut, self.entropy_power)
-        here, there = (num_places(state.length, self.cut_grid) for state in (path, proposal))
-        return math.log(here / there) if self.cut == "current" else 0.0
+        return self.cuts().log_ratio(path, proposal, cut)
 
     def log_weight(self, path: Trajectory, start: int) -> float:
         """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""

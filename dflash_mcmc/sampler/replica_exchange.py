@@ -23,6 +23,7 @@ from dflash_mcmc.kernel import (
     result,
     stage_horizon,
     trace_entry,
+    why_weights_rise,
 )
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
@@ -58,7 +59,7 @@ class ReplicaExchange(Staged):
 
     alphas: list[float] = identity([1.0, 2.0, 4.0], "powers of the rungs, rising", ge=SMALLEST, le=LARGEST)
     temperatures: list[float] | None = identity(None, "proposal temperatures of the rungs; null takes 1/alpha of each",
-                                                ge=SMALLEST, le=LARGEST)
+                                                ge=SMALLEST, le=LARGEST, inverse_of="alphas")
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
     num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
@@ -212,13 +213,9 @@ class ReplicaExchange(Staged):
         return Rungs(tuple(paths), tuple(born)), tuple(accepted)
 
     def _no_early_rejection(self) -> str:
-        """Why exact early rejection does not hold; empty where it does. It needs alpha * log p <= log q for every token."""
-        for alpha, law in zip(self.alphas, self.laws(), strict=True):
-            if alpha < 1.0:
-                return f"weights grow with length at the power {alpha:g} (below 1)"
-            if not 1.0 / alpha - 1e-12 <= law.temperature <= 1.0:
-                return f"the proposal temperature {law.temperature:g} is not between 1/{alpha:g} and 1"
-        return ""
+        """Why exact early rejection does not hold on every rung; empty where it does."""
+        reasons = (why_weights_rise(alpha, law) for alpha, law in zip(self.alphas, self.laws(), strict=True))
+        return next(filter(None, reasons), "")
 
 
 class _Replicas:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 
@@ -181,7 +181,7 @@ def _stop(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
         refuse("stop", value, "a text or a list of texts")
-    return tuple(allowed("stop", lambda: stops.given(strings, "stop")))
+    return tuple(allowed("stop", lambda: stop_strings(strings, "stop")))
 
 
 def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:

@@ -19,7 +19,21 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 _RESAMPLES = 1000
+_FEW = 10
+"""Up to this number of clusters, a caution goes with the intervals."""
 _VALUES_AT_ONCE = 4_000_000
+
+
+def caution(num_problems: int) -> str:
+    """A line for bootstrap intervals over few problems, which are too narrow; empty for one problem or for enough of them.
+
+    The bootstrap's variance is too small by (n - 1) / n, and its percentiles are normal instead of Student's: Hesterberg 2015,
+    "What Teachers Should Know About the Bootstrap", section 4.
+    """
+    if not 2 <= num_problems <= _FEW:
+        return ""
+    return (f"caution: the intervals are a bootstrap over {num_problems} problems, which covers less than 95 %; more than "
+            f"{_FEW} problems are enough")
 
 
 class IntervalEstimate(NamedTuple):

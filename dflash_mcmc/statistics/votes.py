@@ -239,7 +239,7 @@ def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -
     votes = Votes.of(chains)
     answers = np.array(votes.of_chain, np.int64)[_orders(len(chains), most)]
     counts = (answers[:, :, None] == np.arange(len(votes.candidates))).cumsum(axis=1)  # (orders, chains drawn, answers)
-    leading = np.sort(np.concatenate([np.zeros_like(counts[..., :1]).repeat(2, axis=-1), counts], axis=-1), axis=-1)
+    leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
     ended = rule.ends(leading[..., -1], leading[..., -2])
     ended[:, -1] = True
     last = ended.argmax(axis=1)
@@ -253,8 +253,13 @@ def _orders(size: int, most: int) -> np.ndarray:
     """Orders of `most` of `size` chains, int64 (orders, most): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
     if math.perm(size, most) <= _MOST_WAYS:
         return np.array(list(itertools.permutations(range(size), most)), np.int64)
-    uniforms = Key(0).fold_in("orders", size, most).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
-    return np.argsort(uniforms, axis=1)[:, :most]
+    return _drawn_orders("orders", size, most)
+
+
+def _drawn_orders(name: str, size: int, k: int) -> np.ndarray:
+    """`_MOST_WAYS` orders of k of `size` chains, drawn uniformly with a fixed seed, int64 (ways, k)."""
+    uniforms = Key(0).fold_in(name, size, k).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
+    return np.argsort(uniforms, axis=1)[:, :k]
 
 
 def check_weights(records: Sequence[Record], rule: VoteRule) -> None:
@@ -268,8 +273,7 @@ def _ways(size: int, k: int) -> np.ndarray:
     """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
     if math.comb(size, k) <= _MOST_WAYS:
         return np.array(list(itertools.combinations(range(size), k)), np.int64)
-    uniforms = Key(0).fold_in("votes", size, k).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
-    return np.argsort(uniforms, axis=1)[:, :k]
+    return _drawn_orders("votes", size, k)
 
 
 KEYS = ("log_p", "power")

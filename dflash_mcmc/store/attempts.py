@@ -18,9 +18,9 @@ from typing import IO
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import Damaged, to_line, whole_lines
 from dflash_mcmc.store.reading import Attempt, attempt_of
 from dflash_mcmc.store.records import SampleKey
+from dflash_mcmc.store.schema import Damaged, to_line, whole_lines
 
 _DEATHS_OF_A_SUSPECT = 2
 """Number of deaths that make a task a suspect."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.lines import has_zeros
+from dflash_mcmc.store.schema import has_zeros
 
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
           (stat.S_ISBLK, "a device"))

@@ -32,12 +32,10 @@ from typing import IO
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.store.described import described
 from dflash_mcmc.store.files import append_line, each_line, is_there, open_to_extend, refuse_link, write_atomically
-from dflash_mcmc.store.lines import Damaged
-from dflash_mcmc.store.reading import decoded, note_repeated, record_line, records_of
+from dflash_mcmc.store.locks import FolderLocks
+from dflash_mcmc.store.reading import decoded, move_damaged, note_repeated, record_line, records_of
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
-from dflash_mcmc.store.repair import move_damaged
-from dflash_mcmc.store.schema import Schema
-from dflash_mcmc.store.sharing import FolderLocks
+from dflash_mcmc.store.schema import Damaged, Schema
 
 _SYNC_SECONDS = 1.0
 

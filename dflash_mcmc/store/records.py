@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.bounds import Count, Finite, OneOf, Range, Whole
 from dflash_mcmc.store.files import remove_empty
-from dflash_mcmc.store.schema import Schema
+from dflash_mcmc.store.schema import Count, Finite, OneOf, Range, Schema, Whole
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import reason_of, tell
@@ -27,8 +27,11 @@ class RunInfo(NamedTuple):
     """Tags of the form `group=component`."""
 
 
-class TrackedRun(Protocol):
-    """A run that a tracker shows. Several starts of a run have the same `info.identity`, and their metrics belong together."""
+class TrackedRun:
+    """A run that a tracker shows. Several starts of a run have the same `info.identity`, and their metrics belong together.
+
+    Every method does nothing unless a tracker defines it.
+    """
 
     def log(self, metrics: dict, step: int) -> None:
         """Logs a record's metrics. `step` is the number of records that the run has so far. It increases with each call."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_mcmc.errors import writing
 from dflash_mcmc.registry import register
 from dflash_mcmc.store.files import is_there
-from dflash_mcmc.tracker import RunInfo, Tracker
+from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 
 @register("tracker", "jsonl")
@@ -22,7 +22,7 @@ class JsonlTracker(Tracker):
         return JsonlWriter(info.folder / "metrics.jsonl")
 
 
-class JsonlWriter:
+class JsonlWriter(TrackedRun):
     """Appends lines to the file. The file is open only while a line is written. Raises UserError for anything but a file."""
 
     def __init__(self, path: Path):
@@ -45,9 +45,6 @@ class JsonlWriter:
     def preempt(self) -> None:
         """Writes a line that marks the run as preempted."""
         self._write({"preempted": True})
-
-    def finish(self, exit_code: int) -> None:
-        """Does nothing, because no file is open."""
 
     def _write(self, entry: dict) -> None:
         is_there(self._path)  # a pipe would wait for a reader

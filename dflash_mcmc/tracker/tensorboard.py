@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import register
-from dflash_mcmc.tracker import RunInfo, Tracker
+from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -39,7 +39,7 @@ class TensorBoardTracker(Tracker):
         return TensorBoardRun(SummaryWriter(str(info.folder), flush_secs=_FLUSH_SECONDS), info)
 
 
-class TensorBoardRun:
+class TensorBoardRun(TrackedRun):
     """An open run. Scalars are logged over the number of samples, tables as texts."""
 
     def __init__(self, writer: SummaryWriter, info: RunInfo):
@@ -70,9 +70,6 @@ class TensorBoardRun:
             self._writer.add_text(f"tables/{name}", _markdown(rows, tuple(rows[0]) if rows else ()), self._steps)
         for path in figures:
             self._writer.add_image(f"figures/{path.stem}", imread(path), self._steps, dataformats="HWC")
-
-    def preempt(self) -> None:
-        """Does nothing: TensorBoard has no state for preempted runs."""
 
     def finish(self, exit_code: int) -> None:
         """Writes the remaining data and closes the file."""

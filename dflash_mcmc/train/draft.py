@@ -29,7 +29,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train import accepted, loop
+from dflash_mcmc.train import blocks, loop
 from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, TargetReader, TrainingBlocks
 from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slot_weights, slotwise_loss_sum
 from dflash_mcmc.train.recipe import DraftPlan, Heads, identity_of, responses_folder, run_folder
@@ -308,7 +308,7 @@ class _Session:
         at_once, num_parts = self.plan.rows_at_once or self.plan.batch_size, -(-self.plan.responses.max_new_tokens // _PART)
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-            counted = torch.from_numpy(accepted.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
+            counted = torch.from_numpy(blocks.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
                                                             num_parts))
             parts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
             tokens, forwards = map(sum, zip(*parts, strict=True))

@@ -21,7 +21,7 @@ from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
-from dflash_mcmc.model.files.checkpoint import Checkpoint
+from dflash_mcmc.model.files import Checkpoint
 
 RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
            "smollm2": "train_draft_smollm2", "dflash": "train_draft"}

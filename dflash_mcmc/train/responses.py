@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from dflash_mcmc.dataset.arith import LEVELS, make_problem
-from dflash_mcmc.dataset.inputs import rows
+from dflash_mcmc.dataset.inputs import sources
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import ranks
@@ -60,7 +60,7 @@ def _generated(plan: DraftPlan) -> Questions:
 
 def _from_file(prompts: Prompts) -> Questions:
     """The questions of a file. Raises UserError."""
-    found = [row[prompts.field] for row in rows.of_file(prompts.path, [prompts.field], "prompts.path")]
+    found = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
     for number, question in enumerate(found, start=1):
         if not isinstance(question, str):
             raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {number} has {question!r:.60}")

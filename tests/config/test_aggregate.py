@@ -13,7 +13,7 @@ from tests.refusals import command_is_refused
 
 CHAINS = ["condition=temp", "num_chains=4"]
 MISTAKES = {
-    "unknown": (["aggregate=median"], "aggregate: given 'median'", "'majority', 'power', 'softsat', 'answer_power', 'log_p'"),
+    "unknown": (["aggregate=median"], "aggregate: given 'median'", "'answer_power', 'adaptive', 'log_p'"),
     "one unknown": (["aggregate=[majority,median]"], "aggregate: given ['majority', 'median']", "a list of several"),
     "number": (["aggregate=3"], "aggregate: given 3", "or null"),
     "nested": (["aggregate=[[power]]"], "aggregate: given [['power']]", "or null"),
@@ -24,7 +24,7 @@ MISTAKES = {
     "programs": (["grader=code", "aggregate=[log_p,softsat]"], "aggregate: given ['log_p', 'softsat']",
                  "null or log_p with grader=code: a vote over programs is not defined"),
     "chains of Metropolis-Hastings": (["condition=ps", "aggregate=power"], "aggregate: given 'power'",
-                                      "majority, softsat, log_p with sampler=power_mh: power needs independent draws"),
+                                      "adaptive, log_p with sampler=power_mh: power needs independent draws"),
     "best of N": (["condition=best_of_n", "aggregate=answer_power"], "aggregate: given 'answer_power'", "sampler=best_of_n"),
     "greedy": (["condition=greedy", "aggregate=power"], "aggregate: given 'power'", "sampler=greedy"),
     "top_k": (["sampler.top_k=5", "aggregate=[softsat,power]"], "aggregate: given 'power'", "sampler.top_k=5"),
@@ -34,6 +34,7 @@ MISTAKES = {
     "gamma": (["vote.answer_power.gamma=-1"], "vote.answer_power.gamma: given -1.0", "a number > 0"),
     "beta": (["vote.softsat.beta=-1"], "vote.softsat.beta: given -1.0", "a number >= 0"),
     "saturation": (["vote.softsat.saturation=1.5"], "vote.softsat.saturation: given 1.5", "> 0 and <= 1"),
+    "confidence": (["vote.adaptive.confidence=1"], "vote.adaptive.confidence: given 1.0", "> 0.5 and < 1"),
     "clip": (["vote.softsat.low=20"], "vote.softsat.low: given 20.0", "a number <= vote.softsat.high (given 17)"),
     "unknown parameter": (["vote.power.alpah=2"], "vote.power.alpah", "did you mean 'alpha'"),
     "parameter left out": (["~vote.power.alpha"], "vote.power.alpha", "allowed: a number > 0"),
@@ -48,8 +49,8 @@ def test_mistake_is_one_line(arguments, start, allowed):
 def test_a_word_or_a_list_in_its_order(make_config):
     assert make_config(*CHAINS).aggregates() == []
     assert make_config(*CHAINS, "aggregate=softsat").aggregates() == ["softsat"]
-    config = make_config(*CHAINS, "aggregate=[power,log_p,majority,answer_power,softsat]", "vote.power.alpha=2.5")
-    assert config.aggregates() == ["power", "log_p", "majority", "answer_power", "softsat"]
+    config = make_config(*CHAINS, "aggregate=[power,log_p,majority,answer_power,adaptive,softsat]", "vote.power.alpha=2.5")
+    assert config.aggregates() == ["power", "log_p", "majority", "answer_power", "adaptive", "softsat"]
     assert set(config.aggregates()) == set(NAMES)
     assert config.vote.rules["power"] == PowerVote(alpha=2.5)
     assert config.vote.rules["answer_power"] == AnswerPower(alpha=2.0, gamma=2.0)

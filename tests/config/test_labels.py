@@ -6,8 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.labels import changes, label_of, name_of_path, with_fields
-from dflash_mcmc.report.table import labels_of
+from dflash_mcmc.config.labels import changes, label_of, labels_of, name_of_path, with_fields
 
 
 @pytest.mark.parametrize(("overrides", "label"), [
@@ -16,6 +15,10 @@ from dflash_mcmc.report.table import labels_of
     (["condition=temp", "sampler.temperature=0.25"], "temp"),  # 1/alpha, given directly
     (["condition=ps", "sampler.alpha=2", "sampler.num_steps=10"], "ps alpha=2 num_steps=10"),
     (["condition=ps", "sampler.proposal_temperature=0.5"], "ps proposal_temperature=0.5"),
+    (["condition=ps", "sampler.num_steps=10", "sampler.cut=horizon"], "ps cut=horizon num_steps=10"),
+    (["condition=smc", "sampler.alpha=2"], "smc alpha=2"),  # its temperature only follows alpha
+    (["condition=replica_exchange", "sampler.alphas=[1,2,3]"], "replica_exchange alphas=[1, 2, 3]"),
+    (["condition=replica_exchange", "sampler.temperatures=[1,1,1]"], "replica_exchange temperatures=[1, 1, 1]"),
     (["condition=ps", "sampler.epsilon=0.1", "sampler.early_reject=off"], "ps"),  # neither changes an output
     (["condition=blend_ps", "blend.beta=-0.5", "blend.layers=[0,1]"], "blend_ps beta=-0.5 layers=[0, 1]"),
     (["condition=ps", "sampler.presence_penalty=1"], "ps presence_penalty=1"),

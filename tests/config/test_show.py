@@ -35,3 +35,21 @@ def test_options_stand_above_the_values(shown):
 
 def test_a_part_of_the_configuration_has_no_options(shown):
     assert "option of each group" not in shown("--cfg", "job", "--package", "sampler", "condition=ps")
+
+
+@pytest.mark.parametrize("missing", [
+    ("model=hf", "model.path=/not/here"), ("experiment=real",), ("experiment=phase0",),
+    ("dataset=jsonl", "dataset.path=/no.jsonl"), ("experiment=guided_power_sampling", "condition=draft_blend_ps")])
+def test_nothing_that_a_run_would_read_has_to_be_there(shown, missing):
+    text = shown("--cfg", "job", *missing)
+    named = [word.partition("=")[2] for word in missing if ".path=" in word]
+    assert all(name in text for name in named)
+    assert set(yaml.safe_load(text)) >= {"model", "dataset", "sampler"}
+
+
+def test_a_mistake_is_still_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dflash_mcmc"])
+    with pytest.raises(SystemExit) as ended:
+        main(["--cfg", "job", "sampler.alhpa=2"])
+    assert ended.value.code == 2
+    assert "sampler.alhpa" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from dflash_mcmc.config.identity import identity_hash, identity_of, run_folder
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner.preflight import CheckedJob
 from dflash_mcmc.runner.result import RunResult
 from tests.refusals import command_is_refused
 
@@ -48,11 +49,16 @@ def test_other_grids_are_those_of_the_documents():
     assert [(c.condition.name, c.num_chains) for c in configs_of("sweep=majority")] == [
         ("temp", 8), ("ps", 8), ("blend_ps", 8)]
     assert {c.num_chains for c in configs_of("sweep=majority", "num_chains=4")} == {4}
+    assert [c.condition.name for c in configs_of("sweep=conditions")] == ["greedy", "temp", "ps", "blend_greedy", "blend_ps"]
+    signs = configs_of("sweep=signflip")
+    assert {(name_of(c.sampler), c.blend.direction == "random") for c in signs} == set(
+        itertools.product(("greedy", "temperature", "power_mh"), (False, True)))
+    assert len({c.blend.beta for c in signs}) == 7
 
 
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code", "equal_cost"}
+                                        "benchmarks", "code", "equal_cost", "conditions", "signflip"}
 
 
 @pytest.mark.slow
@@ -157,8 +163,8 @@ def test_the_plan_is_printed_before_the_first_point(executed, capsys):
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert cells[0][:3] == ["run", "does not apply", "samples"]
     assert [row[:3] for row in cells[2:]] == [
-        ["condition=greedy", "sampler.alpha", "6"], ["condition=ps sampler.alpha=2", "", "6"],
-        ["condition=ps sampler.alpha=4", "", "6"], ["total", "", "18"]]
+        ["greedy", "sampler.alpha", "6"], ["ps alpha=2", "", "6"],
+        ["ps alpha=4", "", "6"], ["total", "", "18"]]
     assert "points left out because they are the same run as another point: 1" in lines
     assert lines[-1] == "3 jobs: 3 done now, 0 already complete, 0 failed"
     assert len(executed.configs) == 3
@@ -215,8 +221,8 @@ def test_problems_that_cannot_be_had_are_told_before_the_first_point(command, tm
 def test_the_bar_of_a_job_has_its_place_and_what_the_sweep_sets(executed):
     assert ended("-m", "condition=ps,blend_ps", "sampler.alpha=2,4", "blend.beta=0.2", "seed=7", "tracker=none") == 0
     # 4 is the default of alpha, and is named all the same; the seed is the same everywhere.
-    assert executed.titles == ["[1/4] ps alpha=2", "[2/4] ps alpha=4", "[3/4] blend_ps alpha=2 beta=0.2",
-                               "[4/4] blend_ps alpha=4 beta=0.2"]
+    assert executed.titles == ["[1/4] ps alpha=2", "[2/4] ps alpha=4", "[3/4] blend_ps beta=0.2 alpha=2",
+                               "[4/4] blend_ps beta=0.2 alpha=4"]
 
 
 def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):
@@ -296,7 +302,7 @@ def test_a_field_of_a_swept_group_need_not_be_there_without_it(executed):
 
 def test_real_sweep_leaves_the_results_of_the_other_jobs(capsys, tmp_path, monkeypatch):
     """A job that fails after the checks of all jobs, which would refuse this one."""
-    monkeypatch.setattr("dflash_mcmc.runner.preflight.check", lambda *_, **__: (None, ()))
+    monkeypatch.setattr("dflash_mcmc.runner.preflight.check", lambda jobs, **_: (None, (CheckedJob(),) * len(jobs)))
     arguments = ("-m", "experiment=demo", "sampler=greedy", "dataset.ids=[arith-001]", "dataset.max_new_tokens=9999,64")
     assert ended(*arguments) == 2
     output = capsys.readouterr()

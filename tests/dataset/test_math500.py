@@ -78,9 +78,9 @@ def test_bad_files_are_errors_of_one_line(make_config, tmp_path, content, messag
 def test_a_missing_network_and_cache_is_an_error_of_one_line(make_config, tmp_path, monkeypatch):
     import datasets.config
 
-    from dflash_mcmc.dataset.inputs import rows
+    from dflash_mcmc.dataset.inputs import sources
 
-    rows._downloaded.cache_clear()
+    sources._downloaded.cache_clear()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match="hub cannot be reached; allowed: a file, dataset"):
         make_config("dataset=math500").dataset.problems()

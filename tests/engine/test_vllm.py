@@ -81,7 +81,8 @@ def test_the_target_has_the_stop_ids_and_ids_of_the_loaded_model(make_config):
 
 @pytest.mark.parametrize("experiment", ["guided_power_sampling", "power_sampling_paper"])
 def test_the_experiments_compose_and_are_estimated(experiment):
-    assert "ps_vllm" in estimate.of(check_command([f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps"]))
+    command = check_command([f"experiment={experiment}", "engine=vllm", "dry_run=true", "condition=ps"])
+    assert "ps_vllm" in estimate.of(command)
 
 
 @pytest.mark.parametrize(("experiment", "dataset"), [
@@ -229,7 +230,7 @@ def test_a_blend_becomes_a_model_class_of_its_families(make_config):
     settings = starting.settings(config.engine, config, target, 500, 8)
     assert settings.arguments()["hf_overrides"] == {"architectures": ["DflashMcmcQwen3ForCausalLM"]}
     assert settings.arguments()["additional_config"][CONFIG]["blend"] == {
-        "name": "layer", "beta": config.blend.beta, "layer": -2, "layers": None, "norm": "none"}
+        "name": "layer", "beta": config.blend.beta, "layer": -2, "layers": None, "norm": "none", "direction": "layer"}
     target.config.architectures = ["GPT2LMHeadModel"]
     with pytest.raises(UserError, match=r"model.path: given 'GPT2LMHeadModel'; allowed: a checkpoint of LlamaForCausalLM"):
         starting.settings(config.engine, config, target, 500, 8)

@@ -15,7 +15,7 @@ from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fetch import folder
 from dflash_mcmc.fetch.__main__ import main
 from dflash_mcmc.fetch.folder import PROVENANCE, fetch, from_gguf, sizes_and_hashes
-from dflash_mcmc.model.files import pretrained
+from dflash_mcmc.model import files
 from tests.fetch import wheels
 from tests.refusals import refused
 
@@ -240,7 +240,7 @@ def test_the_command_line_refuses_other_names(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["smollm"])
     assert capsys.readouterr().err == (f"error: NAME: given 'smollm' (did you mean 'smollm2'?); allowed: "
-                                       f"{', '.join(pretrained.SOURCES)}, or --gguf FILE\n")
+                                       f"{', '.join(files.SOURCES)}, or --gguf FILE\n")
 
 
 def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monkeypatch, capsys):
@@ -254,9 +254,9 @@ def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monk
 
 
 def test_a_missing_model_names_the_command_that_makes_it():
-    assert pretrained.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
-    assert pretrained.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
-    assert pretrained.hint(Path("outputs/models/other")) == pretrained.hint(Path("smollm2")) == ""
+    assert files.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
+    assert files.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
+    assert files.hint(Path("outputs/models/other")) == files.hint(Path("smollm2")) == ""
 
 
 def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from dflash_mcmc.model.files.pretrained import PretrainedSource
+from dflash_mcmc.model.files import PretrainedSource
 
 _WIDTH, _HEADS, _FEED, _LAYERS = 16, 2, 32, 2
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

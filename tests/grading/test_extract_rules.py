@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,14 @@ from dflash_mcmc.config.identity import identity_of, settings_of
 from dflash_mcmc.grading.__main__ import main
 from dflash_mcmc.grading.choice.letters import final_letter
 from dflash_mcmc.grading.extraction import RULES, Extraction, continued
+from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
 from tests.refusals import refused
 
 AUTO = Extraction(tuple(RULES))
+UNBOXED = [json.loads(line) for line in (Path(__file__).parent / "unboxed.jsonl").read_text().splitlines()]
+"""Texts without a box, and the value that a careful reader takes. They were written without a look at the rules."""
 TEXTS = {  # text: (answer, rule) with extract=auto
     r"\boxed{5} so the answer is 6": ("5", "boxed"), "#### 1,234": ("1234", "hashes"), "####-7.": ("-7", "hashes"),
     "#### $18\nThe answer is 3.": ("18", "hashes"), "#### 4\n#### 5": ("5", "hashes"),
@@ -208,3 +212,9 @@ def test_the_identity_names_only_rules_that_differ_from_the_default(make_config)
 def test_wrong_rules_are_one_line(make_config, wrong):
     with refused(wrong.partition("=")[0]):
         make_config(wrong)
+
+
+def test_unboxed_answers_are_read_as_a_careful_reader_reads_them():
+    assert len(UNBOXED) == 100
+    read = {case["text"]: (case["value"], AUTO.find(case["text"]).answer) for case in UNBOXED}
+    assert not {text: pair for text, pair in read.items() if pair[1] is None or decide(*pair).verdict != "correct"}

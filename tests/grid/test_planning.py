@@ -31,8 +31,7 @@ def lay(folder, *keys, torn: str = "") -> None:
 
 def test_points_are_those_of_the_sweep_with_what_differs_as_label(tmp_path):
     points = planned("condition=greedy,ps", "seed=1,2", outputs=tmp_path)
-    assert [point.label for point in points] == ["condition=greedy seed=1", "condition=greedy seed=2", "condition=ps seed=1",
-                                                 "condition=ps seed=2"]
+    assert [point.label for point in points] == ["greedy seed=1", "greedy seed=2", "ps seed=1", "ps seed=2"]
     assert len({point.folder for point in points}) == 4
     assert [point.num_pending for point in points] == [4, 4, 4, 4]
     assert {point.job.choices["condition"] for point in points} == {"greedy", "ps"}
@@ -42,7 +41,7 @@ def test_points_that_come_to_one_run_are_one_and_the_larger_counts(tmp_path):
     points = planned("condition=greedy", "sampler.alpha=1,2,3", outputs=tmp_path)
     assert [point.num_asked for point in points] == [4]
     points = planned("condition=ps", "num_chains=1,3,2", outputs=tmp_path)
-    assert [(point.label, point.num_asked) for point in points] == [("num_chains=3", 12)]
+    assert [(point.label, point.num_asked) for point in points] == [("ps num_chains=3", 12)]
 
 
 def test_what_is_recorded_is_not_pending(tmp_path):

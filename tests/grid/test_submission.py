@@ -57,10 +57,10 @@ def test_a_job_for_each_point_and_shard(submitted, tmp_path, capsys):
     assert [(job.id, job.point, job.shard, job.shards) for job in grid.jobs] == [
         (f"7_{3 * point + shard}", point, shard, 3) for point in range(2) for shard in range(3)]
     told = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in told[2:5]] == ["condition=greedy", "condition=temp", "total"]
+    assert [line.split("|")[1].strip() for line in told[2:5]] == ["greedy", "temp", "total"]
     assert told[-2:] == [f"{grid.folder.relative_to(tmp_path)}: 6 jobs for 8 samples of 2 points: 7_0 to 7_5",
                          f"python -m dflash_mcmc.grid status {grid.folder.relative_to(tmp_path)}"]
-    assert [point.label for point in grid.points] == ["condition=greedy", "condition=temp"]
+    assert [point.label for point in grid.points] == ["greedy", "temp"]
     assert grid.folder.parent == tmp_path / "outputs" / "default" / "grids"
     supervisor = pickle.loads((grid.folder / "logs" / "7_4_submitted.pkl").read_bytes()).function
     assert (supervisor.folder, supervisor.token, supervisor.point, supervisor.shard) == (str(grid.folder), grid.token, 1, 1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 import dflash_mcmc
+from dflash_mcmc import harness
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.harness import arguments
 from dflash_mcmc.harness.lm_eval.requests import request, without_cache
 
 TINY = str(PACKAGE / "assets/tiny")
 
 
-def chosen(given: dict) -> arguments.ModelArguments:
-    return arguments.chosen(given, ("pretrained",), "model_args")
+def chosen(given: dict) -> harness.ModelArguments:
+    return harness.chosen(given, ("pretrained",), "model_args")
 
 
 def test_model_args_are_fields_of_a_run():

@@ -10,7 +10,7 @@ import pytest
 from dflash_mcmc.api.samplers import Samplers
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.harness.arguments import chosen
+from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai.requests import read
 
 

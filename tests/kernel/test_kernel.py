@@ -133,3 +133,11 @@ def test_the_law_of_two_stages_of_three_tokens(monkeypatch):
     assert error() <= EXACT
     monkeypatch.setattr(power_mh, "stage_horizon", wrong_horizon)
     assert error() >= WRONG
+
+
+def test_a_result_counts_each_decision():
+    made = decide(STATE, OTHER, 1, 0.5, -1.0)
+    steps = [made, made._replace(decision="identical"), *[made._replace(decision="reject")] * 3,
+             *[made._replace(decision="abandon")] * 5]
+    found = result(STATE, steps, 0.25, [])
+    assert (found.proposals, found.accepted, found.moved, found.abandoned, found.law_error) == (10, 2, 1, 5, 0.25)

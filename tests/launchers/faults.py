@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dflash_mcmc.store.lines import CHECKSUM
+from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
 from tests.runner.test_samples import TIMES
 

@@ -16,7 +16,7 @@ import pytest
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.lines import from_line
+from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
 from tests.launchers.sweep_server import SweepServer
 from tests.launchers.test_sweep_agent import BIN, make_sweep
@@ -159,6 +159,25 @@ def test_phases(slurm, tmp_path):
     runs = list((tmp_path / "outputs/demo").glob("*-arith-*"))
     assert len(runs) == 6
     assert {len(samples(run)) for run in runs} == {2}
+
+
+def test_each_phase_takes_the_arguments_of_the_document(tmp_path):
+    """`sampler.alpha` and `blend.beta` are left out where a phase lacks them. A stand-in for srun writes its arguments."""
+    stand_in = tmp_path / "srun"
+    stand_in.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" END >> {tmp_path}/given\n")
+    stand_in.chmod(0o755)
+    own = ["sampler.alpha=8", "sampler.num_steps=3", "blend.beta=0.1", "dataset.limit=2", "model=tiny", "dataset=arith"]
+    done = subprocess.run(["bash", str(FILES / "phases.sbatch"), *own], text=True, capture_output=True, timeout=HANG, env={
+        **os.environ, **environment(), "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1",
+        "EXPERIMENT": "demo"})
+    assert done.returncode == 0, done.stderr
+    *phases, _ = (tmp_path / "given").read_text().split("END\n")[:-1]
+    overrides = [phase.partition(f"{sys.executable}\n")[2].splitlines() for phase in phases]
+    jobs = [job for of_phase in overrides for job in check_command(["-m", *of_phase]).jobs]
+    assert [job.config.condition.name for job in jobs] == [
+        "greedy", "temp", "blend_greedy", "ps", "blend_ps", "draft_blend_ps"]
+    assert {job.config.sampler.alpha for job in jobs[3:]} == {8.0}
+    assert [job.config.blend.beta for job in jobs if hasattr(job.config.blend, "beta")] == [0.1] * 3
 
 
 def test_a_signalled_task_of_an_array_is_resumed(slurm, tmp_path, make_config):

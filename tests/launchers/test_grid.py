@@ -14,7 +14,7 @@ import pytest
 
 from dflash_mcmc.grid import status
 from dflash_mcmc.grid.folder import Grid, find
-from dflash_mcmc.store.lines import from_line
+from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.runner.test_samples import TIMES

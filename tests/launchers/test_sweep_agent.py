@@ -29,10 +29,13 @@ def make_sweep(server: SweepServer, folder: Path, more: list[str], **parameters:
     """Edits the file as a user would, and creates the sweep: (ENTITY/PROJECT/ID, environment for its agents)."""
     sweep = yaml.safe_load((ROOT / "launchers/sweep.yaml").read_text())
     conditions = parameters.pop("condition", None)
-    assert set(parameters.keys()) == {name.rpartition(".")[2] for name in sweep["parameters"]}
+    assert set(parameters.keys()) == {name.rpartition(".")[2] for name in sweep["parameters"]} | (
+        {"temperature"} & parameters.keys())
+    if "temperature" in parameters:  # as the file's comment says
+        sweep["parameters"]["sampler.temperature"] = {}
     sweep["parameters"] = {name: {"values": parameters[name.rpartition(".")[2]]} for name in sweep["parameters"]}
     sweep["command"] = [GROUPS.get(word, word) for word in sweep["command"]]
-    if conditions is not None:  # as the file's last comment says
+    if conditions is not None:  # as the file's comment says
         sweep["parameters"] = {"condition": {"values": conditions}, **sweep["parameters"]}
         sweep["command"].remove("condition=blend_ps")
     sweep["command"][-1:-1] = more
@@ -70,8 +73,9 @@ def test_an_agent_draws_a_point_of_a_sweep_in_the_run_of_the_sweep(server, tmp_p
 
 @pytest.mark.slow
 def test_an_agent_leaves_out_a_field_that_a_condition_does_not_have(server, tmp_path):
-    more = ["dataset.limit=2", "dataset.max_new_tokens=16", "--if-present=blend.beta"]
-    name, environment = make_sweep(server, tmp_path, more, condition=["ps", "blend_ps"], alpha=[2], beta=[0.1])
+    more = ["dataset.limit=2", "dataset.max_new_tokens=16"]
+    name, environment = make_sweep(server, tmp_path, more, condition=["temp", "blend_ps"], alpha=[2], beta=[0.1],
+                                   temperature=[0.5])
     agent = subprocess.run([BIN / "wandb", "agent", "--count", "2", name], cwd=tmp_path, capture_output=True, text=True,
                            env=environment, timeout=HANG)
     assert agent.returncode == 0, agent.stderr
@@ -79,7 +83,7 @@ def test_an_agent_leaves_out_a_field_that_a_condition_does_not_have(server, tmp_
     plain, blended = (server.run(run) for run in ("sweep1-0", "sweep1-1"))
     assert (plain.exit_code, blended.exit_code) == (0, 0)
     assert "beta" not in plain.config["blend"]["value"]
-    assert blended.config["blend"]["value"]["beta"] == 0.1
-    assert len(list((tmp_path / "outputs/demo").glob("power_mh-*"))) == 1
+    assert (plain.config["sampler"]["value"]["temperature"], blended.config["blend"]["value"]["beta"]) == (0.5, 0.1)
+    assert len(list((tmp_path / "outputs/demo").glob("temperature-*"))) == 1
     assert len(list((tmp_path / "outputs/demo").glob("layer-power_mh-*"))) == 1
     assert server.unknown == []

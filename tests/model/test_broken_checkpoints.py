@@ -15,8 +15,8 @@ import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE, Job
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
-from dflash_mcmc.model.files import weight_files
-from dflash_mcmc.model.files.checkpoint import stop_ids_of
+from dflash_mcmc.model import files
+from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.runner import preflight
 from tests.bench import random_weights
 from tests.refusals import refused
@@ -99,7 +99,7 @@ def test_a_length_of_the_header_beyond_the_file(checkpoint, refuses, length):
 
 def test_the_header_of_a_whole_file_is_read():
     with (TINY / WEIGHTS).open("rb") as opened:
-        header, tensors = weight_files.read_header(opened, TINY / WEIGHTS)
+        header, tensors = files.read_header(opened, TINY / WEIGHTS)
     assert max(tensor.end for tensor in tensors) + 8 + len(header) == (TINY / WEIGHTS).stat().st_size
 
 

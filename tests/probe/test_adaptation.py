@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.api import component, sample
-from dflash_mcmc.probe.adaptation import tables
+from dflash_mcmc.probe.adaptation import walks
 from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
@@ -92,9 +92,9 @@ def test_a_change_is_paired():
     """Both drafts gain equally on every problem, so that the change has no spread although tau has."""
     problems, tokens = Clusters(range(4)), [10, 20, 30, 40]
     ours, theirs = (tokens, [2, 4, 6, 8]), (tokens, [4, 8, 12, 16])
-    found = tables.change(problems, ours, theirs)
+    found = walks.change(problems, ours, theirs)
     assert (found.value, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
-    assert tables.change(problems, ours, theirs, relative=True).value == pytest.approx(2.0)
+    assert walks.change(problems, ours, theirs, relative=True).value == pytest.approx(2.0)
     assert problems.ratio(*map(np.array, (tokens, [2, 9, 6, 8]))).low != problems.ratio(tokens, [2, 9, 6, 8]).high
 
 

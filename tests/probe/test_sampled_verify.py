@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.sampled_verify import arms, tables
+from dflash_mcmc.probe.sampled_verify import arms
 from dflash_mcmc.report import figure
 from dflash_mcmc.rng import Key
 from tests.checkpoints import hybrid_pair
@@ -105,12 +105,12 @@ def test_a_greedy_token_in_every_step_changes_histograms(tmp_path):
 
 
 def test_repetition():
-    assert (tables.distinct([1, 2, 1, 2, 1], 2), tables.distinct([1], 2)) == (0.5, 1.0)
-    assert [tables.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
+    assert (arms.distinct([1, 2, 1, 2, 1], 2), arms.distinct([1], 2)) == (0.5, 1.0)
+    assert [arms.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]
     loop, other = [7, 8, 9] * 40, list(range(100))
-    assert tables.ends_in_loop(other + loop)
-    assert not tables.ends_in_loop(loop + other)
-    assert not tables.ends_in_loop([7] * 99)
+    assert arms.ends_in_loop(other + loop)
+    assert not arms.ends_in_loop(loop + other)
+    assert not arms.ends_in_loop([7] * 99)
 
 
 @pytest.mark.parametrize(("answer", "right"), [
@@ -148,6 +148,12 @@ def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
 def test_what_cannot_be_measured_is_refused(tmp_path, given, message):
     with pytest.raises(UserError, match=message):
         composed(tmp_path, *PAIR, *given)
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty=1.1", "frequency_penalty=0.2", "presence_penalty=0.2"])
+def test_a_late_penalty_needs_one_penalty_of_any_kind(tmp_path, penalty):
+    config = composed(tmp_path, *PAIR, "probe.faults=[late_penalty]", f"sampler.{penalty}")
+    assert config.probe.faults == ["late_penalty"]
 
 
 def test_an_answer_without_room_is_refused(tmp_path):

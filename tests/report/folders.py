@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.statistics.summaries import summarise
-from dflash_mcmc.store.lines import to_line
+from dflash_mcmc.store.schema import to_line
 
 SAMPLERS = {"greedy": {"sampler": "greedy"}, "temp": {"sampler": "temperature", "sampler.temperature": 0.25},
             "ps": {"sampler": "power_mh", "sampler.alpha": 4.0, "sampler.proposal_temperature": 0.25, "sampler.num_blocks": 16,

@@ -11,7 +11,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.report.build import build
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import to_line
+from dflash_mcmc.store.schema import to_line
 from tests.golden.runs import RUNS, overrides, stored
 
 QUICK = ("probe_layer_rank", "probe_rejection_sampling")

@@ -14,7 +14,7 @@ from dflash_mcmc.report import page
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import Table, counted, named
 from dflash_mcmc.report.probed import csv_of, text_of
-from dflash_mcmc.store.problems import PROBLEMS, as_lines
+from dflash_mcmc.store.described import PROBLEMS, as_lines
 from dflash_mcmc.store.reading import read_records
 from tests.report.chromium import look, needed
 from tests.report.folders import record, write

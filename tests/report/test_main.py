@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.report.__main__ import main
 from tests.report.folders import record, write
 from tests.runs import execute
 
@@ -55,12 +56,15 @@ def test_real_runs_from_start_to_page(make_config, command, tmp_path):
     (["other-0123456789ab"], "error: other-0123456789ab: no run with this identity below outputs/"),
     (["outputs/demo", "--what"], "error: unrecognized arguments: --what"),
 ])
-def test_a_mistake_is_one_line(outputs, command, arguments, message):
-    done = command("dflash_mcmc.report", *[text.replace("outputs", f"{outputs}/outputs") for text in arguments])
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_mistake_is_one_line(outputs, capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([text.replace("outputs", f"{outputs}/outputs") for text in arguments])
+    assert ended.value.code == 2
+    done = capsys.readouterr()
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
 
 
 def test_lenient_reports_the_valid_part(outputs, command, tmp_path):

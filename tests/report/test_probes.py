@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.report import published
+from dflash_mcmc.report import figure, probed, published
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import configuration
@@ -41,6 +41,15 @@ def make_experiment(tmp_path_factory):
         of = [*overrides, "tracker=none", f"paths.outputs={tmp_path_factory.mktemp('runs')}"]
         return command.check_command(of).jobs[0].config
     return make
+
+
+def test_intervals_over_few_problems_carry_the_caution(tmp_path, make_experiment, monkeypatch):
+    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: None)
+    config = make_experiment("probe=layer_rank", "model=tiny", "draft=none", "dataset=arith", "dataset.limit=3")
+    folder = execute(config).folder
+    assert json.loads((folder / "summary.json").read_text())["num_problems"] == 3
+    assert "a bootstrap over 3 problems, which covers less than 95 %" in probed.overall([folder])
+    assert "a bootstrap over 3 problems" in (build([folder]).folder / "report.md").read_text()
 
 
 def test_published_rows_follow_the_rows_of_their_kind(report):
@@ -84,8 +93,27 @@ def test_published_numbers_are_those_of_the_documents():
     parts = [{"run": "one", "tokens": "p_target < 0.01", "component": name}
              for name in ("random baseline", "+ features", "target")]
     shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "decomposition", parts)
-    ranks = [row["mean_rank"] for row in shown if row["run"] != "one"]
+    ranks = [row["mean_rank"] for row in shown if row["run"] == "published, section 3.3"]
     assert [round(ranks[0] / rank, 1) for rank in ranks] == [1.0, 6.0, 42.4]
+
+
+def test_a_later_publication_follows_the_document_s_row():
+    own = [{"run": "one", "block": "0"}]
+    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "blocks", own)
+    assert [(row["run"], row.get("rank_mask")) for row in shown] == [
+        ("one", None), ("published, section 3.4", 114), ("published later, 128 problems, section 3.4", 1990)]
+    modes = [{"run": "one", "mode": mode} for mode in ("gold", "mask", "random")]
+    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "overall", modes)
+    assert [row["mean_rank_draft"] for row in shown if row["run"].startswith("published later")] == [515, 697, 6489]
+    assert "retract" in published.source_of("deep_readout")
+
+
+def test_the_sampled_verify_document_has_its_rows():
+    own = [{"run": "one", "decoder": name} for name in ("plain", "speculative_match", "finite_window")]
+    short, agent = (published.beside("sampled_verify", {"one": {}}, table, own) for table in ("short", "agent"))
+    assert sorted(row["tokens_per_second"] for row in short if row["run"] != "one") == [16, 60, 70]
+    assert [(row["decoder"], row["tool_calls"], row["n"]) for row in agent if row["run"] != "one"] == [
+        ("plain", 12, 12), ("speculative_match", 12, 12), ("finite_window", 0, 12)]
 
 
 def test_configuration_and_extra_parameters(tmp_path, make_experiment):

@@ -10,7 +10,7 @@ from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import samples
 from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
-from dflash_mcmc.store.problems import PROBLEMS, as_lines
+from dflash_mcmc.store.described import PROBLEMS, as_lines
 from tests.refusals import refused
 from tests.report.folders import identity, record, write
 

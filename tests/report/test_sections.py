@@ -131,7 +131,9 @@ class TestSeveralChains:
         section = chains.rules_section(study)
         found = {row["rule"]: row for row in rows(section, "vote_rules")}
         assert list(found) == ["majority vote", "power vote (alpha 4)", "softsat vote (beta 1)",
-                               "answer power draw (alpha 2, gamma 2)"]
+                               "answer power draw (alpha 2, gamma 2)", "adaptive vote (confidence 0.95)"]
+        adaptive = found["adaptive vote (confidence 0.95)"]  # three votes never end it early: P = 0.94
+        assert (adaptive["accuracy"], adaptive["effective"]) == (pytest.approx(found["majority vote"]["accuracy"]), 3.0)
         assert found["majority vote"]["accuracy"] == pytest.approx((2 + 1 / 3) / 3)
         power = found["power vote (alpha 4)"]
         assert (power["accuracy"], power["k"], power["problems"], power["dominated"]) == (1.0, 3, 3, 1.0)
@@ -145,7 +147,7 @@ class TestSeveralChains:
         assert found["answer power draw (alpha 2, gamma 2)"]["accuracy"] == pytest.approx(sum(drawn) / 3)
         curves = {(row["rule"], row["k"]): row["accuracy"] for row in rows(section, "vote_curves")}
         one = (1 + 2 / 3 + 1 / 3) / 3
-        assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 4)
+        assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 5)
         assert curves["power vote (alpha 4)", 2] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)  # the likelier chain
         (axes,) = section.drawings[0].make().axes
         assert [line.get_label() for line in axes.containers] == list(found)
@@ -163,7 +165,8 @@ class TestSeveralChains:
               config={"vote": vote, "aggregate": ["softsat", "power"]})
         own = study_over(tmp_path / "other")
         assert [row["rule"] for row in rows(chains.rules_section(own), "vote_rules")][1:] == [
-            "power vote (alpha 3)", "softsat vote (beta 2)", "answer power draw (alpha 1, gamma 3)"]
+            "power vote (alpha 3)", "softsat vote (beta 2)", "answer power draw (alpha 1, gamma 3)",
+            "adaptive vote (confidence 0.95)"]
         assert [entry.shown for entry in own.entries] == [
             "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, softsat vote (beta 2) of 2",
             "temp, best by log p of 2", "temp, weighed by p^4 of 2"]
@@ -175,7 +178,8 @@ class TestSeveralChains:
         found = study_over(tmp_path)
         section = chains.rules_section(found)
         assert [(row["run"], row["rule"]) for row in rows(section, "vote_rules")] == [
-            (run, rule) for run in ("ps", "temp top_p=0.9") for rule in ("majority vote", "softsat vote (beta 1)")]
+            (run, rule) for run in ("ps", "temp top_p=0.9") for rule in (
+                "majority vote", "softsat vote (beta 1)", "adaptive vote (confidence 0.95)")]
         assert "no power vote and no answer power draw: ps; temp top_p=0.9." in section.text[-1]
         assert not [entry for entry in found.entries if entry.by == "drawn"]
         write(tmp_path / "single", "greedy", [record("a")])
@@ -343,10 +347,15 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
 def test_published_rows_equal_the_papers():
     from dflash_mcmc.report.published import published
 
-    found = {paper.model: paper for paper in published()}
-    assert found["Qwen2.5-Math-7B"].accuracy["ps"].value == 0.748
-    assert "arXiv 2510.14901, Table 1" in found["Qwen2.5-7B"].text
-    assert found["Qwen3-4B"].accuracy["blend_ps"] == wilson(81, 104)
+    found = {(paper.model, paper.source): paper for paper in published()}
+    paper = found["Qwen2.5-Math-7B", "Karan & Du 2025"]
+    assert paper.accuracy["ps"].value == 0.748
+    assert "arXiv 2510.14901, Table 1" in paper.text
+    assert found["Qwen3-4B", "guided power sampling document"].accuracy["blend_ps"] == wilson(81, 104)
+    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "its project later"].accuracy.items()} == {
+        "greedy": 83.0, "blend_greedy": 82.4, "ps": 85.4, "blend_ps": 86.6, "draft_blend_ps": 85.2}
+    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "power tempering"].accuracy.items()} == {
+        "standard": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}
     assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())
 
 

@@ -132,4 +132,4 @@ def test_the_sweep_has_every_method():
     assert {name_of(job.config.sampler) for job in jobs} == set(components("sampler")) - {"draft_mh", "draft_refine"}
     assert {job.config.budget for job in jobs} == {4000.0, 16000.0}
     (votes,) = {tuple(job.config.aggregates()) for job in jobs if name_of(job.config.sampler) == "temperature"}
-    assert votes == ("majority", "power", "softsat", "answer_power")
+    assert votes == ("majority", "power", "softsat", "answer_power", "adaptive")

@@ -197,6 +197,7 @@ VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=
 # The factors of draft_mh are larger: a rejected proposal of the draft may be longer than the states of the chain.
 @pytest.mark.parametrize(("overrides", "factor"), [
     (("probe=layer_rank",), 1.15), (("probe=logit_blend", "probe.answers=greedy"), 1.15), (("probe=deep_readout",), 1.15),
+    (("probe=deep_readout", "probe.context=block", "probe.reinject_every=2"), 1.15),
     (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
     (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "probe.share_prefixes=false"), 1.15),
     (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15),
@@ -213,12 +214,19 @@ def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, m
         assert 1 / factor < wanted * count / sum(parts) < factor
 
 
-def test_sampled_verify_costs_more_than_plain_decoding_by_its_drafted_tokens(make_config, metered):
+def test_sampled_verify_costs_what_is_estimated_from_the_tokens_that_a_block_keeps(make_config, metered):
     config = make_config(*PROBED, *VERIFYING)
     count = len(config.probe.units(config))
     config.assumed.prompt_length = (43 + 47 + 59) / 3
-    config.assumed.answer_length = mean_length(measured(config)) / config.dataset.max_new_tokens
-    assert 1.0 < sum(metered.token_forwards) / (config.probe.expected_cost(config).token_forwards * count) < 2.5
+    records = measured(config)
+    short = [len(cell["tokens"]) for record in records if record["workload"] == "short" for cell in record["cells"]]
+    config.assumed.answer_length = float(np.mean(short)) / config.dataset.max_new_tokens
+    config.probe.agent_tokens = next(record["prompt_tokens"] for record in records if record["workload"] == "agent")
+    drafted = [len(cell["tokens"]) for record in records for cell in record["cells"] if cell["decoder"] != "plain"]
+    config.assumed.kept = sum(drafted) / sum(metered.draft_blocks)
+    expected = config.probe.expected_cost(config)
+    for wanted, parts in zip(expected, metered, strict=True):
+        assert 1 / 1.15 < wanted * count / sum(parts) < 1.15
 
 
 def test_every_probe_and_every_sampler_has_an_estimate():
@@ -249,10 +257,15 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
     for place in ("model.hf.HFModel.load", "store.folder.RunStore.open", "runner.loop.execute"):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
-    text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000")
+    text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000",
+                "assumed.prompt_length=100")
     assert cells(text) == {"temp": ["192", "176", "33754", "0.01"]}  # 192 * (99 + 0.6 * 128)
+    counted = cells(told(capsys, "experiment=demo", "condition=temp", "num_chains=3"))["temp"]
+    assert int(counted[1]) < 176
+    assert "counted with the model's tokenizer: the mean length of prompts" not in text
     assert "hours: at hardware.tokens_per_second=1000" in text
-    guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.tokens_per_second=2000")
+    guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.prompt_length=100",
+             "assumed.tokens_per_second=2000")
     assert cells(text := told(capsys, *guess)) == {"temp": ["192", "176", "33754", "0.00"]}
     assert "hours: at assumed.tokens_per_second=2000, a guess" in text
     assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["192", "176", "33754", "9.38"]}
@@ -264,8 +277,8 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
 def test_total_is_the_sum_and_one_run_counts_once(capsys):
     rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
     assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
-        "sampler=greedy": ("sampler.alpha", "10"), "sampler=temperature sampler.alpha=2": ("", "10"),
-        "sampler=temperature sampler.alpha=4": ("", "10"), "total": ("", "30")}
+        "greedy": ("sampler.alpha", "10"), "temperature alpha=2 temperature=0.5": ("", "10"),
+        "temperature alpha=4": ("", "10"), "total": ("", "30")}
     assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
     assert "the same run as another point: 1" in text
     assert "hardware.tokens_per_second" in text
@@ -284,10 +297,25 @@ def test_what_is_not_known_is_not_guessed_and_nothing_costs_nothing(capsys, monk
 
 
 def test_forwards_of_the_draft_have_a_column_where_there_are_any(capsys):
-    rows = cells(text := told(capsys, "-m", "probe=layer_rank", "draft=none,tiny", "dataset.limit=4"))
+    rows = cells(text := told(capsys, "-m", "probe=layer_rank", "draft=none,tiny", "dataset.limit=4",
+                              "assumed.answer_length=0.6"))
     assert "forwards of the draft" in text
     assert next(iter(rows.values()))[-1] == "0"
     assert int(rows["total"][-1]) == pytest.approx(4 * (76.8 - 3.5) / 8, abs=1)
+
+
+def test_the_plan_uses_the_lengths_of_a_file(capsys, tmp_path, make_config):
+    rows = [{"question": "1 + 1 = ? " * number, "answer": "2"} for number in (1, 9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ("condition=greedy", "dataset=jsonl", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_new_tokens=64")
+    config = make_config(*given)
+    prompts = build.prompts(config, config.model.load("cpu"), config.dataset.problems())
+    mean = np.mean([len(prompt) for prompt in prompts.values()])
+    found = cells(text := told(capsys, *given))["greedy"]
+    assert "counted with the model's tokenizer: the mean length of prompts" in text
+    assert int(found[1]) == round(mean - 1 + 0.6 * 64)
+    solved = told(capsys, "-m", "probe=layer_rank", "draft=none", "dataset.limit=3", "seed=0,1")
+    assert "the mean length of prompts and solutions" in solved
 
 
 def test_shares_that_cannot_be_are_refused(capsys):

@@ -98,7 +98,7 @@ def test_prompt_and_answer_have_to_fit_together(make_config, tokens, positions, 
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.runner import build
 
-    monkeypatch.setattr(build, "encoded", lambda config, model, problems: {"a": np.zeros(tokens, np.int64)})
+    monkeypatch.setattr(build, "encoded", lambda *_: {"a": np.zeros(tokens, np.int64)})
     config = make_config("condition=greedy", "dataset.max_new_tokens=3", "dataset.limit=1")
     problem = config.dataset.problems()[0]._replace(id="a")
     found = fit(config, PromptEncoder(None, positions), [problem])

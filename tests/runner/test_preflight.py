@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -16,8 +17,9 @@ from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan
+from dflash_mcmc.errors import note
 from dflash_mcmc.runner import build, preflight
-from dflash_mcmc.store.lines import to_line
+from dflash_mcmc.store.schema import to_line
 from tests.report.folders import record
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +175,21 @@ def test_plan_without_weights_is_the_plan_of_the_loaded_pair(make_config, monkey
     monkeypatch.setattr(plan, "free_bytes", lambda _: 10**10)
     assert slots.memory_plan(config, shape, 100, 50, config.draft.size()) == slots.memory_plan(
         config, model, 100, 50, config.draft.load(model))
+
+
+def test_weights_that_are_not_here_are_counted_from_the_configuration(make_config, monkeypatch, tmp_path, capsys):
+    whole = make_config("condition=greedy", "dataset.limit=1", "hardware.memory_gb=4")
+    folder = tmp_path / "model"
+    shutil.copytree(whole.model.path, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    lacking = dataclasses.replace(whole, model=dataclasses.replace(whole.model, path=str(folder)))
+    assert lacking.model.shape("cpu").num_parameters == whole.model.shape("cpu").num_parameters
+    told = [preflight.check([Job(config)])[0] for config in (whole, lacking)]
+    assert told[0] == told[1]
+    assert "weights " in told[1]
+    note.cache_clear()
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", lambda *_, **__: 1 / 0)
+    assert "weights" not in preflight.check([Job(lacking)])[0]
+    assert "memory: the size of the weights is not known" in capsys.readouterr().err
 
 
 def test_a_complete_run_reads_nothing_of_the_model(make_config, monkeypatch):

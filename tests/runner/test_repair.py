@@ -7,9 +7,9 @@ import os
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.lines import CHECKSUM
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import DAMAGED, RECORDS
+from dflash_mcmc.store.schema import CHECKSUM
 from tests.runner.test_samples import TIMES
 from tests.runs import execute
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import CHECKSUM
 from dflash_mcmc.store.records import RECORDS, records_file
+from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
 from tests.conftest import ROOT
 from tests.runs import execute
@@ -71,6 +73,15 @@ def _finish(folder: Path, *overrides: str) -> None:
     with _start(folder, *(overrides or WHOLE)) as run:
         _, told = run.communicate(timeout=processes.HANG)
         assert run.returncode == 0, told
+
+
+def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
+    texts, ids_of = [], prompt_encoder.ids_of
+    monkeypatch.setattr(prompt_encoder, "ids_of", lambda *given: (texts.append(given[1]), ids_of(*given))[1])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        main(["sampler=greedy", "dataset.limit=3", "dataset.max_new_tokens=1", "tracker=none", "num_chains=2"])
+    assert len(texts) == len(set(texts)) == 3
 
 
 def _start(folder: Path, *overrides: str) -> processes.Program:

@@ -13,7 +13,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.report.table import overall
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.problems import PROBLEMS, add_problems, read_problems
+from dflash_mcmc.store.described import PROBLEMS, add_problems, read_problems
 from dflash_mcmc.store.reading import read_records
 
 STOP = ["er:", "="]

@@ -22,8 +22,8 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.report.probed import csv_of, overall
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import from_line
 from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.schema import from_line
 from tests.runs import execute
 
 PROBES = [component.cls for component in components("probe").values() if component.name != "none"]
@@ -187,7 +187,8 @@ def test_a_run_of_failed_units_has_a_summary_without_tables(lengths):
     for alone in (False, False, True, True, True):
         died(config, *config.probe.units(config), alone=alone)
     result = execute(config)
-    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1, "tables": {}}
+    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1,
+                              "num_problems": 0, "tables": {}}
     assert not list(result.folder.glob("*.png"))
 
 

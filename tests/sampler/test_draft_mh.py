@@ -179,6 +179,18 @@ def test_a_chain_of_mixtures_is_extension_and_steps_in_turn(options):
     assert total_variation(law, expected) <= EXACT
 
 
+def test_the_other_part_of_a_new_state_is_that_of_all_its_tokens():
+    """Tokens before the cut keep their log q: a later step may cut before them. Compared with a score of the whole state."""
+    tabular, sampler, moved = engine(()), make(proposal="mixture", cut="current", alpha=1.0), 0
+    path = tabular.run(sampler.chain(PROMPT, HORIZON, Key(0))).trajectory
+    other = tabular.run(sampler._other(path, 0))
+    for number in range(60):
+        step, other = tabular.run(sampler.transition(path, other, HORIZON, Key(number)))
+        path, moved = step.trajectory, moved + (step.accepted and step.cut > 0)
+        assert other == pytest.approx(tabular.run(sampler._other(path, 0)), abs=1e-12)
+    assert moved > 5
+
+
 def extension(tabular: TabularEngine, sampler: DraftMH, before: tuple, tokens: tuple) -> float:
     """The probability that a stage extends `before` to `tokens`."""
     if tokens[: len(before)] != before or (before[-1:] == (0,) and tokens != before):

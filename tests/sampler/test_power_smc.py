@@ -195,3 +195,16 @@ def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():
         log_z = log_z if entry["decision"] == "reject" else proposed
     assert {"accept", "reject"} <= {entry["decision"] for entry in done.trace}
     assert done.measures["log_z"] == pytest.approx(log_z, abs=1e-12)
+
+
+def test_the_ramp_begins_at_the_power_one():
+    """Powers of blocks of two tokens with a ramp of four: 2 and then 3, since the power is 1 before the first token."""
+    sampler = make(ramp=4, block_size=2, temperature=None)
+    first = next(sampler.chain(PROMPT, 4, Key(0)))
+    assert [draw.params.temperature for draw in first.operations] == [0.5, 0.5]
+
+
+def test_one_particle_draws_the_same_whatever_the_size_of_a_block():
+    """The identity leaves the size of a block out, so that it must change nothing."""
+    runs = [ENGINE.run(make(num_particles=1, block_size=size).chain(PROMPT, 3, Key(5))) for size in (1, 2, 3)]
+    assert len({(run.trajectory.tokens.tobytes(), run.measures["resamplings"]) for run in runs}) == 1

@@ -186,7 +186,7 @@ WRONG = {
     "bound": ({"prompt": "x", "sampler": {"alpha": -1}}, 400, "sampler.alpha: given -1"),
     "sampler": ({"prompt": "x", "sampler": "powermh"}, 400, "did you mean 'power_mh'?"),
     "draft": ({"prompt": "x", "sampler": "draft_mh"}, 400, "draft"), "tools": ({"prompt": "x", "tools": [{}]}, 400, "tools"),
-    "width": ({"prompt": "x", "sampler": {"name": "best_of_n", "num_candidates": 10**9}}, 400, "serve.max_width"),
+    "width": ({"prompt": "x", "sampler": {"name": "best_of_n", "num_candidates": 60_000}}, 400, "serve.max_width"),
     "body": (b" " * 20_001, 413, "serve.max_body_bytes"),
 }
 

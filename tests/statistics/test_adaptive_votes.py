@@ -68,6 +68,11 @@ def test_a_vote_that_never_ends_early_is_the_majority_vote():
         [vote["correct"] for vote in aggregated(records)], abs=1e-9)
 
 
+def test_a_vote_without_any_answer_needs_all_chains_and_has_no_result():
+    vote, = aggregated(chains("a", *[(None, -1.0)] * 3, token_forwards=10.0), RULE)
+    assert (vote["correct"], vote["verdict"], vote["num_chains"], vote["token_forwards"]) == (0.0, "no_answer", 3.0, 30.0)
+
+
 def test_many_orders_are_sampled_with_a_fixed_seed():
     """An independent simulation of 2,000 orders; 1,000 orders have a standard error of at most 1.6 points."""
     answers = ["1"] * 6 + ["2"] * 5 + ["3"] * 3 + [None] * 2

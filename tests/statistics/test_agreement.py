@@ -39,3 +39,8 @@ def test_equal_laws_are_rejected_at_the_stated_rate():
 
 def test_no_common_problem_gives_none():
     assert agreement({"a": [1.0]}, {"b": [1.0]}) is None
+
+
+def test_the_smallest_p_value_counts_the_observed_labels():
+    generator = np.random.default_rng(1)
+    assert agreement(drawn(generator), drawn(generator, 100.0)).p_value == 1.0 / 10_000.0

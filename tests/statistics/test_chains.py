@@ -221,3 +221,16 @@ def test_the_time_of_fewer_chains_is_the_expected_time_of_the_slowest():
     given = zip(chains("a", "1", "1", "1"), (1.0, 4.0, 2.0), strict=True)
     records = [{**record, "seconds": seconds} for record, seconds in given]
     assert [aggregated(records, chains=number)[0]["seconds"] for number in (1, 2, 3)] == pytest.approx([7 / 3, 10 / 3, 4.0])
+
+
+def test_a_budget_that_just_fits_is_not_lost_by_rounding():
+    """0.7 + 0.7 seconds are two chains, although 8 * 0.7 sums to a little more than eight times 0.7."""
+    records = [{**record, "seconds": 0.7} for record in chains("a", *"12121212")]
+    assert sum(record["seconds"] for record in records) / 8 > 0.7
+    assert [affordable(records, number * 0.7, "seconds") for number in (2, 3, 4, 5)] == [2, 3, 4, 5]
+
+
+def test_a_combined_record_has_the_largest_law_error():
+    given = zip(chains("a", "1", "1", "2"), (0.0, 0.2, 0.1), strict=True)
+    records = [{**record, "law_error": error} for record, error in given]
+    assert aggregated(records)[0]["law_error"] == 0.2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, wilson
-from dflash_mcmc.statistics.paired import two_by_two
+from dflash_mcmc.statistics.paired import mean_difference, two_by_two
 
 
 def of(correct, chains: int = 1) -> PairedOutcomes:
@@ -54,3 +54,16 @@ def test_other_problems_are_refused():
         two_by_two(*runs, of([1, 0, 1]))
     with pytest.raises(ValueError, match="no problem in common"):
         two_by_two(*[of([])] * 4)
+
+
+def test_an_effect_can_be_as_large_as_two():
+    one, none = of([1] * 6), of([0] * 6)
+    found = two_by_two(one, none, none, one).effect
+    assert (found.value, found.high) == (2.0, 2.0)
+    assert found.low < 1.0
+
+
+def test_the_interval_is_that_of_the_run_with_the_fewest_chains():
+    few, many = of([1, 0, 0, 1]), of([0.5, 0.25, 0.75, 0.5], chains=100)
+    difference = (many.correct - many.correct) - (many.correct - few.correct)
+    assert two_by_two(few, many, many, many).effect == mean_difference(difference, 1, widest=2.0)

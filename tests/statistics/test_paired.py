@@ -171,3 +171,14 @@ def test_difficulty_is_not_noise():
     difference = compare(*table(74, 7, 1, 22)).difference
     unpaired = 2 * 1.96 * np.sqrt((81 * 23 + 75 * 29) / 104**3)
     assert difference.high - difference.low < unpaired / 2
+
+
+def test_an_interval_has_nothing_that_is_impossible():
+    assert mean_difference(np.array([-1.0, -1.0, -1.0, 0.0]), 1).low == -1.0
+    assert mean_difference(np.array([1.0, 1.0, 1.0, 0.0]), 1).high == 1.0
+
+
+def test_equal_differences_bound_the_share_of_other_problems():
+    """With five equal differences at most 1 - 0.025^(1/5) of all problems differ, each by at most what is possible."""
+    found, others = mean_difference(np.full(5, 0.5), 1), 1.0 - 0.025**0.2
+    assert (found.low, found.high) == pytest.approx((0.5 - 1.5 * others, 0.5 + 0.5 * others))

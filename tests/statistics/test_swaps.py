@@ -47,3 +47,10 @@ def test_equal_samples_have_the_p_value_one():
 def test_the_observed_assignment_counts():
     """None of the 2,000 random assignments gives all 60 pairs one sign, so p is 1 of 2,001 and never 0."""
     assert paired.means(np.ones(60), np.zeros(60)).p == pytest.approx(1.0 / 2001.0)
+
+
+def test_rare_cells_are_one_cell():
+    """Cells with fewer than five expected counts in each sample are joined, so that two that differ there alone are equal."""
+    one, other = np.array([[20, 20, 1, 0]] * 2), np.array([[20, 20, 0, 1]] * 2)
+    assert paired.histograms(one, other).distance == 0.0
+    assert paired.histograms(10 * one, 10 * other).distance > 0.0

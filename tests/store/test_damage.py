@@ -24,9 +24,9 @@ from dflash_mcmc.store import locks
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import hash_of
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import CHECKSUM, Damaged, from_line, to_line
 from dflash_mcmc.store.reading import read_records, record_line
 from dflash_mcmc.store.records import DAMAGED, IDENTITY, NUM_FILES, sample_schema
+from dflash_mcmc.store.schema import CHECKSUM, Damaged, from_line, to_line
 from dflash_mcmc.types import Grade
 from tests.report.folders import record, write
 from tests.store.damage import all_ways, records_path, shapes

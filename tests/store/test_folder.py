@@ -17,9 +17,9 @@ from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store import folder as store_folder
 from dflash_mcmc.store.files import append_line, write_atomically
 from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.locks import closed
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
-from dflash_mcmc.store.sharing import closed
 from tests.processes import HANG, ROOT
 
 

@@ -13,9 +13,9 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe.difficulty import SignalValues, signals
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.folder import RunStore
-from dflash_mcmc.store.lines import CHECKSUM, to_line
 from dflash_mcmc.store.reading import read_records, schema_of
 from dflash_mcmc.store.records import DAMAGED, unit_schema
+from dflash_mcmc.store.schema import CHECKSUM, to_line
 from tests.runs import execute
 from tests.store.probe_records import EXAMPLES, ways
 from tests.store.test_damage import outcome

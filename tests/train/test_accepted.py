@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.train.accepted import accepted_lengths, by_position, count, walk
+from dflash_mcmc.train.blocks import accepted_lengths, by_position, count, walk
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 

@@ -16,7 +16,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import accepted, draft, loop, responses
+from dflash_mcmc.train import blocks, draft, loop, responses
 from dflash_mcmc.train.draft import FAMILIES as NETWORKS
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
@@ -117,7 +117,7 @@ def test_shipped_draft_has_the_recipe_and_a_high_accepted_length(tmp_path):
     recipe = identity_of(compose("tiny", []))
     assert {name: trained[name] for name in recipe} == recipe
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
-    tokens, forwards = accepted.count(shipped, target, held_out, 15, 16)
+    tokens, forwards = blocks.count(shipped, target, held_out, 15, 16)
     assert tokens / forwards > 3.5
 
 
@@ -157,7 +157,7 @@ def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["training"] == identity_of(compose(name, []))
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
-    tokens, forwards = accepted.count(shipped, target, held_out, 6, 16)
+    tokens, forwards = blocks.count(shipped, target, held_out, 6, 16)
     assert tokens / forwards > least
 
 

@@ -8,8 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.dataset.inputs.conversations import last_question, messages_of, tools_of
-from dflash_mcmc.dataset.inputs.rows import MissingField
-from dflash_mcmc.dataset.inputs.sources import FromFile
+from dflash_mcmc.dataset.inputs.sources import FromFile, MissingField
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.types import Problem

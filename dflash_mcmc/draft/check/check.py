@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.draft.check import walks
-from dflash_mcmc.draft.check.forced import (
-    SHIFTS,
-    Alternative,
-    CheckedPair,
-    DraftSetting,
-    ForcedBlocks,
-    alternatives,
-    chunks,
-    forced,
-    kept_anchors,
-    with_shape,
-)
-from dflash_mcmc.draft.check.walks import BlockWalk, by_position
+from dflash_mcmc.draft.check import forced
+from dflash_mcmc.draft.check.forced import SHIFTS, Alternative, BlockWalk, CheckedPair, DraftSetting, ForcedBlocks
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -268,8 +256,8 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
     device = config.hardware.resolve()
     model = config.model.load(device)
     drafter = cast("DFlashDrafter", draft.load(model))
-    prompts = walks.prompts_of(config, model)
-    greedy, sampled = (walks.draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
+    prompts = forced.prompts_of(config, model)
+    greedy, sampled = (forced.draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
                        for temperature in (0.0, 1.0))
     if not greedy:
         raise UserError("dataset: no answer has two tokens; allowed: problems with longer answers")
@@ -324,7 +312,7 @@ def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
 
     names = [f"tokens {first} to {below - 1}" for first, below in zip((0, *EDGES), EDGES, strict=False)]
     rows = [Row(f"temperature {temperature:g}", estimate(of_walks(walks)))]
-    for name, (tokens, forwards) in zip([*names, f"tokens from {EDGES[-1]}"], by_position(walks, EDGES), strict=True):
+    for name, (tokens, forwards) in zip([*names, f"tokens from {EDGES[-1]}"], forced.by_position(walks, EDGES), strict=True):
         rows.append(Row(f"temperature {temperature:g}, {name}", estimate(Ratio(tokens, forwards))))
     return rows
 
@@ -334,17 +322,17 @@ def _templates(config: Config, model: LanguageModel, drafter: DFlashDrafter, pro
     """tau in every template state, and the trials of those that differ from the given one."""
     given = {walk.problem: walk for walk in greedy}
     rows, trials = [Row("as given", estimate(of_walks(greedy)))], []
-    for state in walks.template_states(config):
+    for state in forced.template_states(config):
         empty = IntervalEstimate(None, None, None, 0)
         try:
-            theirs = walks.prompts_of(state.config, model)
+            theirs = forced.prompts_of(state.config, model)
         except UserError as error:
             rows.append(Row(state.name, empty, f"not possible: {error}"))
             continue
-        if walks.same_prompts(prompts, theirs):
+        if forced.same_prompts(prompts, theirs):
             rows.append(Row(state.name, empty, "the same prompts as given"))
             continue
-        drawn = [walk for walk in walks.draw(state.config, model, drafter, theirs, 0.0, state.name) if walk.problem in given]
+        drawn = [walk for walk in forced.draw(state.config, model, drafter, theirs, 0.0, state.name) if walk.problem in given]
         if not drawn:
             rows.append(Row(state.name, empty, "no answer has two tokens"))
             continue
@@ -360,7 +348,7 @@ def _base(drafter: DFlashDrafter, model: LanguageModel) -> DraftSetting:
     network = drafter.network
     size = drafter.num_drafted + network.shape.first_row
     if size != network.shape.block_size:
-        network = with_shape(network, block_size=size)
+        network = forced.with_shape(network, block_size=size)
     return DraftSetting(network=network, layers=tuple(network.shape.target_layers), offset=1 - network.shape.first_row,
                    embedding=model, head=model)
 
@@ -381,11 +369,11 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
 
 
     subject = _subject(config, drafter, model, other)
-    changed = alternatives(subject)
-    settings, kept = [subject.base, *(each.setting for each in changed)], kept_anchors(greedy, _MOST_BLOCKS)
-    with tqdm(total=len(settings) * chunks(greedy), unit="forward", desc="drafts again",
+    changed = forced.alternatives(subject)
+    settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)
+    with tqdm(total=len(settings) * forced.chunks(greedy), unit="forward", desc="drafts again",
               mininterval=0.5, dynamic_ncols=True) as bar:
-        base, *found = forced(model, greedy, kept, settings, _logits(drafter), bar.update)
+        base, *found = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
     drawn = np.concatenate([np.array(walk.gained)[chosen] for walk, chosen in zip(greedy, kept, strict=True)])
     trials = [tried(each, blocks, base, len(greedy)) for each, blocks in zip(changed, found, strict=True)]
     return _Redrafted(trials, slots(base), float((drawn == base.gained).mean()), _absent(subject))

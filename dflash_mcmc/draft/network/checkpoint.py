@@ -16,8 +16,7 @@ import torch
 from dflash_mcmc.draft.network.config import FIELD, DraftConfig, read_shape, refuse, to_config
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.files.checkpoint import precision_name
-from dflash_mcmc.model.files.weight_files import DamagedError, files_of_index
+from dflash_mcmc.model.files import DamagedError, files_of_index, precision_name
 from dflash_mcmc.store.files import write_atomically
 
 _WEIGHTS = "model.safetensors"

@@ -15,7 +15,7 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import DFlashShape, Rotation
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.model.files.checkpoint import PRECISIONS
+from dflash_mcmc.model.files import PRECISIONS
 
 FIELD = "draft.path"
 _DEFAULT_BLOCK_SIZE = 16

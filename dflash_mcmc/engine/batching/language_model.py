@@ -1,4 +1,10 @@
-"""A loaded target: the parts of a `transformers` causal language model that the engines use."""
+"""A loaded target: the parts of a `transformers` causal language model that the engines use.
+
+Mixtures of experts have numbers that do not depend on the batch. `transformers` gives each expert the tokens of the batch that
+chose it. On a CPU the bits of a product depend on its number of rows, so the numbers of a chain would depend on the other
+chains. Here each expert has a multiple of 8 rows, which ensures the same bits (notebook, "Bits"), and a token's experts are
+summed in the order of their weights.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +17,132 @@ from typing import Any
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, delta_net, experts, families, fused_norms, masks, packed_linear
-from dflash_mcmc.engine.batching.cache import CacheShape, RecurrentShape, cache_argument, recurrent_shape
+from dflash_mcmc.engine.batching import attention, delta_net, fused_norms, packed_linear
+from dflash_mcmc.engine.batching.attention import unmasked_types
+from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
+from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.model.files.checkpoint import stop_ids_of
+from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.process.turns import Turn
+
+_IN_VLLM = frozenset((
+    "BambaForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
+    "FalconH1ForCausalLM", "FalconMambaForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "GlmMoeDsaForCausalLM",
+    "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM",
+    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "NemotronHForCausalLM",
+    "OlmoHybridForCausalLM", "Zamba2ForCausalLM"))
+"""Classes that this engine refuses and vLLM 0.32 has."""
+_NOT_IN_VLLM = frozenset((
+    "GPTNeoForCausalLM", "MiniMaxForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "ZambaForCausalLM",
+    "xLSTMForCausalLM"))
+"""Classes that neither has."""
+_REASONS = {
+    LINEAR: "a recurrent state, which cannot be rolled back",
+    "conv": "a state, which cannot be rolled back",
+    "hybrid": "attention beside a recurrent state, which cannot be rolled back",
+    "hybrid_sliding": "attention beside a recurrent state, which cannot be rolled back",
+    "indexed_attention": "the tokens that a query attends to are chosen by an index with a cache of its own",
+    "compressed_sparse_attention": "keys of several tokens are merged",
+    "heavily_compressed_attention": "keys of several tokens are merged",
+}
+
+
+def refuse(model: Any) -> None:
+    """Raises UserError for a model of `transformers` whose layers the engine of slots does not compute."""
+    found = _refused_layers(model, model.config.get_text_config())
+    if found:
+        raise refused(model, f"has {found}", "attention over all earlier tokens, over a window or in chunks, or the linear "
+                      "attention of Qwen3-Next and Qwen3.5, in every layer")
+
+
+def refused(model: Any, what: str, allowed: str) -> UserError:
+    """The error for a model, in one line that says whether vLLM has the model."""
+    name = type(model).__name__
+    if name in _IN_VLLM:
+        other = f", or engine=vllm, which has {name}"
+    elif name in _NOT_IN_VLLM:
+        other = f" (engine=vllm does not have {name} either)"
+    else:
+        other = f", or engine=vllm, if vLLM has {name}"
+    return UserError(f"model.path: {name} {what}; allowed with engine=slots: {allowed}{other}")
+
+
+def _refused_layers(model: Any, config: Any) -> str | None:
+    """The kind of the layers that are not computed here, with the reason; None if there are none."""
+    computed = recurrent_shape(config, torch.float32) is not None
+    types = sorted(unmasked_types(config) - ({LINEAR} if computed else set()))
+    if types:
+        return f"{' and '.join(types)} layers ({_REASONS.get(types[0], 'a cache of another form')})"
+    if getattr(model, "_is_stateful", False) and not computed:
+        return "recurrent layers (a recurrent state, which cannot be rolled back)"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "local attention layers (a window that the model applies by the place in memory)"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "bidirectional attention layers (they look at later tokens)"
+    if getattr(config, "altup_num_inputs", None):
+        return "AltUp layers (a token has several hidden states)"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "layers that share the keys and values of another layer (they have no cache of their own)"
+    return None
+
+
+NAME = "batch_invariant"
+_ROW_STEP = 8
+_DENSE = frozenset(("Llama4TextExperts",))
+"""Classes that compute every expert for every token."""
+
+
+def batch_invariant_experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of each token's experts, (tokens, width).
+
+    Args:
+        module: experts of a class that `use_experts_implementation` of `transformers` decorates.
+        hidden: (tokens, width).
+        chosen: int64 (tokens, k), the experts of each token.
+        weights: (tokens, k).
+    """
+    numbers = chosen.reshape(-1)
+    given = torch.empty(len(numbers), hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+    for expert in numbers.unique().tolist():
+        pairs = (numbers == expert).nonzero()[:, 0]
+        rows = hidden[pairs // chosen.shape[1]]
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, round_up(len(rows), _ROW_STEP) - len(rows)))
+        given[pairs] = _expert(module, expert, padded)[: len(rows)]
+    return (given * weights.reshape(-1, 1)).view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+
+
+def _expert(module: Any, number: int, rows: torch.Tensor) -> torch.Tensor:
+    """The output of one expert, (rows, width)."""
+    inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", number, rows)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    output = _linear(module, "down_proj", number, inner)
+    return module.post_expert_norm(output) if module.has_post_expert_norm else output
+
+
+def _linear(module: Any, name: str, number: int, rows: torch.Tensor) -> torch.Tensor:
+    weight = getattr(module, name)[number]
+    bias = getattr(module, f"{name}_bias")[number] if module.has_bias else None
+    return torch.nn.functional.linear(rows, weight.t() if module.is_transposed else weight, bias)
+
+
+def has_experts(decoder: torch.nn.Module) -> bool:
+    """Whether a model has experts whose implementation can be chosen."""
+    return any(hasattr(module, "has_post_expert_norm") for module in decoder.modules())
+
+
+def depends_on_batch(decoder: torch.nn.Module) -> bool:
+    """Whether a model has experts whose numbers depend on the batch, whatever implementation is chosen."""
+    return any(type(module).__name__.endswith("Experts") and type(module).__name__ not in _DENSE
+               and not hasattr(module, "has_post_expert_norm") for module in decoder.modules())
+
+
+ALL_EXPERTS_FUNCTIONS.register(NAME, batch_invariant_experts)
+
 
 _LAYER_NAMES = ("layers", "h")
 _NORM_NAMES = ("norm", "final_layernorm", "ln_f")
@@ -57,7 +180,7 @@ class LanguageModel:
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
                  head_copy: bool | None = None, packs: bool = False):
-        families.refuse(model)
+        refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self._cache_argument = cache_argument(self.decoder)
         self.tokenizer = tokenizer
@@ -66,10 +189,10 @@ class LanguageModel:
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
         self.max_positions = max_positions(self.config)
-        self.masks = masks.masks_of(self.config, self.decoder)
+        self.masks = attention.masks_of(self.config, self.decoder)
         self.attention_needs = attention.needs_of(self.config, self.masks.plain)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        self.has_experts = experts.has_experts(self.decoder)
+        self.has_experts = has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
@@ -184,7 +307,7 @@ class LanguageModel:
         own_experts = self.has_experts and self.device.type == "cpu"
         self.decoder.set_attn_implementation(implementation)
         if own_experts:
-            self.decoder.set_experts_implementation(experts.NAME)
+            self.decoder.set_experts_implementation(NAME)
         try:
             yield
         finally:
@@ -232,7 +355,7 @@ class LanguageModel:
         layers: list[Any] = [layer for number, layer in enumerate(cache.layers) if number not in others]
         shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
         if len(shapes) > 1:
-            raise families.refused(model, "has layers whose keys differ in shape",
+            raise refused(model, "has layers whose keys differ in shape",
                                    "the same number of key heads and the same dimensions in every layer")
         return CacheShape(len(layers), *shapes.pop(), recurrent)
 
@@ -243,13 +366,13 @@ class LanguageModel:
             ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
             theirs = model(input_ids=probe, use_cache=False).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
-            raise families.refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
+            raise refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
                                    "a linear head, with or without a soft-cap")
         with self.attending("grouped"):
-            if not (self.masks.plain or masks.agrees(self.decoder, self.config, self.device)):
-                raise families.refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
+            if not (self.masks.plain or attention.agrees(self.decoder, self.config, self.device)):
+                raise refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
                                        "windows and chunks by layer_types")
-        if self.device.type == "cpu" and experts.depends_on_batch(self.decoder):
+        if self.device.type == "cpu" and depends_on_batch(self.decoder):
             note(f"model.path: the experts of {type(model).__name__} are computed for all tokens of a batch together, so that "
                  "the last bits of a record depend on the other samples in its batch")
 

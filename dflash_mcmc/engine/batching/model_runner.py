@@ -11,12 +11,12 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching.attention import Reach
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.delta_net import replay
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.masks import Reach
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, DraftStates

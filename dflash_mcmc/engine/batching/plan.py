@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.engine.batching import attention, masks
+from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import (
     PIECE,
     CacheShape,
@@ -40,7 +40,7 @@ class TargetShape(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     num_parameters: int | None
-    """Parameters in the files of the checkpoint; None if it has no safetensors files here."""
+    """Parameters in the files of the checkpoint, or of the architecture if they are not here; None if neither is known."""
     head_copy: bool | None = None
     """See `Float32Head`."""
 
@@ -58,7 +58,7 @@ class TargetShape(NamedTuple):
 
     @property
     def attention_needs(self) -> attention.Needs:
-        return attention.needs_of(self.config, masks.masks_of(self.config).plain)
+        return attention.needs_of(self.config, attention.masks_of(self.config).plain)
 
     @property
     def cache_shape(self) -> CacheShape:

@@ -17,11 +17,11 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.plain_steps import plain_cost
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, TwoPartStepper
-from dflash_mcmc.engine.speculative.commit import Proposal, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DraftStates
+from dflash_mcmc.engine.speculative.rules import Proposal, commit
 
 
 class GridBlocks(NamedTuple):

@@ -20,8 +20,8 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.commit import Proposal, commit
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
+from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
 from dflash_mcmc.ops import SamplingParams
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.draws import start_of
+from dflash_mcmc.engine.batching.operations import start_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
 from dflash_mcmc.rng import Key

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Turns
-from dflash_mcmc.engine.batching.draws import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
+from dflash_mcmc.engine.batching.operations import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import Core, EndedRequest
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket

@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.model.files.checkpoint import precision_name, stop_ids_of
+from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
 

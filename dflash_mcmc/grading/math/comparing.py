@@ -14,7 +14,9 @@ from typing import Any
 
 from dflash_mcmc.grading.math import values
 from dflash_mcmc.grading.math.answers import (
+    DEGREE,
     ORDERED,
+    PERCENT,
     Answer,
     Based,
     ChoiceAnswer,
@@ -41,7 +43,6 @@ from dflash_mcmc.grading.math.answers import (
 )
 from dflash_mcmc.grading.math.reading import readings
 from dflash_mcmc.grading.math.syntax import Node, NotParsed, parse
-from dflash_mcmc.grading.math.units import DEGREE, PERCENT
 from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
 
 _REALS = {"all real numbers", "all reals", "real numbers"}

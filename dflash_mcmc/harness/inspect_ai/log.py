@@ -40,8 +40,8 @@ from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
 from dflash_mcmc.store import finishes
+from dflash_mcmc.store.described import ProblemText, read_problems
 from dflash_mcmc.store.files import make_folder
-from dflash_mcmc.store.problems import ProblemText, read_problems
 from dflash_mcmc.store.records import Record
 
 _VALUES = {verdicts.CORRECT: CORRECT, verdicts.WRONG: INCORRECT}

@@ -33,7 +33,7 @@ from dflash_mcmc.api.samplers import Samplers
 from dflash_mcmc.api.workers import DrawnAnswer, Order
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.harness.arguments import chosen
+from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai import requests
 from dflash_mcmc.harness.inspect_ai.requests import RequestSettings
 from dflash_mcmc.rng import Key

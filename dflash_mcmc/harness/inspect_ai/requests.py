@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dflash_mcmc.dataset.inputs import stops
+from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.store import finishes
 
@@ -52,7 +52,7 @@ def read(given: Mapping[str, Any], longest: int) -> RequestSettings:
         raise ConfigError("max_tokens", most, f"1 to {longest} (-M max_new_tokens={longest})")
     if choices < 1:
         raise ConfigError("num_choices", choices, "1 or more")
-    stop = stops.given(fields.pop("stop_seqs", []), "stop_seqs")
+    stop = stop_strings(fields.pop("stop_seqs", []), "stop_seqs")
     seed, logprobs, sampler = fields.pop("seed", None), fields.pop("logprobs", False), _sampler(fields.pop("extra_body", {}))
     for name, value in fields.items():
         if name not in _NEUTRAL or value != _NEUTRAL[name]:

@@ -20,7 +20,7 @@ from dflash_mcmc.api.mixed import AnswerRequest
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.engine.batching.prompt_encoder import ids_of
 from dflash_mcmc.errors import ConfigError, UserError, note
-from dflash_mcmc.harness.arguments import chosen
+from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.lm_eval.requests import NO_CACHE, GenerationSettings, request
 
 _NO_LIMIT = 2048

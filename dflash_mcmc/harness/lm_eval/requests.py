@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.harness.arguments import ModelArguments
+from dflash_mcmc.harness import ModelArguments
 
 if TYPE_CHECKING:
     from dflash_mcmc.sampler import Sampler

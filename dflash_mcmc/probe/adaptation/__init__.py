@@ -21,7 +21,7 @@ from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
-from dflash_mcmc.store.bounds import AsList, Count, Long, Range
+from dflash_mcmc.store.schema import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ class Adaptation(ProblemProbe):
     @classmethod
     def columns(cls) -> list[Table]:
         """See `Probe.columns`."""
-        from dflash_mcmc.probe.adaptation import tables
+        from dflash_mcmc.probe.adaptation import walks
 
-        return [tables.VALUES, tables.SETTINGS, tables.POSITIONS]
+        return [walks.VALUES, walks.SETTINGS, walks.POSITIONS]
 
     def draws_answers(self) -> bool:
         """Whether the answers are the target's own."""
@@ -145,14 +145,14 @@ class Adaptation(ProblemProbe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The tables `settings` (1.3 to 1.5), with changes against the frozen draft, and `positions` (tau by position)."""
-        from dflash_mcmc.probe.adaptation import tables
+        from dflash_mcmc.probe.adaptation import walks
 
-        return tables.summary(records, self.settings(), self.position_edges)
+        return walks.summary(records, self.settings(), self.position_edges)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_adaptation`: tau by position, and the change of tau and of log q in every setting."""
-        from dflash_mcmc.probe.adaptation import tables
+        from dflash_mcmc.probe.adaptation import walks
 
         if not summary.tables["settings"]:
             return {}
-        return {"fig_adaptation": tables.figure(summary.tables["settings"], summary.tables["positions"])}
+        return {"fig_adaptation": walks.figure(summary.tables["settings"], summary.tables["positions"])}

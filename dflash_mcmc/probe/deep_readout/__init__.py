@@ -22,7 +22,7 @@ from dflash_mcmc.probe.deep_readout.tables import ALL, ParameterCounts
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
-from dflash_mcmc.store.bounds import Count, Long, Range
+from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class DeepReadout(ProblemProbe):
         from dflash_mcmc.probe.deep_readout.tables import MODES
 
         answer = cost.forced(config)
-        return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, len(MODES) * answer.blocks)
+        modes = len(MODES) + (self.reinject_every is not None)
+        return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Table, skipped
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.store.bounds import Count
+from dflash_mcmc.store.schema import Count
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.runner import build, cost
-from dflash_mcmc.store.bounds import Count, Instead, OneOf, Whole
+from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 The probe measures moved rate, acceptance by cut and by length, R-hat and effective sample size over parallel chains,
 autocorrelation, log ratios and the savings of early rejection, over a grid of powers and temperatures. The chains are the
-same as in a run without a probe, with the same keys and the same engine.
+same as in a run without a probe, with the same keys and the same engine. Figures with a panel per cell show only the first
+cells of the grid and state this.
 """
 
 from __future__ import annotations
@@ -10,26 +11,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
-from dflash_mcmc.probe.mixing.chains import MixingRecord
+from dflash_mcmc.probe.mixing.chains import Cell, MixingRecord, StepChain
 from dflash_mcmc.registry import components, name_of, register
+from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, RIGHT, WRONG
 from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.ops import Chain
+
 
 _TEMPERATURES = ("draft_temperature", "proposal_temperature")
 """Possible names of the sampler's field for the temperature of its proposal. The first one that the sampler has is used."""
@@ -38,7 +44,6 @@ _TEMPERATURES = ("draft_temperature", "proposal_temperature")
 @dataclass(slots=True, kw_only=True)
 class ChainSampler(Sampler):
     """The fields that this probe needs of a sampler, besides a temperature. A sampler need not inherit from this class."""
-
     alpha: float
     num_steps: int
     early_reject: str
@@ -46,7 +51,6 @@ class ChainSampler(Sampler):
 
 class Setting(NamedTuple):
     """A cell of the grid, with its sampler."""
-
     alpha: float
     temperature: float | None
     """The temperature as configured; None for the sampler's default, 1/alpha."""
@@ -68,7 +72,6 @@ class Mixing(ProblemProbe):
     last stage. An effective sample size needs 20 steps in its window. Problems with fewer steps are left out
     and counted.
     """
-
     alphas: list[float] | None = identity(None, "powers of the target, one row of the grid each; null uses the sampler's")
     temperatures: list[float | None] | None = identity(None, "temperatures of the proposal, one column of the grid each: "
                                                        "proposal_temperature of power_mh and draft_refine, draft_temperature "
@@ -182,18 +185,18 @@ class Mixing(ProblemProbe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Rates by cut and length, traces, autocorrelation and log ratios. If there are several cells, also the grid."""
-        from dflash_mcmc.probe.mixing import chains, figures
+        from dflash_mcmc.probe.mixing import chains
         from dflash_mcmc.probe.mixing.tables import SHOWN
 
         cells = chains.cells_of(records)
-        drawn = {"fig_mixing_acceptance": figures.acceptance(summary.tables),
-                 "fig_mixing_traces": figures.traces(cells),
-                 "fig_mixing_autocorrelation": figures.autocorrelation(summary.data, SHOWN),
-                 "fig_mixing_log_ratio": figures.log_ratio(summary.data)}
+        drawn = {"fig_mixing_acceptance": acceptance(summary.tables),
+                 "fig_mixing_traces": traces(cells),
+                 "fig_mixing_autocorrelation": autocorrelation(summary.data, SHOWN),
+                 "fig_mixing_log_ratio": log_ratio(summary.data)}
         if len(cells) > 1:
             named = [("1/alpha" if setting.temperature is None else f"{setting.temperature:g}", setting.effective())
                      for setting in self.settings(config)]
-            drawn["fig_mixing_grid"] = figures.grid(summary.tables, named, SHOWN)
+            drawn["fig_mixing_grid"] = grid(summary.tables, named, SHOWN)
         return drawn
 
     def _axes(self, config: Config) -> dict[str, str]:
@@ -227,3 +230,225 @@ def _check_axis(name: str, values: list | None, sampler: ChainSampler, field: st
     if not right:
         raise ConfigError(f"probe.{name}", values, f"null, or a list, none twice, of values that sampler.{field} may have: "
                           f"{spec.describe(kind)}")
+
+
+_MOST_CELLS = _MOST_CHAINS = 6
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+_PROPOSALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "identical": ("equal to the state", {"facecolor": OTHER}),
+    "different": ("complete, different", {"facecolor": RIGHT}),
+    "abandoned": ("abandoned, at its upper bound",
+                  {"facecolor": "white", "edgecolor": WRONG, "hatch": "/////", "linewidth": 0.8}),
+}
+"""Columns of the histogram: label and style."""
+
+
+def acceptance(tables: dict[str, list[dict]]) -> Figure:
+    """Acceptance and moved rate by relative cut and by suffix length, with intervals. Each cell has a row of panels."""
+    settings = _settings(tables["cells"])
+    shown = settings[:_MOST_CELLS]
+    figure = _figure(9.0, 1.0 + 2.6 * len(shown))
+    panels = figure.subplots(len(shown), 2, squeeze=False, sharey=True)
+    for row, setting in enumerate(shown):
+        for axes, table, name in zip(panels[row], ("by_cut", "by_length"), ("cut", "suffix"), strict=True):
+            rows = [found for found in tables[table] if _setting(found) == setting]
+            _rates(axes, rows, name)
+            axes.set_title(_label(setting) if name == "cut" else "")
+            axes.set_xlabel({"cut": "cut / length of the sequence", "suffix": "redrawn tokens"}[name]
+                            + " (n: proposals)" if row == len(shown) - 1 else "")
+    panels[0, 0].set_ylim(0.0, 1.02)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    _note(figure, settings)
+    return figure
+
+
+def _rates(axes: Axes, rows: list[dict], name: str) -> None:
+    places = np.arange(len(rows))
+    for key, shift, colour, marker, label in (("acceptance", -0.12, OTHER, "s", "accepted"),
+                                              ("moved_rate", 0.12, RIGHT, "o", "moved (accepted and changed)")):
+        kept = [place for place in places if rows[place][key] is not None]
+        _whiskers(axes, [place + shift for place in kept], [rows[place] for place in kept], key, colour, marker, label)
+    axes.set_xticks(places, [f"{row[name]}\nn={row['proposals']:,}" for row in rows], fontsize=7.5)
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylabel("share of proposals" if name == "cut" else "")
+
+
+def _whiskers(axes: Axes, places: Sequence[float], rows: list[dict], key: str, colour: str, marker: str, label: str) -> None:
+    values = np.array([row[key] for row in rows], float)
+    ends = np.array([[row[key] if row[f"{key}{end}"] is None else row[f"{key}{end}"] for row in rows]
+                     for end in ("_low", "_high")], float)
+    axes.errorbar(places, values, np.abs(ends - values), color=colour, marker=marker, linestyle="none", capsize=3,
+                  markersize=5, label=label)
+
+
+def traces(cells: Sequence[Cell]) -> Figure:
+    """Log p over the steps of parallel chains, for the problems with the fewest, the median and the most moves.
+
+    The problems are chosen separately for each cell. Lines have gaps where the state grew between two stages.
+    """
+    shown = [cell for cell in cells if cell.chains][:_MOST_CELLS]
+    figure = _figure(10.0, 0.8 + 2.6 * max(1, len(shown)))
+    panels = figure.subplots(max(1, len(shown)), 3, squeeze=False)
+    for row, cell in enumerate(shown):
+        ordered = sorted(cell.problems.values(), key=lambda chains: sum(int(chain.moved.sum()) for chain in chains))
+        chosen = [("fewest moves", ordered[0]), ("median", ordered[(len(ordered) - 1) // 2]), ("most moves", ordered[-1])]
+        for axes, (what, chains) in zip(panels[row], chosen, strict=True):
+            _trace(axes, chains, what)
+        panels[row, 0].set_ylabel(f"{_label(_of(cell))}\nlog p of the state, nats", fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel("step (gap: the state grew)")
+    _note(figure, [_of(cell) for cell in cells if cell.chains])
+    return figure
+
+
+def _trace(axes: Axes, chains: list[StepChain], what: str) -> None:
+    moves, steps = sum(int(chain.moved.sum()) for chain in chains), sum(chain.num_steps for chain in chains)
+    for number, chain in enumerate(chains[: _MOST_CHAINS]):
+        places, values = np.arange(1, chain.num_steps + 1, dtype=float), chain.log_p
+        after = np.where(chain.moved, chain.proposal_length, chain.length)
+        grown = 1 + np.flatnonzero(chain.length[1:] != after[:-1])
+        axes.plot(np.insert(places, grown, np.nan), np.insert(values, grown, np.nan), color=PALETTE[number],
+                  linestyle=_DASHES[number], linewidth=1.2, drawstyle="steps-post")
+        axes.plot(places[chain.moved], values[chain.moved], color=PALETTE[number], linestyle="none",
+                  marker=MARKERS[number], markersize=3.5)
+    axes.set_title(f"{what}: {chains[0].problem}\n{moves} of {steps} steps of {len(chains)} chains move", fontsize=8.5)
+    axes.margins(y=0.1)
+
+
+def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
+    """Mean autocorrelation of log p by lag, without stuck chains. Each cell has a line."""
+    rows = [row for row in data["autocorrelation_by_lag"] if row["window"] == window]
+    settings = _settings(rows)
+    figure = _figure(7.0, 4.0 + 0.2 * min(len(settings), _MOST_CELLS))
+    axes = figure.subplots()
+    axes.axhline(0.0, color=INK, linewidth=0.6)
+    for number, setting in enumerate(settings[:_MOST_CELLS]):
+        mine = [row for row in rows if _setting(row) == setting]
+        lags, values = [row["lag"] for row in mine], [row["autocorrelation"] for row in mine]
+        label = f"{_label(setting)}: {mine[0]['chains']} moving chains, {mine[0]['stuck']} stuck"
+        axes.plot(lags, values, color=PALETTE[number], linestyle=_DASHES[number], marker=MARKERS[number], markersize=4,
+                  label=label)
+        axes.plot(lags, [row["independent"] for row in mine], color=INK, linestyle=":", linewidth=0.8)
+        low, high = ([row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
+                      for row in mine] for end in ("_low", "_high"))
+        axes.fill_between(lags, low, high, color=PALETTE[number], alpha=0.15, linewidth=0.0)
+    axes.set(title="Autocorrelation of log p, second half of the steps (dotted: independent draws)", xlabel="lag, steps",
+             ylabel="mean over moving chains")
+    axes.locator_params(axis="x", integer=True)
+    if settings:
+        figure.legend(loc="outside lower left")
+    else:
+        axes.text(0.5, 0.5, "no chain moves", ha="center", transform=axes.transAxes)
+    _note(figure, settings)
+    return figure
+
+
+def log_ratio(data: dict[str, list[dict]]) -> Figure:
+    """Histogram of log ratios, in bins that widen away from 0. The numbers are counts."""
+    from matplotlib.patches import Patch
+
+    rows = data["log_ratio_counts"]
+    settings = _settings(rows)
+    shown = settings[:_MOST_CELLS]
+    figure = _figure(8.0, 0.9 + 2.3 * max(1, len(shown)))
+    panels = figure.subplots(max(1, len(shown)), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, setting in zip(panels, shown, strict=False):
+        _histogram(axes, [row for row in rows if _setting(row) == setting])
+        axes.set_title(_label(setting))
+    panels[-1].set_xlabel("log of the Metropolis-Hastings ratio, nats (at 0 and above, a proposal is always accepted)")
+    figure.legend(handles=[Patch(label=label, **look) for label, look in _PROPOSALS.values()], loc="outside upper right",
+                  ncols=3)
+    _note(figure, settings)
+    return figure
+
+
+def _histogram(axes: Axes, rows: list[dict]) -> None:
+    total = sum(row[name] for row in rows for name in _PROPOSALS)
+    places, under = np.arange(len(rows)), np.zeros(len(rows))
+    for name, (_, look) in _PROPOSALS.items():
+        counts = np.array([row[name] for row in rows])
+        there = counts > 0  # an empty bar would show its outline as a line
+        axes.bar(places[there], counts[there] / total, 0.9, bottom=under[there], **look)
+        under += counts / max(1, total)
+    for place, row in enumerate(rows):
+        count = sum(row[name] for name in _PROPOSALS)
+        if count:
+            axes.text(place, under[place], f"{count:,}", ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(places[:-1] + 0.5, [f"{row['high']:g}" for row in rows[:-1]], fontsize=7.5)
+    axes.set(ylabel=f"share of n={total:,} proposals", xlim=(-0.6, len(rows) - 0.4),
+             ylim=(0.0, 1.12 * max(under.max(), 1e-9)))
+    axes.grid(visible=False, axis="x")
+
+
+def grid(tables: dict[str, list[dict]], named: Sequence[tuple[str, tuple[float, float, str]]], window: str) -> Figure:
+    """Heat maps over alpha and temperature: moved rate, problems with R-hat above 1.1, and ESS per 1,000 token-forwards.
+
+    Args:
+        named: for each place in the grid, the temperature as configured and the effective setting.
+    """
+    alphas = list(dict.fromkeys(setting[0] for _, setting in named))
+    names = list(dict.fromkeys((temperature, setting[2]) for temperature, setting in named))
+    one = len({early for _, early in names}) == 1
+    panels = (("cells", "moved_rate", "Moved rate", "proposals"),
+              ("convergence", "rhat_above_1.1", "Problems with R-hat > 1.1", "rhat_problems"),
+              ("effective_samples", "ess_per_1000_token_forwards", "ESS per 1,000 token-forwards", "problems"))
+    figure = _figure(3.6 + 3.0 * max(1.8, 0.9 * len(names)), 1.8 + 0.75 * len(alphas))
+    for axes, (table, key, title, count) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        rows = {_setting(row): row for row in tables[table] if row.get("window", window) == window}
+        values, texts = np.full((len(alphas), len(names)), np.nan), {}
+        for temperature, setting in named:
+            place, row = (alphas.index(setting[0]), names.index((temperature, setting[2]))), rows[setting]
+            values[place] = np.nan if row[key] is None else row[key]
+            texts[place] = _cell_text(row, key, row[count])
+        _heat(axes, values, texts, top=None if key.startswith("ess") else 1.0)
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks(range(len(names)), [name if one else f"{name}\n{early}" for name, early in names])
+        axes.set_yticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
+        axes.set(xlabel="proposal temperature", ylabel="alpha" if table == "cells" else "")
+    figure.suptitle(f"R-hat and ESS: window {window}; n: proposals in the left panel, problems in the others", fontsize=8,
+                    x=0.01, ha="left")
+    return figure
+
+
+def _cell_text(row: dict, key: str, count: int) -> str:
+    if row[key] is None:
+        return f"-\nn={count:,}"
+    interval = "" if row[f"{key}_low"] is None else f"[{row[f'{key}_low']:.2g}, {row[f'{key}_high']:.2g}]\n"
+    return f"{row[key]:.3g}\n{interval}n={count:,}"
+
+
+def _heat(axes: Axes, values: np.ndarray, texts: dict[tuple[int, int], str], top: float | None) -> None:
+    top = top or max(np.nanmax(values, initial=0.0), 1e-9)
+    axes.imshow(values, cmap="cividis", vmin=0.0, vmax=top, aspect="auto")
+    axes.grid(visible=False)
+    for place, text in texts.items():
+        light = np.isnan(values[place]) or values[place] > 0.5 * top
+        axes.text(place[1], place[0], text, ha="center", va="center", fontsize=7.5, color=INK if light else "white")
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _setting(row: dict) -> tuple[float, float, str]:
+    return row["alpha"], row["temperature"], row["early_reject"]
+
+
+def _settings(rows: Sequence[dict]) -> list[tuple[float, float, str]]:
+    return list(dict.fromkeys(map(_setting, rows)))
+
+
+def _of(cell: Cell) -> tuple[float, float, str]:
+    return cell.alpha, cell.temperature, cell.early_reject
+
+
+def _label(setting: tuple[float, float, str]) -> str:
+    alpha, temperature, early_reject = setting
+    return f"alpha {alpha:g}, temperature {temperature:g}, early reject {early_reject}"
+
+
+def _note(figure: Figure, settings: Sequence[object]) -> None:
+    if len(settings) > _MOST_CELLS:
+        figure.suptitle(f"first {_MOST_CELLS} of {len(settings)} cells", fontsize=8, x=0.01, ha="left")

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.store.bounds import Anew, Count, Instead, Letters, Long
+from dflash_mcmc.store.schema import Anew, Count, Instead, Letters, Long
 from dflash_mcmc.types import ChainResult, Cost
 
 _WHOLE = ("block", "step", "cut", "length", "proposal_length")

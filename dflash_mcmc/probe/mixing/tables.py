@@ -272,7 +272,8 @@ EARLY_REJECTION = Table("early_rejection", (
     ("token_forwards", "the same for positions that the target evaluates", lambda row: row.ratio("token_forwards")),
     ("target_forwards", "the same for forward passes of the target", lambda row: row.ratio("target_forwards")),
     ("same", "share of chains whose steps all agree with those without early rejection",
-     lambda row: row.clusters.mean([_alike(*pair) for pair in row.pairs])),
+     lambda row: row.clusters.mean([np.array_equal(one.accepted, other.accepted) and np.array_equal(one.moved, other.moved)
+                                       for one, other in row.pairs])),
     ("chains", "pairs of chains", lambda row: row.clusters.size),
 ))
 
@@ -282,10 +283,6 @@ def early_rejection(every: Sequence[Cell]) -> list[dict]:
     plain = {(cell.alpha, cell.temperature): cell for cell in every if cell.early_reject == "off"}
     return EARLY_REJECTION.rows(Saving(cell, plain[cell.alpha, cell.temperature]) for cell in every
                                 if cell.early_reject != "off" and (cell.alpha, cell.temperature) in plain)
-
-
-def _alike(chain: StepChain, other: StepChain) -> bool:
-    return np.array_equal(chain.accepted, other.accepted) and np.array_equal(chain.moved, other.moved)
 
 
 _WINDOW = (

@@ -20,7 +20,7 @@ from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.bounds import Count, Long, Range
+from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class RejectionSampling(Probe):
     @classmethod
     def columns(cls) -> tuple[Table, ...]:
         """See `Probe.columns`."""
-        from dflash_mcmc.probe.rejection_sampling import tables
+        from dflash_mcmc.probe.rejection_sampling import samplers
 
-        return tables.VALUES, tables.SAMPLERS, tables.TOKENS, tables.COURSE
+        return samplers.VALUES, samplers.SAMPLERS, samplers.TOKENS, samplers.COURSE
 
     def with_draft(self, draft: Draft) -> RejectionSampling:
         """The probe with the laws that `laws=auto` stands for."""
@@ -136,17 +136,17 @@ class RejectionSampling(Probe):
         `overlap` is the sum of min(p, q), the share of drafts that rejection accepts. `standard_error` is the standard error
         of the token whose frequency varies most.
         """
-        from dflash_mcmc.probe.rejection_sampling import samplers, tables
+        from dflash_mcmc.probe.rejection_sampling import samplers
 
         if self.laws == "draft":
-            return tables.summary(*samplers.laws(self, config), records)
-        return tables.summary(*self.both_laws(), int, records)
+            return samplers.summary(*samplers.laws(self, config), records)
+        return samplers.summary(*self.both_laws(), int, records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Distributions and deviations by token, and the largest deviation over the number of draws."""
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.probe.rejection_sampling.tables import draw_course, draw_deviations, draw_frequencies
+        from dflash_mcmc.probe.rejection_sampling.samplers import draw_course, draw_deviations, draw_frequencies
 
         figure = Figure(figsize=(10.0, 5.0), layout="constrained")
         axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])

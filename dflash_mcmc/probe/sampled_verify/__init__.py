@@ -22,9 +22,9 @@ from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.registry import components, name_of, register
-from dflash_mcmc.runner import build
+from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
-from dflash_mcmc.store.bounds import Count, Instead, Long, OneOf, Range
+from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class SampledVerify(Probe):
             raise ConfigError("probe.temperatures", self.temperatures, "a list of numbers > 0, none twice")
         if not set(self.faults) <= set(_FAULTS) or len(set(self.faults)) < len(self.faults):
             raise ConfigError("probe.faults", self.faults, f"a list of {', '.join(_FAULTS)}, none twice")
-        if "late_penalty" in self.faults and config.sampler.law().repetition_penalty == 1.0:
+        if "late_penalty" in self.faults and not config.sampler.law().has_penalty:
             raise ConfigError("probe.faults", self.faults, "a list without late_penalty, or a sampler.repetition_penalty "
-                              "that is not 1")
+                              "that is not 1, or a sampler.frequency_penalty or sampler.presence_penalty that is not 0")
         if "finite_window" in self.faults and config.hardware.options().attention == _CANNOT_MASK:
             raise ConfigError("probe.faults", self.faults, f"a list without finite_window, or another hardware.attention "
                               f"than {_CANNOT_MASK}")
@@ -125,9 +125,9 @@ class SampledVerify(Probe):
     @classmethod
     def columns(cls) -> tuple[Table, ...]:
         """See `Probe.columns`."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.ALL
+        return arms.ALL
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""
@@ -147,15 +147,15 @@ class SampledVerify(Probe):
         return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The cost of every generation with every decoder, as if all decoding were plain. Rejected drafts do not count."""
-        assumed, problems = config.assumed, config.dataset.num_chosen()
-        tokens = problems * (
-            config.num_chains * len(self.temperatures)
-            * (assumed.prompt_length + assumed.answer_length * config.dataset.max_new_tokens)
-            + assumed.prompt_length + self.long_tokens)
-        tokens += self.agent_runs * (self.agent_tokens + assumed.answer_length * self.agent_answer)
-        units = problems * (config.num_chains + 1) + self.agent_runs
-        return UnitCost(len(self.arms()) * tokens / units)
+        """The cost of every generation with every decoder. `assumed.kept` is what a decoder but `plain` keeps of a block."""
+        assumed, problems, size = config.assumed, config.dataset.num_chosen(), cost.block_size(config)
+        short, long = problems * config.num_chains * len(self.temperatures), problems
+        prompts = (short + long) * (assumed.prompt_length - 1) + self.agent_runs * (self.agent_tokens - 1)
+        answers = (short * assumed.answer_length * config.dataset.max_new_tokens + long * self.long_tokens
+                   + self.agent_runs * assumed.answer_length * self.agent_answer)
+        drafting, blocks = len(self.arms()) - 1, answers / assumed.kept
+        units = self.num_units(config)
+        return UnitCost((len(self.arms()) * prompts + answers + drafting * blocks * size) / units, drafting * blocks / units)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
@@ -166,11 +166,12 @@ class SampledVerify(Probe):
         prompt = self.agent_prompt(config, model)
         tasks = self._tasks(config, model, prompt, work.units)
         window = max(1, round(self.window_share * len(prompt.tokens)))
+        temperatures = {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
                 own, cells = list(group), list[list[dict]]()
-                for temperature in self._temperatures(workload):
+                for temperature in temperatures[workload]:
                     sampler = self._sampler(config, temperature)
                     for arm in self.arms():
                         drawn = arms.draw(
@@ -207,18 +208,15 @@ class SampledVerify(Probe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return tables.summary(records)
+        return arms.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        from dflash_mcmc.probe.sampled_verify import tables
+        from dflash_mcmc.probe.sampled_verify import arms
 
-        return {"fig_sampled_verify": tables.figure(summary.tables)}
-
-    def _temperatures(self, workload: str) -> list[float]:
-        return {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}[workload]
+        return {"fig_sampled_verify": arms.figure(summary.tables)}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)

@@ -1,6 +1,7 @@
 """The decoders that are compared, the workloads, and how generations are drawn.
 
-The agent's workload is a synthetic prompt of a coding agent with tools, of a requested length. Tool calls are checked.
+The agent's workload is a synthetic prompt of a coding agent with tools, of a requested length. Tool calls are checked. Then
+the tables of the workloads, measures of degeneration (how much a text repeats itself), and the figure of the comparison.
 """
 
 from __future__ import annotations
@@ -9,22 +10,34 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.engine import slots
+from dflash_mcmc.probe import Summary
+from dflash_mcmc.probe.columns import Each, Table
 from dflash_mcmc.process import ranks
+from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE
 from dflash_mcmc.rng import Key, Stream
+from dflash_mcmc.statistics import paired
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.outcomes import wilson
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.probe import Unit
     from dflash_mcmc.sampler import Sampler
+
 
 PLAIN, SAME_KEY, MATCH = "plain", "same_key", "speculative_match"
 SHORT, LONG, AGENT = "short", "long", "agent"
@@ -165,3 +178,288 @@ def _is_call(text: str) -> bool:
         return False
     required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
     return call.get("name") in required and set(required[call["name"]]) <= call["arguments"].keys()
+
+
+_DISTINCT = 4
+_TAIL, _TIMES = 100, 4
+"""A text ends in a loop if its last 100 tokens repeat one period, which fits into them at least 4 times."""
+
+
+class Generation(NamedTuple):
+    """A drawn generation."""
+
+    problem: str
+    number: int
+    tokens: list[int]
+    target_forwards: int
+    seconds: float
+    prompt_tokens: int
+    tool_call: bool | None
+
+
+Generations = dict[tuple[float, str], list[Generation]]
+"""The generations of a workload by temperature and decoder. Generations at the same index of two lists are a pair."""
+
+
+class Compared:
+    """The generations of a decoder at a temperature, and those of plain decoding. Plain decoding has no tests."""
+
+    def __init__(self, drawn: Generations, temperature: float, decoder: str):
+        self.temperature, self.decoder = temperature, decoder
+        self.own, self.plain = drawn[temperature, decoder], drawn[temperature, PLAIN]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each generation."""
+        return [len(one.tokens) for one in self.own]
+
+    @property
+    def tokens_per_forward(self) -> IntervalEstimate:
+        """Clustered by problem, or by generation if there is one problem."""
+        problems = [one.problem for one in self.own]
+        clusters = Clusters(problems if len(set(problems)) > 1 else [one.number for one in self.own])
+        return clusters.ratio(self.lengths, [one.target_forwards for one in self.own])
+
+    def histograms(self, most: int | None = None) -> paired.SwapTest | None:
+        """The test that the histograms of the first tokens of both decoders have one law."""
+        if self.decoder == PLAIN:
+            return None
+        return paired.histograms(*_counts(*([one.tokens[:most] for one in part] for part in (self.plain, self.own))))
+
+    @cached_property
+    def test(self) -> tuple[float | None, float | None, float | None]:
+        """Distance, noise and p-value of the test of all tokens."""
+        return self.histograms() or (None, None, None)
+
+    @property
+    def first_token_p(self) -> float | None:
+        """The p-value of first tokens alone."""
+        first = self.histograms(1)
+        return first.p if first else None
+
+    @cached_property
+    def distinct(self) -> np.ndarray:
+        """The share of different 4-grams of each generation."""
+        return np.array([distinct(one.tokens, _DISTINCT) for one in self.own])
+
+    @property
+    def distinct_p(self) -> float | None:
+        """The p-value of the test that their mean is that of plain decoding."""
+        plain = np.array([distinct(one.tokens, _DISTINCT) for one in self.plain])
+        return None if self.decoder == PLAIN else paired.means(plain, self.distinct).p
+
+    @property
+    def calls(self) -> list[bool]:
+        """Whether each generation has a tool call, where the template shows tools."""
+        return [one.tool_call for one in self.own if one.tool_call is not None]
+
+
+_COMMON = (
+    ("temperature", "temperature of the draws", lambda row: row.temperature),
+    ("decoder", "`plain`, sample and match, or a decoder with a fault; each has random numbers of its own",
+     lambda row: row.decoder),
+    ("n", "generations", lambda row: len(row.own)),
+    ("mean_tokens", "mean tokens of a generation", lambda row: float(np.mean(row.lengths))),
+    ("tokens_per_forward", "tokens for each forward pass of the target", lambda row: row.tokens_per_forward),
+    ("speed_ratio", "`tokens_per_second` divided by that of plain decoding", lambda row: _rate(row.own) / _rate(row.plain)),
+    ("tokens_per_second", "tokens of all generations for each second of their draws", lambda row: _rate(row.own)),
+    ("histogram_distance", "total variation distance of the token histogram from that of plain decoding",
+     lambda row: row.test[0]),
+    ("histogram_noise", "mean distance of two samples from equal laws", lambda row: row.test[1]),
+    ("histogram_p", "p-value of the permutation test that both have one law; it swaps whole generations",
+     lambda row: row.test[2]),
+)
+WORKLOADS = {table.name: table for table in (
+    Table(SHORT, (
+        *_COMMON,
+        ("same_first_token", "share of generations that open with the most frequent first token of their problem",
+         lambda row: _same_first(row.own)),
+        ("first_token_p", "p-value of the permutation test for first tokens alone", lambda row: row.first_token_p),
+    )),
+    Table(LONG, (
+        *_COMMON,
+        ("distinct_4", "different sequences of 4 tokens divided by all sequences of 4 tokens of a generation, mean",
+         lambda row: Clusters(range(len(row.distinct))).mean(row.distinct)),
+        ("distinct_4_p", "p-value of the permutation test that this mean is that of plain decoding",
+         lambda row: row.distinct_p),
+        ("longest_repeat", "mean length of the longest run of tokens that a generation has twice, tokens",
+         lambda row: float(np.mean([longest_repeat(one.tokens) for one in row.own]))),
+        ("end_in_loop", "generations whose last 100 tokens repeat one period of at most 25",
+         lambda row: sum(ends_in_loop(one.tokens) for one in row.own)),
+    )),
+    Table(AGENT, (
+        *_COMMON,
+        ("prompt_tokens", "tokens of the agent's prompt", lambda row: row.own[0].prompt_tokens),
+        ("tool_calls", "generations with a valid tool call; empty where the template shows no tools",
+         lambda row: sum(row.calls) if row.calls else None),
+        ("tool_call_share", "share of generations with a valid tool call",
+         lambda row: wilson(sum(row.calls), len(row.calls))),
+    )),
+)}
+
+
+class SameKey(NamedTuple):
+    """Pairs of generations by plain decoding and by sample and match with the same random numbers."""
+
+    workload: str
+    temperature: float
+    pairs: list[tuple[Generation, Generation]]
+
+
+SAME = Table("same_key", (
+    ("workload", "`short`, `long` or `agent`", lambda row: row.workload),
+    ("temperature", "temperature of the draws", lambda row: row.temperature),
+    ("equal", "generations by sample and match that equal plain decoding with the same random numbers",
+     lambda row: sum(one.tokens == other.tokens for one, other in row.pairs)),
+    ("n", "pairs that were compared", lambda row: len(row.pairs)),
+))
+
+
+class Result(NamedTuple):
+    """All records, the rows of the workloads' tables, and the rows of `same_key`."""
+
+    records: Sequence[dict]
+    tables: dict[str, list[dict]]
+    same: list[dict]
+
+    def matched(self) -> dict[str, dict]:
+        """The rows of sample and match, by workload and temperature."""
+        return {f"{name}/{row['temperature']:g}": row
+                for name, rows in self.tables.items() for row in rows if row["decoder"] == MATCH}
+
+
+VALUES = Table("values", (
+    ("num_failed", "generations that a decoder could not draw",
+     lambda result: sum("failure" in cell for record in result.records for cell in record["cells"])),
+    ("equal_with_same_key", "generations by sample and match that equal plain decoding with the same random numbers",
+     lambda result: sum(row["equal"] for row in result.same)),
+    ("pairs_with_same_key", "pairs that were compared for this", lambda result: sum(row["n"] for row in result.same)),
+    Each(lambda result: result.matched(), tuple(
+        (f"{{workload}}/{{temperature}}/{column}", "see the table of the workload, for sample and match",
+         lambda _, row, column=column: row[column]) for column in ("tokens_per_forward", "speed_ratio", "histogram_p"))),
+))
+ALL = (VALUES, *WORKLOADS.values(), SAME)
+
+
+def summary(records: Sequence[dict]) -> Summary:
+    """The tables `short`, `long`, `agent` and `same_key`, each where the records have its workload."""
+    drawn = {name: _generations(records, name) for name in WORKLOADS}
+    # `same_key` is no row of a workload, because it is not an independent sample.
+    tables = {name: WORKLOADS[name].rows(Compared(of, *place) for place in list(of) if place[1] != SAME_KEY)
+              for name, of in drawn.items() if of}
+    same = SAME.rows(pairs for name, of in drawn.items() for pairs in _same(name, of))
+    return Summary(VALUES.row(Result(records, tables, same)), {**tables, "same_key": same}, {})
+
+
+def _generations(records: Sequence[dict], workload: str) -> Generations:
+    """A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs."""
+    drawn: Generations = defaultdict(list)
+    for record in records:
+        if record["workload"] == workload and not any("failure" in cell for cell in record["cells"]):
+            for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
+                drawn[cell["temperature"], cell["decoder"]].append(Generation(
+                    record["problem"], record["chain"], cell["tokens"], cell["target_forwards"], seconds,
+                    record["prompt_tokens"], cell.get("tool_call")))
+    return drawn
+
+
+def _same(workload: str, drawn: Generations) -> Iterator[SameKey]:
+    """The pairs of each temperature."""
+    for temperature in dict.fromkeys(temperature for temperature, _ in drawn):
+        yield SameKey(workload, temperature,
+                      list(zip(drawn[temperature, PLAIN], drawn[temperature, SAME_KEY], strict=True)))
+
+
+def _rate(own: Sequence[Generation]) -> float:
+    """Tokens per second."""
+    return sum(len(one.tokens) for one in own) / sum(one.seconds for one in own)
+
+
+def _same_first(own: Sequence[Generation]) -> float:
+    """Share of generations that open with the most frequent first token among this decoder's generations of the problem."""
+    by_problem: dict[str, Counter[int]] = defaultdict(Counter)
+    for one in own:
+        by_problem[one.problem][one.tokens[0]] += 1
+    return sum(max(counts.values()) for counts in by_problem.values()) / len(own)
+
+
+def _counts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Histograms (generations, tokens that occur) of both samples."""
+    place = {token: number for number, token in enumerate(sorted({token for part in (one, other) for own in part
+                                                                  for token in own}))}
+
+    def counted(part: Sequence[Sequence[int]]) -> np.ndarray:
+        return np.stack([np.bincount([place[token] for token in own], minlength=len(place)) for own in part])
+
+    return counted(one), counted(other)
+
+
+def distinct(tokens: Sequence[int], n: int) -> float:
+    """Number of different n-grams divided by the number of all n-grams; 1 for a text shorter than n tokens."""
+    grams = list(zip(*(tokens[start:] for start in range(n)), strict=False))
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def longest_repeat(tokens: Sequence[int]) -> int:
+    """Length of the longest run of tokens that occurs at two places, which may overlap."""
+    low, high = 0, len(tokens)
+    while high - low > 1:
+        middle = (low + high) // 2
+        places = len(tokens) - middle + 1
+        repeated = len({tuple(tokens[start : start + middle]) for start in range(places)}) < places
+        low, high = (middle, high) if repeated else (low, middle)
+    return low
+
+
+def ends_in_loop(tokens: Sequence[int]) -> bool:
+    """Whether the end of the text repeats one period."""
+    tail = list(tokens[-_TAIL:])
+    return len(tail) == _TAIL and any(tail[period:] == tail[:-period] for period in range(1, _TAIL // _TIMES + 1))
+
+
+_LEVEL = 1e-3
+"""A smaller p-value means that the decoder does not draw from the law of plain sampling."""
+
+
+def figure(tables: dict[str, list[dict]]) -> Figure:
+    """Tokens per forward, first token, histograms, degeneration and tool calls. Panels without values are left out."""
+    from matplotlib.figure import Figure
+
+    rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in tables.get(name, [])]
+    decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
+    series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
+    looks = {place: (PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]) for number, place in enumerate(series)}
+    panels = [("tokens_per_forward", "Tokens per target forward", ""),
+              ("same_first_token", "Same first token", "share of a problem's generations"),
+              ("histogram_p", "Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
+              ("distinct_4", "New 4-grams (long)", "share of 4-grams"),
+              ("tool_call_share", "Tool-call success", "share of answers")]
+    panels = [panel for panel in panels if any(row.get(panel[0]) is not None for _, row in rows)]
+    drawn = Figure(figsize=(2.2 + 2.3 * len(panels), 1.5 + 0.38 * len(decoders)), layout="constrained")
+    for axes, (column, title, label) in zip(drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels,
+                                            strict=True):
+        for place, (colour, marker) in looks.items():
+            own = [row for name, row in rows if (name, row["temperature"]) == place and row.get(column) is not None]
+            shift = 0.12 * (series.index(place) - 0.5 * (len(series) - 1))
+            _points(axes, own, column, [decoders.index(row["decoder"]) + shift for row in own], colour, marker)
+        axes.set(title=title, xlabel=label)
+        if column == "histogram_p":
+            axes.set_xscale("log")
+            axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
+    first = drawn.axes[0]
+    first.set_yticks(range(len(decoders)), decoders)
+    for text, decoder in zip(first.get_yticklabels(), decoders, strict=True):
+        text.set_fontweight("bold" if decoder in (PLAIN, MATCH) else "normal")
+    first.set_ylim(len(decoders) - 0.5, -0.5)
+    handles = [first.plot([], [], color=colour, marker=marker, linestyle="none", label=f"{name}, T = {temperature:g}")[0]
+               for (name, temperature), (colour, marker) in looks.items()]
+    drawn.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return drawn
+
+
+def _points(axes: Axes, rows: list[dict], column: str, places: list[float], colour: str, marker: str) -> None:
+    for row, place in zip(rows, places, strict=True):
+        low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
+        if low is not None:
+            axes.plot([low, high], [place, place], color=OTHER, linewidth=1.2, zorder=1)
+    axes.plot([row[column] for row in rows], places, color=colour, marker=marker, markersize=5, linestyle="none", zorder=2)

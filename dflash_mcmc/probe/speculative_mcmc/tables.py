@@ -20,7 +20,7 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.model.files.checkpoint import CheckpointSize
+    from dflash_mcmc.model.files import CheckpointSize
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 _TOKEN_PERCENTILES = (5, 25, 50, 75, 95)

@@ -6,26 +6,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.checks import CHAINS, path_of
+from dflash_mcmc.config.labels import labels_of
 from dflash_mcmc.report.parts import (
+    P_VALUES,
     Column,
     Drawing,
     Section,
     Table,
+    costing,
     counted,
     differing,
     named,
     paragraphs,
     points,
-    probability,
     shared,
 )
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.report.sections.paired import planned
+from dflash_mcmc.report.sections.paired import adjusted, planned
 from dflash_mcmc.report.study import Study, full, rules_asked_for, votes
-from dflash_mcmc.report.table import labels_of
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.outcomes import TOLERANCE, UNITS, PairedOutcomes, accuracy_of, aligned, by_problem, outcomes
-from dflash_mcmc.statistics.paired import LEVEL, compare, holm
+from dflash_mcmc.statistics.paired import LEVEL, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,10 +157,7 @@ def comparisons(found: Sequence[BudgetPoint]) -> list[dict]:
              if point.on_budget and (base := bases.get(point.budget)) not in (None, point)]
     pairs = [pair for pair in pairs if pair[2][0].problems]
     rows = [_compared(point, base, *outcomes_of, len(pairs)) for point, base, outcomes_of in pairs]
-    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["p_holm"] = adjusted
-        row["verdict"] = "resolved" if adjusted is not None and adjusted <= LEVEL else "not resolved"
-    return rows
+    return adjusted(rows, lambda _, p: "resolved" if p <= LEVEL else "not resolved")
 
 
 def _compared(point: BudgetPoint, base: BudgetPoint, own: PairedOutcomes, other: PairedOutcomes, left_out: int,
@@ -192,24 +190,17 @@ def _shown(point: BudgetPoint) -> dict:
             "compared": "yes" if point.on_budget else "-" if point.budget is None else "no: off its budget"}
 
 
-def _amount(header: str, key: str) -> Column:
-    def text(row: dict) -> str:
-        return "-" if row[key] is None else f"{row[key]:,.0f}" if row[key] >= 100.0 else f"{row[key]:.3g}"
-
-    return Column(header, text)
-
-
 def _columns(cost: Cost) -> list[Column]:
-    return [named("method", "method"), _amount("budget", "budget"), named("setting", "setting"),
-            _amount(f"{_NAMES[cost]} of an answer", "spent"), shared("accuracy", "accuracy"), counted("problems", "problems"),
+    return [named("method", "method"), costing("budget", "budget"), named("setting", "setting"),
+            costing(f"{_NAMES[cost]} of an answer", "spent"), shared("accuracy", "accuracy"), counted("problems", "problems"),
             named("compared", "compared")]
 
 
 def _paired_columns() -> list[Column]:
-    return [named("method", "method"), _amount("budget", "budget"), _amount("spent", "spent"),
-            _amount("spent by the vote", "baseline_spent"), shared("accuracy", "accuracy"),
+    return [named("method", "method"), costing("budget", "budget"), costing("spent", "spent"),
+            costing("spent by the vote", "baseline_spent"), shared("accuracy", "accuracy"),
             shared("accuracy of the vote", "baseline_accuracy"), differing("difference (points)", "difference"),
-            Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+            *P_VALUES,
             named("verdict", "verdict"), named("test", "test"), counted("problems", "problems"),
             counted(f"problems to detect {100 * SOUGHT:.0f} points", "problems_needed"),
             counted("for all comparisons", "problems_together")]
@@ -218,9 +209,8 @@ def _paired_columns() -> list[Column]:
 def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
     """Accuracy over cost on a logarithmic axis, with intervals. Methods differ in colour and in marker."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
+    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars, plain_ticks
 
     methods: dict[str, list[BudgetPoint]] = {}
     for point in found:
@@ -235,9 +225,7 @@ def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
                       color=PALETTE[number % len(PALETTE)], marker=MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
                       linestyle=("-", "--", ":")[number // len(PALETTE) % 3])
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes)
     axes.set_xlabel(f"{unit} of an answer, measured; points are moved apart by at most {100.0 * _APART:.0f} %")
     axes.set_ylabel("correct answers, % (95 % intervals)")
     axes.set_title(f"Accuracy over budget on {dataset}")

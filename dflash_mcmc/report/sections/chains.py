@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report.parts import (
+    HOLM,
+    P_VALUES,
     Column,
     Drawing,
     Section,
     Table,
+    costing,
     counted,
     differing,
     ends,
     named,
+    numbered,
     paragraphs,
     percent,
-    probability,
     shared,
 )
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.report.sections.paired import VERDICTS
+from dflash_mcmc.report.sections.paired import adjusted
 from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, outcomes
-from dflash_mcmc.statistics.paired import LEVEL, agreement, compare, holm, verdict
+from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.statistics.outcomes import Combined, Cost
@@ -65,7 +70,9 @@ def section(study: Study) -> Section | None:
     if several:
         curves = {run.shown: _curve(run) for run in several}
         rows = [row for curve in curves.values() for row in curve]
-        tables.append(Table("votes", "Several chains per problem", _vote_columns(), rows))
+        columns = [named("run", "run"), counted("k", "k"), shared("pass@k", "pass_at_k"),
+                   shared("majority@k", "majority_at_k"), counted("problems", "n"), counted("problems left out", "left_out")]
+        tables.append(Table("votes", "Several chains per problem", columns, rows))
         first = dict(list(curves.items())[:_MOST_DRAWN])
         of = f"; the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
         drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
@@ -97,8 +104,7 @@ def _columns() -> list[Column]:
     return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
             *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned")),
             shared("tokens skipped", "skipped"),
-            Column("mean log p", lambda row: "-" if row["mean_log_p"] is None else f"{row['mean_log_p']:.2f}"),
-            Column("law error", lambda row: f"{row['law_error']:.2g}")]
+            numbered("mean log p", "mean_log_p", ".2f"), numbered("law error", "law_error", ".2g")]
 
 
 def _curve(run: Run) -> list[dict]:
@@ -115,37 +121,38 @@ def _ties(run: Run) -> str:
     return f"{sum(vote['tied'] for vote in found):,} of {len(found):,} problems of {run.shown}"
 
 
-def _vote_columns() -> list[Column]:
-    return [named("run", "run"), counted("k", "k"), shared("pass@k", "pass_at_k"), shared("majority@k", "majority_at_k"),
-            counted("problems", "n"), counted("problems left out", "left_out")]
-
-
 def _figure(curves: dict[str, list[dict]]) -> Figure:
     from matplotlib.figure import Figure
-
-    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
 
     longest = max(map(len, curves))
     drawn = Figure(figsize=(8.6, 3.4 + 0.17 * (len(curves) if longest > 40 else -(-len(curves) // 2))), layout="constrained")
     panels = drawn.subplots(1, 2, sharey=True)
     for axes, key, title in zip(panels, ("pass_at_k", "majority_at_k"), ("pass@k", "majority@k"), strict=True):
-        for number, (label, rows) in enumerate(curves.items()):
-            if rows[0][key] is None:
-                continue
-            estimates = [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
-            shift = 1.0 + 0.02 * (number - (len(curves) - 1) / 2)
-            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
-                          error_bars(estimates), color=PALETTE[number], marker=MARKERS[number], markersize=5, capsize=2,
-                          label=f"{label} (n = {rows[0]['n']:,})")
-        ticks = sorted({row["k"] for rows in curves.values() for row in rows})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel("chains per problem, k")
+        _over_chains(axes, {f"{label} (n = {rows[0]['n']:,})": rows for label, rows in curves.items()}, key, 0.02)
         axes.set_title(title)
     panels[0].set_ylabel("%, with 95 % intervals")
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if longest > 40 else 2)
     return drawn
+
+
+def _over_chains(axes: Axes, curves: dict[str, list[dict]], key: str, step: float, names: Sequence[str] = ()) -> None:
+    """A line for each curve over the number of chains, moved aside by `step`. `names` are all lines of the figure."""
+    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
+
+    names = names or list(curves)
+    for name, rows in curves.items():
+        if rows[0][key] is None:
+            continue
+        number, estimates = names.index(name), [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
+        shift = 1.0 + step * (number - (len(names) - 1) / 2)
+        axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
+                      error_bars(estimates), color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)],
+                      markersize=5, capsize=2, label=name)
+    ticks = sorted({row["k"] for rows in curves.values() for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("chains per problem, k")
 
 
 _MAJORITY = "majority vote"
@@ -174,18 +181,18 @@ def rules_section(study: Study) -> Section | None:
     if not voting:
         return None
     rows = [row for run in voting for row in _rows(run, weighted_rules(run, study.alphas))]
-    compared = [row for row in rows if row["p_value"] is not None]
-    for row, adjusted in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
-        row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
+    adjusted([row for row in rows if row["p_value"] is not None])
     curves = {run.shown: _curves(run, weighted_rules(run, study.alphas)) for run in voting}
     without = [run.shown for run in voting if not any(rule.needs_log_q for rule in weighted_rules(run))]
     text = _TEXT + ("\n\n" + _WITHOUT.format(runs="; ".join(without)) if without else "")
     shown = dict(list(curves.items())[:_MOST_PANELS])
     of = f"; the first {_MOST_PANELS} runs" if len(curves) > _MOST_PANELS else ""
     data = [row for rules in curves.values() for curve in rules.values() for row in curve]
+    curve_columns = [named("run", "run"), named("rule", "rule"), counted("k", "k"), shared("accuracy", "accuracy"),
+                     counted("problems", "n"), counted("problems left out", "left_out")]
     return Section("rules", "Rules of votes", paragraphs(text),
                    [Table("vote_rules", "Rules of votes", _rules_columns(), rows),
-                    Table("vote_curves", "Accuracy over the number of chains", _curve_columns(), data)],
+                    Table("vote_curves", "Accuracy over the number of chains", curve_columns, data)],
                    [Drawing(f"fig_{study.dataset}_vote_rules", f"Accuracy of each rule over the number of chains{of}.",
                             lambda: _rules_figure(shown))])
 
@@ -218,39 +225,20 @@ def _curves(run: Run, rules: list[VoteRule]) -> dict[str, list[dict]]:
 def _rules_columns() -> list[Column]:
     return [named("run", "run"), named("rule", "rule"), counted("chains", "k"), shared("accuracy", "accuracy"),
             differing("difference to majority (points)", "difference"),
-            Column("p (Holm)", lambda row: probability(row["p_holm"])), named("verdict", "verdict"),
-            Column("effective chains", lambda row: "-" if row["effective"] is None else f"{row['effective']:.1f}"),
+            HOLM, named("verdict", "verdict"), numbered("effective chains", "effective", ".1f"),
             Column("problems with most weight on one chain", lambda row: percent(row["dominated"])),
             counted("problems", "problems")]
-
-
-def _curve_columns() -> list[Column]:
-    return [named("run", "run"), named("rule", "rule"), counted("k", "k"), shared("accuracy", "accuracy"),
-            counted("problems", "n"), counted("problems left out", "left_out")]
 
 
 def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> Figure:
     """One panel per run, one line per rule."""
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
-
     names = list(dict.fromkeys(rule for rules in curves.values() for rule in rules))
     drawn = Figure(figsize=(1.4 + 3.9 * len(curves), 3.8), layout="constrained")
     panels = drawn.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (run, rules) in zip(panels, curves.items(), strict=True):
-        for rule, rows in rules.items():
-            number = names.index(rule)
-            estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) for row in rows]
-            shift = 1.0 + 0.03 * (number - (len(names) - 1) / 2)
-            axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
-                          error_bars(estimates), color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)],
-                          markersize=5, capsize=2, label=rule)
-        ticks = sorted({row["k"] for rows in rules.values() for row in rows})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel("chains per problem, k")
+        _over_chains(axes, rules, "accuracy", 0.03, names)
         axes.set_title(run if len(run) <= 44 else f"{run[:41]}...")
     panels[0].set_ylabel("correct answers, %, with 95 % intervals")
     handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -283,10 +271,7 @@ def matched_section(study: Study) -> Section | None:
 
 def _matched_rows(study: Study, drawn: list[Run], others: list[Run], cost: Cost) -> list[dict]:
     votes_of = [_MatchedVotes(voting, rule) for voting in drawn for rule in (None, *rules_asked_for(voting))]
-    rows = [row for run in others for found in votes_of if (row := _row(study, run, found, cost)) is not None]
-    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
-    return rows
+    return adjusted([row for run in others for found in votes_of if (row := _row(study, run, found, cost)) is not None])
 
 
 class _MatchedVotes:
@@ -321,13 +306,10 @@ def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | 
 
 
 def _matched_columns(cost: str) -> list[Column]:
-    def costing(header: str, key: str) -> Column:
-        return Column(header, lambda row: f"{row[key]:,.0f}" if row[key] >= 100.0 else f"{row[key]:.3g}")
-
     return [named("run", "run"), costing(cost, "cost"), shared("accuracy", "accuracy"), named("votes of", "votes_of"),
             named("vote", "vote"), counted("k", "k"), costing(f"{cost} of the vote", "vote_cost"),
             shared("accuracy of the vote", "vote_accuracy"), counted("problems", "problems"),
-            differing("difference (points)", "difference"), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+            differing("difference (points)", "difference"), HOLM,
             named("verdict", "verdict")]
 
 
@@ -350,16 +332,15 @@ def agreement_section(study: Study) -> Section | None:
     rows = [row for a, b in pairs for name in _NUMBERS if (row := _agreement_row(a, b, name))]
     if not rows:
         return None
-    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["p_holm"] = adjusted
-        row["verdict"] = "differ" if adjusted is not None and adjusted <= LEVEL else "agree"
+    adjusted(rows, lambda _, p: "differ" if p <= LEVEL else "agree")
     return Section("agreement", "Samplers of one law", paragraphs(_AGREEMENT_TEXT),
                    [Table("agreement", "Samplers of one law", _agreement_columns(), rows)])
 
 
 def _agreement_row(a: Run, b: Run, name: str) -> dict | None:
     found = agreement(_values(a, _NUMBERS[name]), _values(b, _NUMBERS[name]))
-    return found and {"run": a.shown, "other": b.shown, "power": a.power, "number": name, **found._asdict()}
+    return found and {"run": a.shown, "other": b.shown, "power": a.power, "number": name, **found._asdict(), "p_holm": None,
+                      "verdict": "agree"}
 
 
 def _values(run: Run, field: str) -> dict[str, list[float]]:
@@ -371,9 +352,7 @@ def _values(run: Run, field: str) -> dict[str, list[float]]:
 
 
 def _agreement_columns() -> list[Column]:
-    return [named("run", "run"), named("other run", "other"), Column("alpha", lambda row: f"{row['power']:g}"),
+    return [named("run", "run"), named("other run", "other"), numbered("alpha", "power", "g"),
             named("number", "number"), counted("problems", "problems"), counted("samples", "samples_a"),
             counted("samples of the other", "samples_b"),
-            Column("difference of means", lambda row: f"{row['difference']:.3g}"),
-            Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
-            Column("verdict", lambda row: row["verdict"], number=False)]
+            numbered("difference of means", "difference"), *P_VALUES, named("verdict", "verdict")]

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 METHODS = {"greedy": "greedy", "temp": "low temperature", "ps": "power sampling", "grpo": "GRPO (trained)",
            "blend_greedy": "blend, greedy", "blend_ps": "blend, power sampling",
-           "draft_blend_ps": "draft blend, power sampling"}
+           "draft_blend_ps": "draft blend, power sampling", "standard": "plain sampling",
+           "tempering": "parallel power tempering", "vote": "majority vote"}
+_OF_ONE_SOURCE = ("standard", "tempering", "vote")
+"""Methods that no other column has; the figure leaves them out."""
 _ROLES = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps": ("power_mh", "none"),
           "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer"), "draft_blend_ps": ("power_mh", "draft")}
 _IMPROVEMENTS = (("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"), ("blend_greedy", "greedy"), ("blend_ps", "greedy"),
@@ -118,14 +121,16 @@ def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> 
 
 
 def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, IntervalEstimate]], roles: dict[str, Run]) -> Table:
-    """One row per improvement, one column per model."""
+    """One row per improvement, one column per model; a model of several sources has a column for each."""
+    models = [model for model, _ in columns]
+    labels = {place: place[0] if models.count(place[0]) == 1 else ", ".join(place) for place in columns}
     rows = []
     for method, base in _IMPROVEMENTS:
         row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
-        for (model, _), of in columns.items():
+        for place, of in columns.items():
             if method in of and base in of:
-                row |= _measured(study, roles[method], roles[base]) if model == _HERE else \
-                    _difference(model, of[method].known, of[base].known)
+                row |= _measured(study, roles[method], roles[base]) if place[0] == _HERE else \
+                    _difference(labels[place], of[method].known, of[base].known)
         if len(row) > 1:
             rows.append(row)
 
@@ -139,7 +144,7 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
 
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return Table("improvements", "Improvements (percentage points)", [named("improvement", "improvement"),
-                                                            *(column(model) for model, _ in columns)], rows,
+                                                            *map(column, labels.values())], rows,
                  data=[{key: row.get(key) for key in keys} for row in rows])
 
 
@@ -176,8 +181,9 @@ def _acceptance(run: Run) -> IntervalEstimate:
 def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figure:
     from matplotlib.figure import Figure
 
-    methods = [method for method in METHODS if any(method in of for of in columns.values())]
-    drawn = Figure(figsize=(9.2, 4.2), layout="constrained")
+    methods = [method for method in METHODS
+               if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
+    drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for number, method in enumerate(methods):
         style: dict[str, Any] = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6,

@@ -17,6 +17,7 @@ from dflash_mcmc.report.parts import (
     count,
     counted,
     named,
+    numbered,
     paragraphs,
     percent,
     shared,
@@ -58,7 +59,7 @@ def section(study: Study) -> Section:
     rows = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries]
     columns = [named("condition", "run"), *_columns()]
     if any(row["accepted_length"] is not None for row in rows):
-        columns.append(Column("accepted length", _accepted_length))
+        columns.append(numbered("accepted length", "accepted_length", ".2f"))
     text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
@@ -89,10 +90,9 @@ def _columns() -> list[Column]:
 
 def _verdict_columns() -> list[Column]:
     """The count of every verdict, and the accuracy by string match."""
-    def by_strings(row: dict) -> str:
-        return "-" if row["same_string"] is None else percent(row["same_string"] / row["num_samples"])
     return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
-            Column("accuracy", lambda row: percent(row["accuracy"])), Column("string match", by_strings)]
+            Column("accuracy", lambda row: percent(row["accuracy"])),
+            Column("string match", lambda row: percent(row["same_string"] and row["same_string"] / row["num_samples"]))]
 
 
 def _end_columns() -> list[Column]:
@@ -100,10 +100,6 @@ def _end_columns() -> list[Column]:
     names = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
     return [named("run", "run"), *(counted(names.get(reason, reason.replace("_", " ")), f"finish_reason/{reason}")
                                    for reason in finishes.REASONS)]
-
-
-def _accepted_length(row: dict) -> str:
-    return "-" if row["accepted_length"] is None else f"{row['accepted_length']:.2f}"
 
 
 def _figure(study: Study) -> Figure:
@@ -175,14 +171,11 @@ def _cost_columns() -> list[Column]:
     def front(header: str, cost: str) -> Column:
         return Column(header, lambda row: "yes" if row[f"front_{cost}"] else "-", number=False)
 
-    def timed(header: str, key: str) -> Column:
-        return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:.3g}")
-
     return [named("run", "run"), shared("accuracy", "accuracy"),
-            Column("token-forwards", lambda row: f"{row['token_forwards']:,.0f}"),
-            timed("device seconds", "share_seconds"), timed("of them prefill", "prefill_seconds"),
-            timed("of them draw", "draw_seconds"), timed("grade seconds", "grade_seconds"),
-            timed("seconds to the answer", "seconds"),
+            numbered("token-forwards", "token_forwards", ",.0f"),
+            numbered("device seconds", "share_seconds"), numbered("of them prefill", "prefill_seconds"),
+            numbered("of them draw", "draw_seconds"), numbered("grade seconds", "grade_seconds"),
+            numbered("seconds to the answer", "seconds"),
             front("on front by token-forwards", "token_forwards"), front("on front by device seconds", "share_seconds")]
 
 
@@ -215,9 +208,7 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
 
 
 def _panel(axes: Axes, rows: list[dict], cost: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    from dflash_mcmc.report.figure import OTHER, RIGHT
+    from dflash_mcmc.report.figure import OTHER, RIGHT, plain_ticks
 
     axes.set_xscale("log")
     front = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row[f"front_{cost}"])
@@ -229,9 +220,7 @@ def _panel(axes: Axes, rows: list[dict], cost: str) -> None:
         axes.plot(row[cost], 100.0 * row["accuracy"], "o", markersize=6, color=RIGHT, zorder=3,
                   markerfacecolor=RIGHT if row[f"front_{cost}"] else "white")
     axes.margins(x=0.1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes)
 
 
 _MEASURES_TEXT = """
@@ -252,14 +241,10 @@ def measures_section(study: Study) -> Section | None:
                          "least": min(values), "greatest": max(values)})
     if not rows:
         return None
+    columns = [named("run", "run"), named("number", "number"), counted("samples", "samples"), numbered("mean", "mean", ".4g"),
+               Column("95 % interval", _interval), numbered("least", "least", ".4g"), numbered("greatest", "greatest", ".4g")]
     return Section("measures", "Numbers of the samplers", paragraphs(_MEASURES_TEXT),
-                   [Table("sampler_measures", "Numbers of the samplers", _measures_columns(), rows)], [])
-
-
-def _measures_columns() -> list[Column]:
-    return [named("run", "run"), named("number", "number"), counted("samples", "samples"),
-            Column("mean", lambda row: f"{row['mean']:.4g}"), Column("95 % interval", _interval),
-            Column("least", lambda row: f"{row['least']:.4g}"), Column("greatest", lambda row: f"{row['greatest']:.4g}")]
+                   [Table("sampler_measures", "Numbers of the samplers", columns, rows)], [])
 
 
 def _interval(row: dict) -> str:

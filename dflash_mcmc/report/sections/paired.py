@@ -10,6 +10,7 @@ import numpy as np
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import (
+    P_VALUES,
     Column,
     Drawing,
     Section,
@@ -75,10 +76,7 @@ def section(study: Study) -> Section | None:
     others = [entry for entry in study.entries if entry is not base]
     if not others:
         return None
-    rows = [_row(entry, base) for entry in others]
-    for row, adjusted in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        if adjusted is not None:
-            row["p_holm"], row["verdict"] = adjusted, VERDICTS[verdict(row["difference"], adjusted)]
+    rows = adjusted([_row(entry, base) for entry in others])
     title = f"Difference to {study.baseline.label}"
     names = {entry.shown for entry in study.drawn}
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
@@ -87,6 +85,19 @@ def section(study: Study) -> Section | None:
                    [Table("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
                    [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
                             lambda: _figure(title, shown))])
+
+
+def better_or_worse(row: dict, p: float) -> str:
+    """The verdict on a row with a `difference`, from its adjusted p-value."""
+    return VERDICTS[verdict(row["difference"], p)]
+
+
+def adjusted(rows: list[dict], word: Callable[[dict, float], str] = better_or_worse) -> list[dict]:
+    """The rows with `p_holm`, their `p_value` adjusted for all of them, and `verdict`: `word(row, p_holm)`."""
+    for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        if p is not None:
+            row["p_holm"], row["verdict"] = p, word(row, p)
+    return rows
 
 
 def _too_few_problems(rows: list[dict]) -> str:
@@ -131,7 +142,7 @@ def _or_none(needed: Callable[..., int], difference: float, varies: float, level
 def _columns() -> list[Column]:
     return [
         named("run", "run"), counted("problems", "problems"), differing("difference (points)", "difference"),
-        Column("p", lambda row: probability(row["p_value"])), Column("p (Holm)", lambda row: probability(row["p_holm"])),
+        *P_VALUES,
         named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
         counted("only baseline correct", "only_baseline"), counted("none correct", "neither"), named("test", "test"),
         counted("problems to detect 3 points", "problems_for_3_points"),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.labels import followed
-from dflash_mcmc.report.parts import Column, Drawing, Section, Table, accurate, counted, named, paragraphs, shared
+from dflash_mcmc.report.parts import Drawing, Section, Table, accurate, counted, named, numbered, paragraphs, shared
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -127,7 +127,7 @@ def _table(swept: _Swept, name: str) -> Table:
                      "token_forwards": sum(record["token_forwards"] for record in records) / len(records)})
     columns = [*(named(axis, axis) for axis in swept.over), shared("accuracy", "accuracy"), counted("samples", "n"),
                counted("runs", "runs"), shared("MH accept", "acceptance"),
-               Column("token-forwards per sample", lambda row: f"{row['token_forwards']:,.0f}"), named("state", "state")]
+               numbered("token-forwards per sample", "token_forwards", ",.0f"), named("state", "state")]
     return Table(name, f"{swept.title}, over {' and '.join(swept.over)}", columns, rows)
 
 

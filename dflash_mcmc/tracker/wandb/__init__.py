@@ -19,8 +19,8 @@ from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.problems import PROBLEMS, read_problems
-from dflash_mcmc.tracker import RunInfo, Tracker
+from dflash_mcmc.store.described import PROBLEMS, read_problems
+from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     import wandb
@@ -90,7 +90,7 @@ class WandbTracker(Tracker):
         )
 
 
-class WandbRun:
+class WandbRun(TrackedRun):
     """An open W&B run.
 
     SLURM ends a job with a SIGTERM to each of its processes. W&B's own process, which writes and sends the data, dies at once.

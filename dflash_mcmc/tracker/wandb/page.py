@@ -140,7 +140,7 @@ def _line(error: Exception) -> str:
     return reason_of(error, 200)
 
 
-SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature")
+SWEPT = ("sampler.alpha", "blend.beta", "sampler.num_steps", "sampler.proposal_temperature", "sampler.temperature")
 """Configuration fields whose sweeps the page shows by default."""
 COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "num_samples", "acceptance", "acceptance_low", "acceptance_high",
            "moved_rate", "mean_token_forwards", "mean_share_seconds")
@@ -199,7 +199,8 @@ def sections(chart: str | None, swept: Sequence[str], tables: Collection[str], f
         "Acceptance": _acceptance(),
         "Cost": _cost(),
         "Report": [*_media([key for key in figures if key == "report/page"]),
-                   *_tables(sorted((key for key in tables if key.startswith("report/")), key=_by_weight)),
+                   *_tables(sorted((key for key in tables if key.startswith("report/")),
+                               key=lambda key: (key != "report/overall", key != "report/paired", key))),
                    *_media(sorted(key for key in figures if key.startswith("report/") and key != "report/page"))],
         "Samples": _tables([key for key in tables if key == "samples"]),
         "Probes": [*_tables(sorted(key for key in tables if key.startswith("tables/"))),
@@ -271,10 +272,6 @@ def _tables(keys: Sequence[str]) -> list[PanelTypes]:
     import wandb_workspaces.reports.v2 as wr
 
     return [wr.WeavePanelSummaryTable(table_name=key) for key in keys]
-
-
-def _by_weight(key: str) -> tuple[bool, bool, str]:
-    return key != "report/overall", key != "report/paired", key
 
 
 def _media(keys: Sequence[str]) -> list[PanelTypes]:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dflash_mcmc.dataset.inputs import rows
+from dflash_mcmc.dataset.inputs import sources
 from tests.refusals import refused
 
 PINNED = "0123456789abcdef0123456789abcdef01234567"
@@ -19,31 +19,31 @@ def test_values_are_read_unchanged(tmp_path):
     file = tmp_path / "rows.jsonl"
     written = [{"a": "2024-01-02", "b": 2, "c": ["x", 1]}, {"a": "2024-01-03", "b": None, "c": {"d": 0.5}}]
     file.write_text("\ufeff" + json.dumps(written[0]) + "\r\n\n  \n" + json.dumps(written[1]), encoding="utf-8")
-    assert rows.of_file(str(file), ("a", "b")) == written
+    assert sources.of_file(str(file), ("a", "b")) == written
 
 
 def test_a_line_separator_inside_a_text_ends_no_line(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"a": "x\u2028y\x85z"}, ensure_ascii=False), encoding="utf-8")
-    assert rows.of_file(str(file), ("a",)) == [{"a": "x\u2028y\x85z"}]
+    assert sources.of_file(str(file), ("a",)) == [{"a": "x\u2028y\x85z"}]
 
 
 def test_gzipped_files_are_read(tmp_path):
     file = tmp_path / "rows.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"a": "x"}\n'))
-    assert rows.of_file(str(file), ("a",)) == [{"a": "x"}]
+    assert sources.of_file(str(file), ("a",)) == [{"a": "x"}]
     (tmp_path / "no.jsonl.gz").write_bytes(b'{"a": "x"}\n')
     with refused("dataset.path: cannot read", "no.jsonl.gz"):
-        rows.of_file(str(tmp_path / "no.jsonl.gz"), ("a",))
+        sources.of_file(str(tmp_path / "no.jsonl.gz"), ("a",))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": "x"}\n' * 99)[:-9])
     with refused("dataset.path: cannot read", "cut.jsonl.gz"):
-        rows.of_file(str(tmp_path / "cut.jsonl.gz"), ("a",))
+        sources.of_file(str(tmp_path / "cut.jsonl.gz"), ("a",))
 
 
 def test_the_home_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"a": 1}')
-    assert rows.of_file("~/rows.jsonl", ("a",)) == [{"a": 1}]
+    assert sources.of_file("~/rows.jsonl", ("a",)) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -63,20 +63,20 @@ def test_bad_files_are_errors_of_one_line(tmp_path, content, message):
     if content is not None:
         file.write_bytes(content)
     with refused("dataset.path: ", str(file), message):
-        rows.of_file(str(file), ("a",))
+        sources.of_file(str(file), ("a",))
 
 
 def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
     with refused("a JSON Lines file that exists"):
-        rows.of_file(str(tmp_path), ())
+        sources.of_file(str(tmp_path), ())
     with refused("dataset.path: given None"):
-        rows.of_file(None, ())
+        sources.of_file(None, ())
 
 
 @pytest.fixture
 def hub_of(monkeypatch):
     """A function that replaces the hub by rows or by an error. It returns the list of calls."""
-    rows._downloaded.cache_clear()
+    sources._downloaded.cache_clear()
     calls = []
 
     def put(answer):
@@ -90,14 +90,14 @@ def hub_of(monkeypatch):
         return calls
 
     yield put
-    rows._downloaded.cache_clear()
+    sources._downloaded.cache_clear()
 
 
 def test_rows_of_a_commit_are_loaded_once(hub_of):
     calls = hub_of([{"a": "x"}, {"a": "y"}])
-    first = rows.of_hub(rows.Hub("some/rows", "main", "train"), PINNED, ("a",))
+    first = sources.of_hub(sources.Hub("some/rows", "main", "train"), PINNED, ("a",))
     first[0]["a"] = "changed"
-    assert rows.of_hub(rows.Hub("some/rows", "main", "train"), PINNED, ("a",)) == [{"a": "x"}, {"a": "y"}]
+    assert sources.of_hub(sources.Hub("some/rows", "main", "train"), PINNED, ("a",)) == [{"a": "x"}, {"a": "y"}]
     assert calls == [(("some/rows", "main"), {"revision": PINNED, "split": "train"})]
 
 
@@ -105,16 +105,16 @@ def test_errors_of_the_hub_have_one_line(hub_of, monkeypatch):
     hub_of(ValueError("no such\n  commit"))
     monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: True)
     with refused(f"dataset.revision: cannot load some/rows@{PINNED}: ValueError: no such commit"):
-        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+        sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
     monkeypatch.setattr("dflash_mcmc.process.hub.reachable", lambda: False)
     with refused("some/rows is not in the cache", "cannot be reached"):
-        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+        sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
 
 
 def test_a_missing_field_in_rows_of_the_hub_is_an_error_of_one_line(hub_of):
     hub_of([{"b": "x"}])
     with refused("row 0 lacks the field 'a'; it has: b"):
-        rows.of_hub(rows.Hub("some/rows"), PINNED, ("a",))
+        sources.of_hub(sources.Hub("some/rows"), PINNED, ("a",))
 
 
 BENCHMARKS = {"math500": ("HuggingFaceH4/MATH-500", None, "test"), "gsm8k": ("openai/gsm8k", "main", "test"),

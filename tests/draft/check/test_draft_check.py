@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash_mcmc.draft.check import check as checking
-from dflash_mcmc.draft.check import forced, report, walks
+from dflash_mcmc.draft.check import forced, report
 from dflash_mcmc.draft.check.check import Checked, Difference, Ratio, Row, Trial, check
 from dflash_mcmc.draft.check.forced import alternatives
 from dflash_mcmc.drafts import configured, main
@@ -79,7 +79,7 @@ def answers(tmp_path_factory):
     """The embedded target, and its greedy answers with the blocks of the healthy draft."""
     config = composed(tmp_path_factory.mktemp("healthy"), *BASE, "draft=tiny")
     model = config.model.load("cpu")
-    return model, walks.draw(config, model, config.draft.load(model), walks.prompts_of(config, model), 0.0,
+    return model, forced.draw(config, model, config.draft.load(model), forced.prompts_of(config, model), 0.0,
                                  "healthy"), config
 
 

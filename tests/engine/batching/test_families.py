@@ -14,11 +14,11 @@ import transformers
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching import attention, experts
+from dflash_mcmc.engine.batching import attention, language_model
+from dflash_mcmc.engine.batching.attention import FULL, Masks, Reach
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.masks import FULL, Masks, Reach
 from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import sequences
@@ -187,7 +187,7 @@ def test_the_numbers_of_a_mixture_of_experts_do_not_depend_on_the_batch(family):
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     alone = drawn(parts, temperature(), slots=1, count=9)
     assert_near(drawn(parts, temperature(), slots=9, count=9), alone, tolerance)
-    assert parts.config._experts_implementation != experts.NAME, "the model is left as it was"
+    assert parts.config._experts_implementation != language_model.NAME, "the model is left as it was"
     assert parts.uncaptured == "the model is a mixture of experts"
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.draws import start_of
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.operations import start_of
 from dflash_mcmc.engine.batching.rows import Rows
-from dflash_mcmc.engine.speculative.commit import below_floor
+from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching import graphs
+from dflash_mcmc.engine.batching import batched
+from dflash_mcmc.engine.batching.decode_loop import PlainSteps
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plain_steps import PlainSteps
 from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -26,21 +26,21 @@ ENDINGS = Endings([1], None, torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def first_note():
-    graphs._note.cache_clear()
+    batched._note.cache_clear()
     yield
-    graphs._note.cache_clear()
+    batched._note.cache_clear()
 
 
 def test_a_reason_against_graphs_is_noted_once(capsys):
     steps = PlainSteps(Runner())
     for _ in range(2):
-        assert graphs.graphed(steps, "the model has recurrent layers", ENDINGS) is steps
+        assert batched.graphed(steps, "the model has recurrent layers", ENDINGS) is steps
     noted = capsys.readouterr().err.splitlines()
     assert noted == ["hardware.cuda_graphs: decode steps run without CUDA graphs, because the model has recurrent layers"]
 
 
 def test_steps_are_captured_without_a_reason_against_it(capsys):
-    assert isinstance(graphs.graphed(PlainSteps(Runner()), None, ENDINGS), graphs.GraphedSteps)
+    assert isinstance(batched.graphed(PlainSteps(Runner()), None, ENDINGS), batched.GraphedSteps)
     assert not capsys.readouterr().err
 
 
@@ -54,8 +54,8 @@ def test_steps_are_captured_again_after_new_stop_strings(monkeypatch):
 
     texts = TokenTexts((b"a", b"b"), None, {})
     endings = Endings([1], None, torch.device("cpu"), lambda stop: StopStrings(stop, texts))
-    steps = graphs.GraphedSteps(PlainSteps(Runner()), endings)
-    monkeypatch.setattr(graphs.GraphedSteps, "_capture", lambda *arguments: captured.append(0) or Graph())
+    steps = batched.GraphedSteps(PlainSteps(Runner()), endings)
+    monkeypatch.setattr(batched.GraphedSteps, "_capture", lambda *arguments: captured.append(0) or Graph())
     draw, state = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0)), Rows(1, 4, 2, torch.device("cpu"))
     for stop in ((), ("ab",), ("ab",), ("b",)):
         endings.begin(draw._replace(stop=stop), np.array([], np.int64))

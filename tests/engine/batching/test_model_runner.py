@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching import graphs
+from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -162,14 +162,14 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
 
     from contextlib import nullcontext
 
-    monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(graphs.torch.cuda, "graph", Capturing)
-    monkeypatch.setattr(graphs.torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(graphs.torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(batched.torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(batched.torch.cuda, "graph", Capturing)
+    monkeypatch.setattr(batched.torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(batched.torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(batched.torch.cuda, "stream", lambda stream: nullcontext())
     plain = stepped(monkeypatch, lambda stepper: stepper, NoBlend(), (SamplingParams(),))
     endings = Endings((3,), None, torch.device("cpu"))
-    graphed = stepped(monkeypatch, lambda stepper: graphs.GraphedSteps(Recorded(stepper), endings), NoBlend(),
+    graphed = stepped(monkeypatch, lambda stepper: batched.GraphedSteps(Recorded(stepper), endings), NoBlend(),
                       (SamplingParams(),))
     for tag, path in plain.items():
         assert path.tokens.tolist() == graphed[tag].tokens.tolist()

@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.engine.batching.rows import Rows, Start, Status
 from dflash_mcmc.engine.batching.stop_strings import FOUND, Endings, StopStrings, TokenTexts
-from dflash_mcmc.engine.speculative.commit import Proposal, commit
+from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory

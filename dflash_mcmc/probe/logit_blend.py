@@ -31,20 +31,25 @@ from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import register
+from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT
 from dflash_mcmc.runner import cost
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.store.bounds import AsList, Count, Long, Range
+from dflash_mcmc.store.schema import AsList, Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Source, Standing
+
 
 Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
 """The sums named in `SUMS`, in this order."""
@@ -149,14 +154,12 @@ class LogitBlend(ProblemProbe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
-        from dflash_mcmc.probe.logit_blend import figures
-
         if not summary.tables["grid"]:
             return {}
         hard, title = summary.tables["hard"], f"Tokens with p < {self.hard_below:g}"
-        drawn = {"fig_logit_blend_gain": figures.gains({title: hard, "All tokens": summary.tables["grid"]})}
+        drawn = {"fig_logit_blend_gain": gains({title: hard, "All tokens": summary.tables["grid"]})}
         if summary.values["num_hard"]:
-            drawn["fig_logit_blend_wins"] = figures.wins(hard, title)
+            drawn["fig_logit_blend_wins"] = wins(hard, title)
         return drawn
 
 
@@ -174,7 +177,6 @@ log p of the target flattened by the same beta; `wins_over_flattened` counts the
 
 class Settings(NamedTuple):
     """Decoder layers to blend, the norm applied to them (`none` or `final`), the betas, and the limit for hard tokens."""
-
     layers: Sequence[int]
     norm: str
     betas: Sequence[float]
@@ -315,7 +317,6 @@ HARD = Table("hard", (  # The published claim is about hard tokens. These rows h
 
 class Result(NamedTuple):
     """All records, and the rows of the table `hard`."""
-
     records: list[dict]
     hard: list[dict]
 
@@ -361,3 +362,90 @@ def summary(records: list[dict], betas: Sequence[float]) -> Summary:
     blended = Blended([record for record in records if "skipped" not in record], betas)
     tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy")}
     return Summary(VALUES.row(Result(records, tables["hard"])), tables, {})
+
+
+_COLOURS = (RIGHT, GREEN, PURPLE)
+"""Colours of the layers."""
+_LINEAR = 0.01
+"""End of the linear part of the colour scale, in nats. The rest is logarithmic, because raw layers lose tens of nats."""
+
+
+def gains(tables: dict[str, list[dict]]) -> Figure:
+    """Mean gain of each source (rows) and beta (columns), one panel per table, with the values in the cells."""
+    from matplotlib.colors import SymLogNorm
+    from matplotlib.figure import Figure
+
+    tables = {title: rows for title, rows in tables.items() if any(row["gain"] is not None for row in rows)}
+    largest = max(abs(row["gain"]) for rows in tables.values() for row in rows if row["gain"] is not None)
+    scale = SymLogNorm(_LINEAR, vmin=-max(largest, _LINEAR), vmax=max(largest, _LINEAR))
+    sources = list(dict.fromkeys(map(_name, next(iter(tables.values())))))
+    betas = list(dict.fromkeys(row["beta"] for row in next(iter(tables.values()))))
+    width, height = 1.4 + (0.7 * len(betas) + 0.5) * len(tables), 1.3 + 0.26 * len(sources)
+    figure = Figure(figsize=(max(width, 7.0), max(height, 3.2)), layout="constrained")
+    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    for axes, (title, rows) in zip(panels, tables.items(), strict=True):
+        image = _draw_gains(axes, rows, sources, betas, scale)
+        axes.set(title=f"{title} (n = {max(row['n'] for row in rows):,})", xlabel="beta")
+    panels[0].set_yticks(range(len(sources)), sources)
+    figure.colorbar(image, ax=panels, label="mean gain in log p (nats)", format="{x:g}")
+    return figure
+
+
+def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
+    """Shares of tokens that a blend wins, over beta.
+
+    A blend wins a token if it raises the token's log p (left panel) or improves its rank (right panel). The right panel shows
+    the share won minus the share lost. There are lines for the draft, the flattened target and `most` layers. These layers
+    have the largest shares won by log p at any beta. This selection makes them look better than they would on other tokens.
+    """
+    from matplotlib.figure import Figure
+
+    by_source: dict[str, list[dict]] = {}
+    for row in rows:
+        by_source.setdefault(_name(row), []).append(row)
+    layers = [name for name, of in by_source.items() if of[0]["source"] == "layer"]
+    layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:most]
+    drawn = {name: (colour, marker) for name, colour, marker in zip(layers, _COLOURS, "osD", strict=False)}
+    drawn.update({"draft": (ORANGE, "^"), "flattened": (INK, "x")})
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):
+        for number, (name, (colour, marker)) in enumerate(drawn.items()):
+            if name in by_source and by_source[name][0][column] is not None:
+                label = f"{name} (n = {by_source[name][0]['n']:,})" if name == "draft" else name
+                _draw_line(axes, by_source[name], column, label, colour, marker, number - 2)
+        axes.axhline(0.0, color=OTHER, linewidth=0.8)
+        betas = [row["beta"] for row in by_source["flattened"]]
+        axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+        axes.set_xlabel("beta")
+    n = by_source["flattened"][0]["n"]
+    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {n:,})", ylabel="share of tokens won")
+    right.set(title="By rank", ylabel="share won minus share lost")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(drawn))
+    return figure
+
+
+def _name(row: dict) -> str:
+    return row["source"] if row["layer"] is None else f"layer {row['layer']}"
+
+
+def _draw_gains(axes: Axes, rows: list[dict], sources: list[str], betas: list[float], scale: Normalize) -> AxesImage:
+    values = {(_name(row), row["beta"]): np.nan if row["gain"] is None else row["gain"] for row in rows}
+    grid = np.array([[values[source, beta] for beta in betas] for source in sources])
+    image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
+    for y, x in np.ndindex(*grid.shape):
+        if not np.isnan(grid[y, x]):
+            strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
+            axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5, color="white" if strong else "black")
+    axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+    axes.grid(visible=False)
+    return image
+
+
+def _draw_line(axes: Axes, rows: list[dict], column: str, label: str, colour: str, marker: str, aside: int) -> None:
+    values = np.array([row[column] for row in rows])
+    reach = None
+    if rows[0][f"{column}_low"] is not None:
+        reach = np.abs([values - [row[f"{column}_low"] for row in rows], [row[f"{column}_high"] for row in rows] - values])
+    axes.errorbar(np.arange(len(rows)) + 0.05 * aside, values, reach, color=colour, marker=marker, markersize=4.5,
+                  linewidth=1.2, elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)

