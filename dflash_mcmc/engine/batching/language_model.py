@@ -333,11 +333,11 @@ class LanguageModel:
         return text if self.stop_strings is None else self.stop_strings.cut(text)
 
     def _pack(self) -> None:
-        """Packs the linear layers, and fuses the norms that keep their bits."""
-        if packed_linear.pack(self.decoder):
-            with torch.inference_mode():
-                for module, norm in fused_norms.fused(self.decoder).items():
-                    module.forward = norm
+        """Packs the linear layers unless they are small, and fuses the norms that keep their bits."""
+        packed_linear.pack(self.decoder)
+        with torch.inference_mode():
+            for module, norm in fused_norms.fused(self.decoder).items():
+                module.forward = norm
 
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):

@@ -2,14 +2,16 @@
 
 A packed product is faster than one that packs its weights at each call (notebook, "Packed products"), and the bits of a row do
 not depend on the number of rows, from two on. One row is therefore multiplied as two. `keeps_bits` checks this on the machine
-that it runs on, with the weights that are multiplied. Where it is not so, weights stay as they are, and steps have rows of
-`ladder.py`.
+that it runs on, with the weights that are multiplied. Where it is not so, and in networks of small layers, where a call of oneDNN
+costs more than it saves, weights stay as they are, and steps have rows of `ladder.py`.
 """
 
 from __future__ import annotations
 
 import torch
 
+_SMALL = 2**16
+"""Weights of a layer up to which PyTorch's own product of 8 rows is as fast (notebook, "Packed products")."""
 _COUNTS = (1, 2, 3, 8, 9)
 _MOST = 40
 """Numbers of rows that are compared: `_COUNTS` with the first rows of `_MOST`."""
@@ -43,13 +45,13 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """
     if rows.numel() != rows.shape[-1]:
         return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    pair = rows.reshape(1, -1).repeat(2, 1)
+    pair = rows.reshape(1, -1).expand(2, -1)
     return torch.ops.mkldnn._linear_pointwise(pair, weight, bias, "none", [], "")[0].view(*rows.shape[:-1], -1)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor | None:
-    """The packed copy of weights (outputs, inputs); None where a product of them would not keep the bits of a row."""
-    if not _is_packable(weight):
+    """The packed copy of weights (outputs, inputs); None where they are small or a product would not keep the bits of a row."""
+    if weight.numel() <= _SMALL or not _is_packable(weight):
         return None
     found = _reordered(weight)
     return found if keeps_bits(found) else None
@@ -59,12 +61,15 @@ def packed(weight: torch.Tensor) -> torch.Tensor | None:
 def pack(network: torch.nn.Module) -> bool:
     """Packs all linear layers of a network, in place. Returns whether it has: all layers are packed, or none.
 
+    Layers that are small on average are not packed.
     A layer with one output stays: its product is one with a vector.
     """
     places = [(parent, name, layer) for parent in network.modules() for name, layer in parent._modules.items()
               if type(layer) is torch.nn.Linear and layer.out_features > 1]
     alike = {(layer.weight.shape, layer.weight.dtype): layer for _, _, layer in places}
-    if not places or not all(packed(layer.weight) is not None for layer in alike.values()):
+    if sum(layer.weight.numel() for _, _, layer in places) <= _SMALL * len(places):
+        return False
+    if not all(_is_packable(layer.weight) and keeps_bits(_reordered(layer.weight)) for layer in alike.values()):
         return False
     made: dict[int, PackedLinear] = {}  # a layer with several places is packed once
     for parent, name, layer in places:

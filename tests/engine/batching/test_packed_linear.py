@@ -16,7 +16,7 @@ from dflash_mcmc.engine.batching.step_bits import EngineSteps
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
-from tests.targets import random_model
+from tests.targets import random_model, small_layers_packed
 
 WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
             head_dim=16)
@@ -26,6 +26,12 @@ PRECISIONS = [torch.float32, torch.bfloat16]
 
 def wide(family: str = "qwen3", packs: bool = True, **changes) -> LanguageModel:
     return LanguageModel(random_model(family, **{**WIDE, **changes}), stop_ids=(3, 7), packs=packs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_layers():
+    with small_layers_packed():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def test_families_have_the_bits_of_padded_steps(family, random_weights, monkeypa
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
+def test_a_step_has_an_even_number_of_rows_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
     fed, forward = [], ModelRunner.forward
     dtype = getattr(torch, precision)
     model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
@@ -84,7 +90,7 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
         monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
         fed.clear()
         records(model, [np.arange(5, 17)], temperature(), 1, 1)
-        assert {rows for rows, queries in fed if queries == 1} == {1 if allowed else 8}
+        assert {rows for rows, queries in fed if queries == 1} == {2 if allowed else 8}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -165,6 +171,17 @@ def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights)
 def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weights):
     """A vectorised function computes the rest by other instructions."""
     assert not step_bits.free_rows(wide(**changes), EngineSteps(), step_bits.ATTENTION)
+
+
+def test_networks_of_small_layers_are_not_packed(monkeypatch, random_weights):
+    """The mean size decides: a call costs the same for each layer.."""
+    networks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 192)) for _ in range(2)]
+    monkeypatch.setattr(packed_linear, "_SMALL", 128 * 64)
+    assert not packed_linear.pack(networks[0])
+    assert packed_linear.packed(torch.eye(64)) is None
+    monkeypatch.setattr(packed_linear, "_SMALL", 128 * 64 - 1)
+    packed(torch.zeros(129, 64))
+    assert packed_linear.pack(networks[1])
 
 
 def test_a_model_of_the_user_keeps_its_layers(random_weights):

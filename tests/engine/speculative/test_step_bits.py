@@ -21,11 +21,18 @@ from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import match, reject
+from tests.targets import small_layers_packed
 
 HORIZON = 20
 SAMPLERS = {"greedy": Greedy(alpha=1.0), "temperature": temperature(), "power_mh": power_mh(),
             "penalised": temperature(temperature=0.7, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3)}
 DECODERS = {"match": match(), "match_drawn": match(0.7), "reject": reject(), "reject_block": reject(verification="block")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_layers():
+    with small_layers_packed():
+        yield
 
 
 @pytest.fixture(scope="module")
