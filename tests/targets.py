@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -91,26 +90,6 @@ class RememberingReference(ReferenceEngine):
             for logits in self._known[key].values():
                 logits.flags.writeable = False
         return self._known[key]
-
-
-@contextmanager
-def small_layers_packed() -> Iterator[None]:
-    """A context in which small layers are packed too, and that leaves no loaded model behind."""
-    from dflash_mcmc import draft
-    from dflash_mcmc.engine.batching import packed_linear
-    from dflash_mcmc.model import hf
-
-    loaded, size = (hf._load, draft._network), packed_linear._SMALL
-    packed_linear._SMALL = 0
-    try:
-        for load in loaded:
-            load.cache_clear()
-        yield
-    finally:
-        packed_linear._SMALL = size
-        for load in loaded:
-            load.cache_clear()
-
 
 
 @cache

@@ -144,7 +144,7 @@ class CheckpointDraft(Draft):
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
 
         Args:
-            packs: whether its linear layers are packed on a CPU (`packed_linear.py`). It then has no gradients.
+            packs: whether its linear layers are replaced on a CPU (`row_linear.py`). It then has no gradients.
         """
         from dflash_mcmc.draft.network.checkpoint import check_copies, check_pair
 
@@ -170,11 +170,11 @@ def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) 
     import torch
 
     from dflash_mcmc.draft.network import checkpoint
-    from dflash_mcmc.engine.batching import packed_linear
+    from dflash_mcmc.engine.batching import row_linear
 
     network = checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
     if packs:
-        packed_linear.pack(network)
+        row_linear.replace_layers(network)
     return network
 
 

@@ -18,7 +18,7 @@ import torch
 
 from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching.packed_linear import PackedLinear
+from dflash_mcmc.engine.batching.row_linear import RowLinear
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.model.files import precision_name
@@ -178,7 +178,7 @@ def with_shape(network: DFlash, **changes: object) -> DFlash:
         changed = type(network)(dataclasses.replace(network.shape, **changes))  # type: ignore[arg-type]
     changed.load_state_dict(network.state_dict(), assign=True)
     for name, module in network.named_modules():
-        if isinstance(module, PackedLinear):  # its weights are in an order that no other layer reads
+        if isinstance(module, RowLinear):  # no other layer reads packed weights
             parent, _, own = name.rpartition(".")
             setattr(changed.get_submodule(parent), own, module)
     return changed.eval().requires_grad_(False)

@@ -151,8 +151,8 @@ class BatchedEngine:
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         companion = proposer.companion if proposer else None
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation):  # each packed layer would multiply one row as two
-            ladder = ladder._replace(row_step=1 if proposer else 2)
+        if step_bits.free_rows(model, made, implementation):
+            ladder = ladder._replace(row_step=1)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if companion else None, grid)

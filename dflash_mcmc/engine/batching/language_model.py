@@ -19,7 +19,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, delta_net, fused_norms, packed_linear
+from dflash_mcmc.engine.batching import attention, delta_net, fused_norms, row_linear
 from dflash_mcmc.engine.batching.attention import unmasked_types
 from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
@@ -174,8 +174,8 @@ class LanguageModel:
 
     Args:
         head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
-        packs: whether the decoder's linear layers may be replaced by packed ones (`packed_linear.py`), and norms by fused
-            ones, in the model itself. It then has no gradients.
+        packs: whether the decoder's linear layers may be replaced (`row_linear.py`), and norms be fused, in the model itself.
+            It then has no gradients.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
@@ -268,9 +268,9 @@ class LanguageModel:
         return self._float32_head.forbidden
 
     @property
-    def packs_head(self) -> bool:
-        """Whether the head's product is packed."""
-        return self._float32_head.packed is not None
+    def head_keeps_bits(self) -> bool:
+        """Whether the bits of a row of logits do not depend on the number of rows, by `row_linear.py`."""
+        return self._float32_head.prepared is not None
 
     def forbid(self, tokens: Sequence[int]) -> None:
         """Sets the logits of tokens to -inf."""
@@ -333,8 +333,8 @@ class LanguageModel:
         return text if self.stop_strings is None else self.stop_strings.cut(text)
 
     def _pack(self) -> None:
-        """Packs the linear layers unless they are small, and fuses the norms that keep their bits."""
-        packed_linear.pack(self.decoder)
+        """Replaces the linear layers, and fuses the norms that keep their bits."""
+        row_linear.replace_layers(self.decoder)
         with torch.inference_mode():
             for module, norm in fused_norms.fused(self.decoder).items():
                 module.forward = norm

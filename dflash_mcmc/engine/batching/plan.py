@@ -27,6 +27,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.paged_cache import NUM_RESERVED, PAGE_SIZE, PagedCache, PagedMemory
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows
+from dflash_mcmc.engine.batching.row_linear import is_small
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import ranks
@@ -76,8 +77,10 @@ class TargetShape(NamedTuple):
         """Bytes of the weights and of the float32 copy of the head (`Float32Head`); None if not known."""
         if self.num_parameters is None:
             return None
-        copied = keeps_copy(self.head_copy, self.device) and (self.device.type == "cpu" or self.dtype != torch.float32)
-        return self.num_parameters * self.dtype.itemsize + (4 * self.vocab_size * self.config.hidden_size if copied else 0)
+        size = self.vocab_size * self.config.hidden_size
+        packed = self.device.type == "cpu" and not is_small(size)
+        copied = keeps_copy(self.head_copy, self.device) and (packed or self.dtype != torch.float32)
+        return self.num_parameters * self.dtype.itemsize + (4 * size if copied else 0)
 
 
 class DraftSize(NamedTuple):

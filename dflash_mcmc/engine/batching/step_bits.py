@@ -1,6 +1,6 @@
 """Rows of a decode step on a CPU: as many as chains, or multiples of eight.
 
-The numbers of a row must not depend on the rest of the batch. Packed products (`packed_linear.py`) have the same bits for any
+The numbers of a row must not depend on the rest of the batch. The products of `row_linear.py` have the same bits for any
 number of rows. Whether attention, norms, draws and rules have too is compared on the machine that it runs on, in less than a
 second: a step of 1 and of 8 slots with one of 9, bit by bit, with random and fixed inputs. A step is what an engine does: the
 proposal of the draft, the forward over the tokens of each slot, their logits, and the rule. If anything differs, steps are
@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.packed_linear import PackedLinear, is_packed
+from dflash_mcmc.engine.batching.row_linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter
 from dflash_mcmc.engine.speculative.speculation import Block, Rule, Uniforms
 from dflash_mcmc.rng import Key
@@ -80,12 +80,12 @@ def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> 
 
 
 def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
-    """Whether steps are compared: all products are packed, and have usual widths. A draft that learns is not packed."""
+    """Whether steps are compared: all layers are replaced, and have usual widths. A draft that learns keeps its layers."""
     network = EngineSteps(drafter).network
     networks = [model.decoder] if network is None else [model.decoder, network]
-    return (model.packs_head and all(map(is_packed, networks))
+    return (model.head_keeps_bits and all(map(has_row_layers, networks))
             and not any(size % _WIDTH_STEP for each in networks for layer in each.modules()
-                        if isinstance(layer, PackedLinear) for size in layer.weight.shape))
+                        if isinstance(layer, RowLinear) for size in layer.weight.shape))
 
 
 def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:

@@ -26,7 +26,7 @@ def test_log_p_hardly_depends_on_the_copy(linear):
     exact = (hidden.double() @ linear.weight.double().T + bias).log_softmax(dim=-1)
     for copied in (True, False, None):
         head = Float32Head(linear, copied)
-        held = head.weight if head.packed is None else head.packed
+        held = head.weight if head.prepared is None else head.prepared
         assert held.dtype == (torch.bfloat16 if copied is False else torch.float32)
         log_p = head.logits(hidden).double().log_softmax(dim=-1)
         assert log_p.shape == (5, 2, 20_000)

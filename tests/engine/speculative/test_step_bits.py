@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.batching import packed_linear, step_bits
+from dflash_mcmc.engine.batching import row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
@@ -21,18 +21,11 @@ from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_speculator import match, reject
-from tests.targets import small_layers_packed
 
 HORIZON = 20
 SAMPLERS = {"greedy": Greedy(alpha=1.0), "temperature": temperature(), "power_mh": power_mh(),
             "penalised": temperature(temperature=0.7, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.3)}
 DECODERS = {"match": match(), "match_drawn": match(0.7), "reject": reject(), "reject_block": reject(verification="block")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_layers():
-    with small_layers_packed():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +181,9 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
     assert max(kept) > 0
 
 
-def test_a_draft_that_learns_is_not_packed_and_has_eights(embedded):
+def test_a_draft_that_learns_keeps_its_layers_and_has_eights(embedded):
     learning = component("draft", "tiny", adapt="online").load(embedded.model)
-    packed = packed_linear.is_packed(embedded.model.decoder)
-    assert step_bits.fits(embedded.model, draft(embedded.model, "dflash", 3)) == packed
+    replaced = row_linear.has_row_layers(embedded.model.decoder)
+    assert step_bits.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
     assert not step_bits.fits(embedded.model, learning)
     assert not step_bits.free_rows(embedded.model, step_bits.EngineSteps(learning, rules.match), step_bits.ATTENTION)

@@ -1,4 +1,4 @@
-"""Packed products, and steps with as many rows as chains, where a comparison on this machine allows both."""
+"""Products that keep the bits of a row, and steps with as many rows as chains, where this machine allows both."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from dflash_mcmc.engine.batching import float32_head, fused_norms, packed_linear, step_bits
+from dflash_mcmc.engine.batching import float32_head, fused_norms, row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.packed_linear import PackedLinear
+from dflash_mcmc.engine.batching.row_linear import RowLinear
 from dflash_mcmc.engine.batching.step_bits import EngineSteps
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
 from tests.engine.batching.test_batched import power_mh, temperature
-from tests.targets import random_model, small_layers_packed
+from tests.targets import random_model
 
 WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
             head_dim=16)
 """Widths for which steps are compared; the models of `targets.py` have others."""
 PRECISIONS = [torch.float32, torch.bfloat16]
+PRODUCTS = pytest.mark.parametrize("small", [2**30, 0], ids=["plain", "packed"])
+"""Float32 layers of at most so many weights have PyTorch's own product."""
 
 
 def wide(family: str = "qwen3", packs: bool = True, **changes) -> LanguageModel:
     return LanguageModel(random_model(family, **{**WIDE, **changes}), stop_ids=(3, 7), packs=packs)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_layers():
-    with small_layers_packed():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +35,10 @@ def embedded():
     return subject_of("tiny", 24)
 
 
-def packed(weight: torch.Tensor) -> torch.Tensor:
-    found = packed_linear.packed(weight)
+def prepared(weight: torch.Tensor) -> torch.Tensor:
+    found = row_linear.prepared(weight)
     if found is None:
-        pytest.skip("this processor has no packed products of this precision that keep bits: weights stay as they are")
+        pytest.skip("this processor has no product of this precision that keeps bits: layers stay as they are")
     return found
 
 
@@ -65,8 +61,10 @@ def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampl
     assert found == [padded] * 3
 
 
+@PRODUCTS
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_families_have_the_bits_of_padded_steps(family, random_weights, monkeypatch):
+def test_families_have_the_bits_of_padded_steps(family, small, random_weights, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
     model, prompts = wide(family), [np.arange(5, 17), np.arange(8, 30)]
     found = records(model, prompts, temperature(), 2, 4)[0]
     monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
@@ -74,12 +72,12 @@ def test_families_have_the_bits_of_padded_steps(family, random_weights, monkeypa
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_step_has_an_even_number_of_rows_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
+def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
     fed, forward = [], ModelRunner.forward
     dtype = getattr(torch, precision)
     model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
     free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
-    assert free or not packed_linear.is_packed(model.decoder) or precision == "bfloat16"
+    assert free or not row_linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
     def counted(self, cache, rows, tokens, *rest):
         fed.append(tokens.shape)
@@ -90,71 +88,80 @@ def test_a_step_has_an_even_number_of_rows_where_the_bits_allow_it(embedded, pre
         monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
         fed.clear()
         records(model, [np.arange(5, 17)], temperature(), 1, 1)
-        assert {rows for rows, queries in fed if queries == 1} == {2 if allowed else 8}
+        assert {rows for rows, queries in fed if queries == 1} == {1 if allowed else 8}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (192, 128), (576, 192), (1536, 576), (2560, 512), (33, 17)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, biased, dtype):
+@PRODUCTS
+def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, biased, dtype, small, monkeypatch):
     """Of 1 to 128 rows, for one and two threads; the values are those of a linear layer."""
+    monkeypatch.setattr(row_linear, "_SMALL", small)
     generator, threads = torch.Generator().manual_seed(1), torch.get_num_threads()
     weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((outputs, inputs), (outputs,)))
-    given, added, rows = packed(weight), bias if biased else None, torch.randn(128, inputs, generator=generator).to(dtype)
-    expected = packed_linear.multiply(rows, given, added)
+    added, rows = bias if biased else None, torch.randn(128, inputs, generator=generator).to(dtype)
     exact = linear(rows.double(), weight.double(), None if added is None else added.double())
     error = 1e-3 if dtype == torch.float32 else 2**-7 * exact.abs().max()
-    torch.testing.assert_close(expected.double(), exact, rtol=0, atol=float(error))
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
+            given = prepared(weight)
+            expected = row_linear.multiply(rows, given, added)
+            torch.testing.assert_close(expected.double(), exact, rtol=0, atol=float(error))
             for count in (1, 2, 3, 5, 8, 13, 40, 64, 128):
                 for start in (0, (128 - count) // 2):
                     mine = slice(start, start + count)
-                    assert torch.equal(packed_linear.multiply(rows[mine].clone(), given, added), expected[mine])
+                    assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added), expected[mine])
     finally:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (3, 2, 64), (1, 64), (0, 64)])
-def test_rows_have_any_shape(shape):
+@PRODUCTS
+@pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (3, 2, 64), (3, 1, 64), (1, 64), (0, 64)])
+def test_rows_have_any_shape(shape, small, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator) for each in ((128, 64), (128,), shape))
-    layer = PackedLinear(packed(weight), bias)
+    layer = RowLinear(prepared(weight), bias)
     assert (layer.in_features, layer.out_features) == (64, 128)
     torch.testing.assert_close(layer(rows), linear(rows, weight, bias), rtol=0, atol=1e-4)
 
 
-def test_a_network_is_packed_in_place_and_keeps_its_numbers(random_weights):
+@PRODUCTS
+def test_layers_are_replaced_in_place_and_keep_their_numbers(small, random_weights, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
     network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Sequential(torch.nn.Linear(128, 64, bias=False)),
                                   torch.nn.Linear(64, 1))
     network.append(network[0])  # one layer at two places
     rows, count = torch.randn(4, 64), sum(parameter.numel() for parameter in network.parameters())
     with torch.no_grad():
         expected = network[:3](rows)
-        if not packed_linear.pack(network):
-            pytest.skip("this processor has no packed products that keep bits")
+        if not row_linear.replace_layers(network):
+            pytest.skip("this processor has no product that keeps bits")
         torch.testing.assert_close(network[:3](rows), expected)
-    assert packed_linear.is_packed(network)
+    assert row_linear.has_row_layers(network)
     assert network[0] is network[3]
     assert type(network[2]) is torch.nn.Linear
     assert sum(parameter.numel() for parameter in network.parameters()) == count
 
 
+@PRODUCTS
 @pytest.mark.parametrize("wrong", ["rows", "one row"])
-def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, monkeypatch, random_weights):
-    """A last bit is enough. Nothing is packed then, and the head keeps its plain copy."""
-    own = packed_linear.multiply
+def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, small, monkeypatch, random_weights):
+    """A last bit is enough. Nothing is replaced then, and the head keeps its plain copy."""
+    own = row_linear.multiply
 
     def other(rows, weight, bias):
         found, count = own(rows, weight, bias), rows.numel() // rows.shape[-1]
         return torch.nextafter(found, torch.tensor(torch.inf)) if count == (1 if wrong == "one row" else 8) else found
 
-    packed(torch.eye(64))
-    monkeypatch.setattr(packed_linear, "multiply", other)
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    prepared(torch.eye(64))
+    monkeypatch.setattr(row_linear, "multiply", other)
     model = wide()
-    assert not packed_linear.is_packed(model.decoder)
-    assert not model.packs_head
+    assert not row_linear.has_row_layers(model.decoder)
+    assert not model.head_keeps_bits
     assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
     assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
 
@@ -173,15 +180,15 @@ def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weigh
     assert not step_bits.free_rows(wide(**changes), EngineSteps(), step_bits.ATTENTION)
 
 
-def test_networks_of_small_layers_are_not_packed(monkeypatch, random_weights):
-    """The mean size decides: a call costs the same for each layer.."""
-    networks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 192)) for _ in range(2)]
-    monkeypatch.setattr(packed_linear, "_SMALL", 128 * 64)
-    assert not packed_linear.pack(networks[0])
-    assert packed_linear.packed(torch.eye(64)) is None
-    monkeypatch.setattr(packed_linear, "_SMALL", 128 * 64 - 1)
-    packed(torch.zeros(129, 64))
-    assert packed_linear.pack(networks[1])
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_small_layers_have_the_plain_product_in_float32(dtype, monkeypatch):
+    """If the plain one does not keep the bits, they are packed."""
+    monkeypatch.setattr(row_linear, "_SMALL", 64 * 64)
+    small, large = (torch.zeros(outputs, 64, dtype=dtype) for outputs in (64, 65))
+    assert prepared(small).is_mkldnn == (dtype == torch.bfloat16)
+    assert prepared(large).is_mkldnn
+    monkeypatch.setattr(row_linear, "keeps_bits", lambda weight: weight.is_mkldnn)
+    assert prepared(small).is_mkldnn
 
 
 def test_a_model_of_the_user_keeps_its_layers(random_weights):
@@ -192,10 +199,10 @@ def test_a_model_of_the_user_keeps_its_layers(random_weights):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_a_packed_head_has_float32_sums_and_gradients(dtype, random_weights):
+def test_a_prepared_head_has_float32_sums_and_gradients(dtype, random_weights):
     layer = torch.nn.Linear(64, 192).to(dtype)
     head = float32_head.Float32Head(layer)
-    packed(layer.weight.float())
+    prepared(layer.weight.float())
     hidden = torch.randn(3, 64).to(dtype).requires_grad_()
     exact = linear(hidden.double(), layer.weight.double(), layer.bias.double())
     with torch.no_grad():
@@ -206,7 +213,7 @@ def test_a_packed_head_has_float32_sums_and_gradients(dtype, random_weights):
     torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
     logits.sum().backward()
     torch.testing.assert_close(hidden.grad.double(), layer.weight.double().sum(0).expand(3, -1), rtol=0.02, atol=0.02)
-    assert float32_head.Float32Head(layer, copied=False).packed is None
+    assert float32_head.Float32Head(layer, copied=False).prepared is None
 
 
 def test_a_norm_is_fused_only_if_it_has_the_same_bits(random_weights):
