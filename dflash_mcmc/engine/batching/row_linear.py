@@ -3,7 +3,7 @@
 Large layers in float32, and all in bfloat16, have weights in oneDNN's own order ("packed"). Such a product is faster than one
 that packs its weights at each call (notebook, "Packed products"), and keeps the bits from two rows on. A call of it costs more
 than a small product in float32. Small layers have PyTorch's own product, which keeps the bits of multiples of four rows. Other
-numbers of rows are padded. `keeps_bits` checks this on the machine that it runs on, with the weights that are multiplied. Where
+numbers of rows are padded. `keeps_bits` checks this on the machine that it runs on, with weights that are multiplied. Where
 it is not so, layers stay as they are, and steps have rows of `ladder.py`.
 """
 
