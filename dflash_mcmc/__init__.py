@@ -13,12 +13,12 @@ __all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component
 import importlib
 from typing import Any
 
-from dflash_mcmc.process import bits
+from dflash_mcmc.process import machine
 
 _PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
 """Modules of the names in `__all__` that are neither in `api` under their own name nor a package."""
 
-bits.keep()
+machine.keep_bits()
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,7 @@ def _is_open(folder: Path) -> bool:
 
 
 def _label(folder: Path, identity: dict[str, Any]) -> str:
-    from dflash_mcmc.config.labels import run_label
+    from dflash_mcmc.config.identity import run_label
     from dflash_mcmc.report.reading import name_of_run
     from dflash_mcmc.report.table import configuration_of
 

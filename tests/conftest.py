@@ -23,7 +23,7 @@ os.environ.update({
 })
 
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.process import bits
+from dflash_mcmc.process import machine
 from tests.composing import composed
 from tests.leaks import guard_of_a_module, guard_of_a_test
 
@@ -46,9 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Chooses the vendor. MKL reads its mode at the first product, which comes later."""
     chosen = config.getoption("--processor")
     if chosen != "this":
-        os.environ[bits.VENDOR] = VENDORS[chosen]
-        os.environ.pop(bits.VARIABLE, None)
-        bits.keep()
+        os.environ[machine.VENDOR] = VENDORS[chosen]
+        os.environ.pop(machine.VARIABLE, None)
+        machine.keep_bits()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.api.prompts import Prompt, Prompts
 from dflash_mcmc.api.runs import compare, read, run
-from dflash_mcmc.api.samples import Sample
-from dflash_mcmc.api.sampling import LoadedEngine, sample
+from dflash_mcmc.api.sampling import LoadedEngine, Sample, sample
 
 __all__ = ["LoadedEngine", "Prompt", "Prompts", "Sample", "compare", "component", "read", "run", "sample"]

@@ -1,17 +1,37 @@
-"""Components that a Python program chooses: by the name of an option, or as objects."""
+"""Components that a Python program chooses: by the name of an option, or as objects; a loaded model; a request's sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
+from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.overrides import quoted
-from dflash_mcmc.config.schema import Config
+from dflash_mcmc.config.schema import Condition, Config
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import check_bounds
-from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.fields import check_bounds, identity_values
+from dflash_mcmc.model import Model
+from dflash_mcmc.process.turns import Turn
+from dflash_mcmc.registry import GROUPS, components, name_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.sampler import Sampler
+
+_MOST = 256
+_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+_turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
+_listing = threading.Lock()
 
 
 def component(group: str, name: str, **fields: Any) -> Any:
@@ -71,3 +91,147 @@ def _written(value: Any) -> str:
     if isinstance(value, (str, Path)):
         return quoted(str(value))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Samplers:
+    """Makes the configurations of requests, and keeps the latest.
+
+    Args:
+        config: the configuration as it was composed; it is not changed.
+        max_width: most operations that a chain may ask for together; None for no limit.
+        max_steps: largest `num_steps` that a request may give; None for no limit.
+    """
+
+    def __init__(self, config: Config, max_width: int | None = None, max_steps: int | None = None):
+        self._config, self._max_width, self._max_steps = copy.deepcopy(config), max_width, max_steps
+        self._config.condition = Condition(name=None, sampler=None, blend=None)
+        self._has_draft = config.sampler.needs_draft or config.blend.needs_draft
+        self._own_steps = _steps(config)
+        self._made: dict[str, Config] = {}
+        self._lock = threading.Lock()
+
+    def config_for(self, fields: Mapping[str, Any], common: Mapping[str, float], max_tokens: int) -> Config:
+        """The checked configuration of a request. Raises ConfigError, and UserError for what does not fit together.
+
+        Args:
+            fields: of the sampler, and `name` for another sampler.
+            common: values of the fields that requests of every server have: temperature, top_p, top_k, and penalties.
+            max_tokens: longest answer.
+        """
+        key = json.dumps([fields, common, max_tokens], sort_keys=True)
+        with self._lock:
+            if key not in self._made:
+                while len(self._made) >= _MOST:
+                    self._made.pop(next(iter(self._made)))
+                self._made[key] = self._checked(self._sampler(fields, common), max_tokens)
+            return self._made[key]
+
+    def _checked(self, sampler: Sampler, max_tokens: int) -> Config:
+        config = copy.deepcopy(self._config)
+        config.sampler, config.dataset.max_new_tokens = sampler, max_tokens
+        config = checked(config)
+        if config.sampler.needs_draft and not self._has_draft:
+            raise ConfigError("sampler", name_of(sampler), "one without a draft, or this sampler from the start")
+        if self._max_width is not None and (width := config.sampler.width()) > self._max_width:
+            raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
+                              "(serve.max_width)")
+        steps = _steps(config)
+        if self._max_steps is not None and steps > max(self._max_steps, self._own_steps):
+            raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
+        return config
+
+    def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:
+        """The sampler with the fields of the request, among them the common ones that it has. Raises ConfigError."""
+        base, fields = self._config.sampler, {name: value for name, value in asked.items() if name != "name"}
+        known, own = components("sampler"), name_of(base)
+        name = asked.get("name", own)
+        if name not in known:
+            raise ConfigError("sampler", name, f"one of {', '.join(known)}{did_you_mean(name, known)}")
+        cls = known[name].cls
+        if common.get("temperature") == 0.0 and "temperature" in _names(cls):
+            cls, name, fields = known["greedy"].cls, "greedy", {}
+        if "self" in fields:  # Python's own argument of every constructor
+            raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
+        values = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
+        return cls(**{**values, **fields, **_shared(cls, name, fields, common)})
+
+
+def _shared(cls: Any, name: str, fields: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, float]:
+    """The common fields that the sampler has. Raises ConfigError for others that are not off."""
+    found: dict[str, float] = {}
+    for field, value in given.items():
+        if field in fields and fields[field] != value:
+            raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
+        off = 0.0 if cls.is_deterministic and field == "temperature" else _OFF[field]
+        if field in _names(cls):
+            found[field] = value
+        elif value != off and not (cls.is_deterministic and field in ("top_p", "top_k")):
+            raise ConfigError(field, value, f"{off:g} with sampler={name}, which has no such field; its fields, in "
+                              f"sampler: {', '.join(sorted(_names(cls)))}")
+    return found
+
+
+def _steps(config: Config) -> int:
+    """The Metropolis-Hastings steps of a stage; 0 for a sampler without steps."""
+    return cast("int", identity_values(config.sampler).get("num_steps", 0))
+
+
+def _names(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+@dataclass(slots=True)
+class LoadedModel(Model):
+    """The component of the group `model` for a model that is loaded already."""
+
+    target: LanguageModel
+    chat: bool
+
+    def num_layers(self) -> int:
+        return len(self.target.layers)
+
+    def load(self, device: str) -> LanguageModel:
+        return self.target
+
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer
+
+    def render(self, tokenizer: Any, conversation: Conversation) -> str:
+        if not self.chat:
+            return conversation.as_text()
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError("chat", True, "False, since the tokenizer has no chat template")
+        return conversation.with_template(tokenizer, enable_thinking=False)
+
+
+def model_of(model: Any, tokenizer: Any, chat: bool) -> Model:
+    """The component of the group `model` for what a user gives. Raises ConfigError. No weights are read."""
+    if isinstance(model, (str, Path)) or is_component("model", model):
+        if tokenizer is not None:
+            raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a folder, a hub name or a component")
+        return component("model", "hf", path=str(model), chat=chat) if isinstance(model, (str, Path)) else model
+    if not callable(getattr(model, "get_output_embeddings", None)):
+        raise ConfigError("model", model, "a causal language model of transformers, a folder, a hub name or a component")
+    if tokenizer is None:
+        raise ConfigError("tokenizer", None, "the tokenizer of a loaded model")
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+    with turn_of(model.base_model).taken(nests=False), evaluating(model):
+        return LoadedModel(LanguageModel(model, tokenizer), chat)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """A context in which a loaded model is in evaluation mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def turn_of(resource: object) -> Turn:
+    """The turns of what one run at a time can use, such as the decoder of a model."""
+    with _listing:
+        return _turns.setdefault(resource, Turn())

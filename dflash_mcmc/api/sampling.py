@@ -1,4 +1,7 @@
-"""Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded."""
+"""Samples from Python: of a model that is loaded for one call, or of an engine that stays loaded.
+
+`LoadedEngine.score` gives the log probabilities of given tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,31 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from dflash_mcmc.api import mixed, scoring
+import numpy as np
+
 from dflash_mcmc.api import prompts as read_prompts
-from dflash_mcmc.api.choices import configuration
-from dflash_mcmc.api.samples import Sample, of_chain, of_long
-from dflash_mcmc.api.targets import LoadedModel, evaluating, model_of, turn_of
+from dflash_mcmc.api import workers
+from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, model_of, turn_of
+from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.stop_strings import cut
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.ops import Chain, SamplingParams, Score
+from dflash_mcmc.store import finishes
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from dflash_mcmc.api.mixed import AnswerRequest
     from dflash_mcmc.api.prompts import Prompts
-    from dflash_mcmc.api.scoring import Scored
+    from dflash_mcmc.api.workers import AnswerRequest
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.decoder import Decoder
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.model import Model
-    from dflash_mcmc.ops import Chain
     from dflash_mcmc.runner.fitting import TooLong
     from dflash_mcmc.sampler import Sampler
 
@@ -117,7 +122,7 @@ class LoadedEngine:
 
         names, token_ids = [each.id for each in requests], {each.id: each.prompt for each in requests}
         target = self._target
-        for batch in mixed.batches(requests, config_of, self._known().engine.mixes_stops, target):
+        for batch in workers.batches(requests, config_of, self._known().engine.mixes_stops, target):
             chains = (((number, 0), batch.chain(number)) for number in batch.numbers)
             with closing(self._run(batch.config, target, chains, batch.longest, len(batch.numbers), progress)) as running:
                 for done, model in running:
@@ -148,12 +153,12 @@ class LoadedEngine:
         config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
         config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
         target = self._target
-        pairs = scoring.pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
+        pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
         longest = max(len(pair.prompt) for pair in pairs)
-        config.dataset.max_new_tokens = max(map(scoring.length_of, pairs)) - longest  # the positions after the longest prompt
-        chains = ((number, scoring.chain(pair)) for number, pair in enumerate(pairs))
+        config.dataset.max_new_tokens = max(map(length_of, pairs)) - longest  # the positions after the longest prompt
+        chains = ((number, chain(pair)) for number, pair in enumerate(pairs))
         ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
-        return [scoring.scored(number, ends[number]) for number in range(len(pairs))]
+        return [scored(number, ends[number]) for number in range(len(pairs))]
 
     def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
                too_long: Mapping[str, TooLong], progress: bool) -> Generator[Sample, None, None]:
@@ -262,3 +267,120 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     with LoadedEngine(model, tokenizer, engine=engine, hardware=hardware, chat=chat) as loaded:
         return loaded.sample(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
                              max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)
+
+
+class Scored(NamedTuple):
+    """What the target says of an answer."""
+
+    log_p: list[float]
+    """Log probability of each token under the (blended) target at temperature 1, in nats."""
+    is_greedy: bool
+    """Whether each token is the most likely one (the smallest id among equals)."""
+
+
+class PromptAndAnswer(NamedTuple):
+    """A prompt and its answer, token ids, int64."""
+
+    prompt: np.ndarray
+    answer: np.ndarray
+
+
+def length_of(pair: PromptAndAnswer) -> int:
+    """The number of tokens of a pair."""
+    return len(pair.prompt) + len(pair.answer)
+
+
+def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], vocabulary: int,
+             positions: int | None) -> list[PromptAndAnswer]:
+    """The pairs. Raises ConfigError.
+
+    Args:
+        vocabulary: number of known token ids.
+        positions: longest sequence of the model; None without a limit.
+    """
+    if not len(prompts) or len(prompts) != len(answers):
+        raise ConfigError("answers", f"{len(answers)} for {len(prompts)} prompts", "one for each prompt, and at least one")
+    pairs = [PromptAndAnswer(_ids("prompts", prompt, vocabulary), _ids("answers", answer, vocabulary))
+             for prompt, answer in zip(prompts, answers, strict=True)]
+    for number, pair in enumerate(pairs):
+        if positions is not None and length_of(pair) > positions:
+            raise ConfigError("answers", f"answer {number} of {len(pair.answer)} tokens after {len(pair.prompt)}",
+                              f"{positions} tokens together, the model's positions")
+    return pairs
+
+
+def _ids(field: str, given: Sequence[int], vocabulary: int) -> np.ndarray:
+    tokens = array_of(given)
+    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ConfigError(field, given, f"lists of at least one token id, each from 0 to {vocabulary - 1}")
+    return tokens.astype(np.int64)
+
+
+def chain(pair: PromptAndAnswer) -> Chain:
+    """A chain that draws nothing: it forces the answer. The law of temperature 0 shows whether each token is greedy."""
+    return ChainResult((yield Score(Trajectory.start(pair.prompt), pair.answer, SamplingParams(temperature=0.0))))
+
+
+def scored(number: int, done: Finished[Any]) -> Scored:
+    """The result of a chain that has ended. Raises UserError if the model gave no numbers."""
+    if done.result is None:
+        raise UserError(f"answer {number}: cannot be scored: {done.failure}")
+    trajectory = done.result.trajectory
+    return Scored(trajectory.log_p.tolist(), bool((trajectory.log_q == 0.0).all()))
+
+
+class Sample(NamedTuple):
+    """The result of one chain."""
+
+    prompt: int
+    """Index of the prompt in the order given."""
+    id: str
+    """Name of the prompt, which the randomness depends on."""
+    chain: int
+    text: str
+    """Generated text without special tokens, up to a string of `stop`."""
+    tokens: list[int]
+    """Generated token ids, with all tokens of a stop string."""
+    log_p: float
+    """Log probability of the tokens under the (blended) target at temperature 1, in nats."""
+    log_q: float
+    """Log probability of the tokens under the sampling parameters that they were drawn with, in nats."""
+    proposals: int
+    """Metropolis-Hastings proposals."""
+    accepted: int
+    """Accepted proposals."""
+    moved: int
+    """Accepted proposals that differ from the sequence they replace."""
+    cost: Cost
+    """Tokens and forward passes that the chain used."""
+    finish_reason: str
+    """Why the sequence ended: `stop_id` = with a stop id of the model, `stop_string` = with a string of `stop`, `length` = at
+    `max_new_tokens`, `not_drawn` = see `failure`, `too_long` = the prompt leaves too few of the model's positions."""
+    trace: tuple[dict[str, Any], ...]
+    """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
+    failure: str = ""
+    """Why the chain could not be drawn; the other fields are then empty."""
+
+
+def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mapping[str, np.ndarray],
+             target: ChainTarget) -> Sample:
+    """The sample of a chain that has ended.
+
+    Args:
+        done: its tag is (index of the prompt, number of the chain).
+        names: ids of all prompts in order.
+        token_ids: prompts by id.
+        target: decodes the tokens.
+    """
+    index, chain = done.tag
+    result = done.result or ChainResult(Trajectory.start(token_ids[names[index]]))
+    drawn = result.trajectory
+    reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
+    return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
+                  float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
+                  done.failure)
+
+
+def of_long(index: int, name: str, chain: int, found: TooLong) -> Sample:
+    """The empty sample of a prompt that does not fit into the model."""
+    return Sample(index, name, chain, "", [], 0.0, 0.0, 0, 0, 0, Cost(), TOO_LONG, (), found.reason)

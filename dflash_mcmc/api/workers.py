@@ -7,6 +7,7 @@ overtakes one with a further set only if it had arrived before the round began.
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -17,21 +18,30 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_mcmc.api.targets import turn_of
+from dflash_mcmc.api.choices import turn_of
+from dflash_mcmc.config.checks import checked
+from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.engine.batching.interface import DROPPED
 from dflash_mcmc.engine.batching.stop_strings import cut
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import stopping
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
-    from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
+    import numpy as np
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.sampler import Sampler
     from dflash_mcmc.types import ChainResult, Cost
 
 Start = Callable[[tuple[str, ...]], "ChainRunner"]
 MOST_SETS = 64
 """Sets of stop strings in an engine whose chains can have strings of their own."""
+_PROMPT = 1024
+MOST_SLOTS = 256
+"""Slots of an engine that chooses their number itself, at most."""
 
 
 class DrawnAnswer(NamedTuple):
@@ -296,3 +306,118 @@ def _set(future: Future[DrawnAnswer], outcome: DrawnAnswer | NotDrawn) -> None:
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
+
+
+class AnswerRequest(NamedTuple):
+    """One answer to draw."""
+
+    id: str
+    """Name of the request, which the randomness depends on."""
+    prompt: np.ndarray
+    """Token ids, int64, at least one."""
+    sampler: Sampler
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+class Batch(NamedTuple):
+    """Requests that share an engine."""
+
+    config: Config
+    """That of the engine, which has room for each request."""
+    numbers: list[int]
+    """The requests, by their place in the whole list."""
+    longest: int
+    """Tokens of the longest prompt."""
+    chain: Callable[[int], Chain]
+    """The chain of a request, by its number."""
+
+
+def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int], Config], mixes: bool,
+            target: Any) -> Iterator[Batch]:
+    """The batches of requests. Raises UserError.
+
+    Args:
+        config_of: the checked configuration of a sampler and a longest answer.
+        mixes: whether chains of an engine can have stop strings of their own.
+        target: the loaded model.
+    """
+    from dflash_mcmc.runner import build
+
+    configs: dict[tuple[str, int], Config] = {}
+    for request in requests:
+        key = repr(request.sampler), request.max_new_tokens
+        if key not in configs:
+            configs[key] = config_of(request.sampler, request.max_new_tokens)
+    own = [configs[repr(request.sampler), request.max_new_tokens] for request in requests]
+
+    def chain(number: int) -> Chain:
+        request = requests[number]
+        drawn = build.chain(own[number], own[number].sampler, request.id, 0, request.prompt)
+        return own_stops(drawn, request.stop, target) if mixes else drawn
+
+    sets, most = list(dict.fromkeys(request.stop for request in requests)), MOST_SETS if mixes else 1
+    for together in (sets[first : first + most] for first in range(0, len(sets), most)):
+        numbers = [number for number, request in enumerate(requests) if request.stop in together]
+        longest = max(len(requests[number].prompt) for number in numbers)
+        config = copy.copy(max((own[number] for number in numbers), key=lambda each: each.sampler.width()))
+        config.dataset = copy.copy(config.dataset)
+        config.dataset.max_new_tokens = max(
+            len(requests[number].prompt) + requests[number].max_new_tokens for number in numbers) - longest
+        config.dataset.stop = [] if mixes else list(*together)
+        yield Batch(config, numbers, longest, chain)
+
+
+class Online(NamedTuple):
+    """A loaded model and the thread that draws from it."""
+
+    target: ChainTarget
+    workers: Workers
+    longest_prompt: int
+    """Most tokens of a prompt."""
+
+
+def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiting: int,
+            failed: Callable[[], None]) -> Online:
+    """Loads the model of a configuration as it was composed, and starts the thread.
+
+    The engine of the configured stop strings is started here, so that a lack of memory is found before any order.
+
+    Args:
+        max_prompt_tokens: longest prompt; None takes 1,024, or less where the model has fewer positions.
+        field: the name of `max_prompt_tokens` in errors.
+        max_waiting: orders that may wait or be drawn.
+        failed: called after a failure of the engine.
+
+    Raises:
+        UserError: for an engine that cannot be started.
+    """
+    whole = checked(copy.deepcopy(config))
+    target = whole.engine.load(whole, whole.hardware.resolve())
+    if whole.model.chat:  # here, since a request would be a late place to find that the template has no end
+        template_limits.check(target.tokenizer, [{"role": "user", "content": "1 + 1?"}], None, add_generation_prompt=True)
+    longest_prompt = _prompt_tokens(max_prompt_tokens, field, whole, target.max_positions)
+
+    def start(stop: tuple[str, ...]) -> ChainRunner:
+        mine = copy.copy(whole)
+        mine.dataset = copy.copy(whole.dataset)
+        mine.dataset.stop = list(stop)
+        return whole.engine.start(mine, target, longest_prompt, whole.hardware.num_slots or MOST_SLOTS)
+
+    workers = Workers(start, whole.engine.mixes_stops, whole.engine.resource(target), max_waiting, failed)
+    workers.prepare(tuple(whole.dataset.stop))
+    workers.begin()
+    return Online(target, workers, longest_prompt)
+
+
+def _prompt_tokens(longest: int | None, field: str, config: Config, positions: int | None) -> int:
+    """The longest prompt. Raises ConfigError."""
+    room = config.dataset.max_new_tokens
+    if positions is None:
+        return longest or _PROMPT
+    if room >= positions:
+        raise ConfigError("dataset.max_new_tokens", room, f"at most {positions - 1} (the model has {positions} positions)")
+    if longest is not None and longest + room > positions:
+        raise ConfigError(field, longest, f"at most {positions - room} (the model has {positions} positions, and "
+                          f"dataset.max_new_tokens takes {room})")
+    return longest or min(_PROMPT, positions - room)

@@ -1,18 +1,38 @@
-"""The identity of a run: the values that can change an output, their hash and the run folder."""
+"""The identity of a run: the values that can change an output, their hash, the run folder, and the label.
+
+A label, such as `temp temperature=1.5`, is the condition and the fields that differ from its defaults: those of the classes,
+with the values that the options in `conf/` and the run's experiment set. Values are compared in their canonical form, as in
+the identity. A configuration in memory and the same one in `config.yaml` have the same label. `run_label` makes every label of
+a point: of a bar, a grid's row, a table's row, a report and a listing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
-from dflash_mcmc.fields import has_spec, identity_values, spec_of, walk
-from dflash_mcmc.registry import GROUPS, name_of
+from dflash_mcmc.errors import printable
+from dflash_mcmc.fields import default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
+from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.store.described import hash_of
 
 IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
+_GROUPS = ("blend", "sampler", "decoder")
+"""The groups whose fields a label names."""
+_LONGEST = 24
+_EQUAL = 1e-9
+_DIGITS = 8
+"""Digits of a hash that are shown."""
 
 
 def identity_of(config: Config) -> dict[str, object]:
@@ -71,3 +91,227 @@ def plain(config: Config) -> dict[str, object]:
     for group in GROUPS:
         values[group] = {"name": name_of(component_of(config, group)), **values[group]}
     return {name: value for name, value in values.items() if name not in unused(config)}
+
+
+def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The label of a configuration in memory: see `run_label`."""
+    return run_label(config.label(), plain(config), more)
+
+
+def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
+              configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The labels of runs that are shown together.
+
+    If several runs have the same name, the settings that vary among them are in the labels of all of them. Models, drafts and
+    data sets have the names of their folders or their hub names.
+    """
+    shown = [followed(identity) for identity in with_names(identities, configs)]
+    labels = []
+    for name, identity, config in zip(names, shown, configs, strict=True):
+        alike = [other for other_name, other in zip(names, shown, strict=True) if other_name == name]
+        labels.append(run_label(name, config, {key: identity[key] for key in varying(alike) if key in identity}))
+    return labels
+
+
+def varying(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields whose values are not the same in all identities, sorted. A field that an identity lacks is null."""
+    names = sorted({name for identity in identities for name in identity})
+    return [name for name in names if len({json.dumps(identity.get(name)) for identity in identities}) > 1]
+
+
+def run_label(name: str, values: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The label of a run: its name, the fields that differ from the defaults, and more fields.
+
+    Args:
+        name: the condition, or the names of the components (`Config.label`).
+        values: the configuration as `config.yaml` has it.
+        more: fields by dotted name, which are shown whether or not they differ.
+    """
+    return with_fields(name, {**more, **changes(values)})
+
+
+def with_fields(name: str, fields: Mapping[str, object]) -> str:
+    """A name and fields as one text: `ps alpha=2 num_steps=10`. `fields` has dotted names; the text has their last parts.
+
+    Fields are in the order of their dotted names, in every label.
+
+    A file is named by its group: `dataset=own.jsonl`. Beside the group's option it is named `path=own.jsonl`, and not
+    at all if its name is the option's.
+    """
+    shown = {key: _name_or_value(key, value) for key, value in sorted(fields.items())}
+    texts = (f"{_short(key, shown)}={text}" for key, text in shown.items()
+             if not (_is_file(key) and shown.get(_group(key)) == text.partition(".")[0]))
+    return printable(" ".join([name, *texts]))
+
+
+def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The identities, with the names of model, draft and data set in place of the hashes of their contents.
+
+    A name is that of a folder or file, or the hub name. If contents of one name differ, the first digits of their hashes
+    follow the name. A hash stays where the configuration has no path, and where all runs have the same content.
+
+    Args:
+        configs: the configurations of the runs, as `config.yaml` has them.
+    """
+    named = [dict(identity) for identity in identities]
+    for key in {key for identity in identities for key in identity if key.endswith(".content")}:
+        names = [name_of_path((config.get(key.partition(".")[0]) or {}).get("path")) for config in configs]
+        several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
+        for name, identity in zip(names, identities, strict=True):
+            contents.setdefault(name, set()).add(identity.get(key))
+        for name, values in zip(names, named, strict=True):
+            if name and values.get(key) and several:
+                values[key] = name if len(contents[name]) == 1 else f"{name}@{str(values[key])[:_DIGITS]}"
+    return named
+
+
+def name_of_path(path: object) -> str:
+    """The name of a folder or file, or a hub name such as `Qwen/Qwen3-4B`, which has two parts; empty without a path."""
+    if not isinstance(path, str) or not path:
+        return ""
+    is_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not Path(path).exists()
+    return path if is_hub_name else Path(path).name
+
+
+def changes(values: Mapping[str, Any]) -> dict[str, object]:
+    """The identity fields whose values differ from those of the run's options, by dotted name.
+
+    Args:
+        values: a configuration as `config.yaml` has it: a dictionary for each group, with the `name` of its component.
+    """
+    changed: dict[str, object] = {}
+    for group in _GROUPS:
+        fields = values.get(group)
+        if not isinstance(fields, Mapping) or fields.get("name") not in components(group):
+            continue  # a probe does not use the group, or the option is from a folder of the user
+        # A component may have several options, and the configuration does not say which was chosen: the nearest is.
+        differing: list[dict[str, object]] = []
+        for option in _options(group, fields["name"], str(values.get("name")), _name(values, "dataset"),
+                               _name(values, "condition")):
+            here, own = (followed(_canonical(group, values, {**option, **more}))
+                         for more in (fields, {"name": fields["name"]}))
+            differing.append({key: value for key, value in here.items() if own.get(key) != value})
+        nearest: dict[str, object] = min(differing, key=len, default={})
+        changed |= nearest
+    return changed
+
+
+def _canonical(group: str, values: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
+    """The identity fields of a group's component by dotted name, in their canonical form.
+
+    Fields that have no effect are left out.
+
+    Args:
+        values: the run's configuration.
+        fields: the fields of the component.
+    """
+    config = _recorded({**values, group: fields})
+    component: Any = getattr(config, group)
+    shown = {**identity_values(component), **component.canonical(config)}
+    return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
+
+
+class _UnreadModel:
+    """The model of a recorded run. Its checkpoint may be elsewhere, so layers keep the number that was given."""
+
+    @staticmethod
+    def num_layers() -> None:
+        """Not known."""
+
+
+def _recorded(values: Mapping[str, Any]) -> Config:
+    """The configuration of a run, with the components that canonical values depend on."""
+    from dflash_mcmc.config.schema import Config
+
+    components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
+    return restored(Config, {**components_of_run, "model": _UnreadModel()})
+
+
+def _name(values: Mapping[str, Any], group: str) -> str:
+    fields = values.get(group)
+    return str(fields.get("name")) if isinstance(fields, Mapping) else ""
+
+
+def _component(group: str, fields: Mapping[str, object] | None) -> Any:
+    """The component with these fields. A missing field is null. If `fields` is None, the option that has no effect."""
+    registered = components(group)
+    if fields is None:
+        return next((option.cls() for option in registered.values() if option.cls.is_null), None)
+    cls = registered[str(fields["name"])].cls
+    return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
+
+
+def followed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity, with a text such as `1/alpha` in place of a value that is the inverse of another (`Spec.inverse_of`)."""
+    shown = dict(identity)
+    for group in _GROUPS:
+        known = components(group).get(str(identity.get(group)))
+        cls: Any = known.cls if known else None  # mypy does not take a class for hashable
+        for name, spec in specs_of(cls).items() if cls else ():
+            if spec.inverse_of and _is_inverse(identity.get(f"{group}.{name}"), identity.get(f"{group}.{spec.inverse_of}")):
+                shown[f"{group}.{name}"] = f"1/{spec.inverse_of}"
+    return shown
+
+
+def _is_inverse(value: Any, other: Any) -> bool:
+    """Whether a number, or each of a list, is one divided by the other."""
+    if isinstance(value, Sequence) and isinstance(other, Sequence):
+        return len(value) == len(other) and all(map(_is_inverse, value, other))
+    return all(isinstance(part, (int, float)) for part in (value, other)) and abs(value * other - 1.0) < _EQUAL
+
+
+@functools.cache
+def _options(group: str, name: str, experiment: str, dataset: str, condition: str) -> tuple[dict[str, object], ...]:
+    """The fields of every option of a component, with the values that condition, experiment and its dataset set."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
+    options = []
+    for option, path in option_files().get(group, {}).items():
+        fields = _read(path)
+        if {f"/schema/{group}@_here_": name} not in (fields.pop("defaults", None) or []):
+            continue
+        fields = {**defaults, **fields}
+        of_experiment = config_folder() / "experiment"
+        for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",
+                       of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
+                       of_experiment / "with_dataset" / f"{experiment}-{dataset}.yaml"):
+            fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
+        options.append(fields)
+    return tuple(options)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
+
+
+def _short(key: str, keys: Container[str]) -> str:
+    """The short name of an identity key: `alpha` for `sampler.alpha`, and the group for a file if the group is no key."""
+    if not _is_file(key):
+        return key.rpartition(".")[2]
+    return "path" if _group(key) in keys else _group(key)
+
+
+def _is_file(key: str) -> bool:
+    """Whether a key's value stands for a file or a folder: `model.path` and `model.content`."""
+    return _group(key) != "" and key.endswith((".content", ".path"))
+
+
+def _group(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _name_or_value(key: str, value: object) -> str:
+    """The name of what a path or the content of a file stands for, which is not cut; a short text for any other value."""
+    if key.endswith(".path"):
+        return name_of_path(value) or _short_value(value)
+    is_named = key.endswith(".content") and isinstance(value, str) and not re.fullmatch("[0-9a-f]{32}", value)
+    return str(value) if is_named else _short_value(value)
+
+
+def _short_value(value: object) -> str:
+    """A value as a short text. A content hash is cut to its first digits. A long text, e.g. a prompt, becomes its hash."""
+    text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if re.fullmatch("[0-9a-f]{32}", text):
+        return text[:_DIGITS]
+    return text if len(text) <= _LONGEST and text.isprintable() else f"#{hashlib.sha256(text.encode()).hexdigest()[:8]}"

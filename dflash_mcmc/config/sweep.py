@@ -23,8 +23,7 @@ from hydra.errors import HydraException
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.identity import effects_of
-from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.config.identity import effects_of, label_of
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
@@ -34,7 +33,7 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Job
-    from dflash_mcmc.runner.result import RunResult
+    from dflash_mcmc.runner.tasks import RunResult
 
 
 Texts = tuple[str, ...]

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dflash_mcmc.dataset import checked
 from dflash_mcmc.dataset.inputs.named import NamedFields
-from dflash_mcmc.dataset.inputs.problems import checked
 from dflash_mcmc.dataset.inputs.sources import MissingField
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import runtime

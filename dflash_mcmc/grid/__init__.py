@@ -1,12 +1,10 @@
 """Grids: many runs as jobs of SLURM, submitted through submitit. Jobs continue after preemption and failure.
 
     launcher.py     the fields of hydra/launcher=slurm
-    planning.py     the points, the samples that each of them lacks, and the number of jobs
     folder.py       a grid's folder: the submissions and the events of their jobs
-    snapshot.py     the code and the configurations that the jobs run
-    plugins.py      the installed plugins in it
+    snapshot.py     the code, installed plugins and configurations that the jobs run
     cluster.py      the commands of SLURM
-    submission.py   submits the jobs of a command line, and later the jobs of missing samples
+    submission.py   plans and submits the jobs of a command line, and later the jobs of missing samples
     supervise.py    runs in a job: starts the worker, restarts it when it dies, and requeues the job
     work.py         runs in a job: one run, or this job's share of it
     status.py       the state of points and jobs

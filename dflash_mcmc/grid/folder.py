@@ -30,7 +30,7 @@ from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.store.schema import Count, Damaged, Schema, from_line, shown, to_line, whole_lines
 
 if TYPE_CHECKING:
-    from dflash_mcmc.grid.planning import Planned
+    from dflash_mcmc.grid.submission import Planned
 
 GRIDS = "grids"
 _FILE = "grid.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, one_line
-from dflash_mcmc.grid import cluster, planning, snapshot
+from dflash_mcmc.grid import cluster, snapshot, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob
 
 
@@ -61,17 +61,17 @@ def _noted(grid: Grid, job: SlurmJob) -> State:
 
 def progress(grid: Grid, number: int) -> PointProgress:
     """The progress of a point, read from its run folder alone. Raises UserError."""
-    recorded = planning.recorded(Path(grid.points[number].folder))
+    recorded = submission.recorded(Path(grid.points[number].folder))
     try:
-        keys = planning.asked(snapshot.read_point(grid.point_file(number)))
+        keys = submission.asked(snapshot.read_point(grid.point_file(number)))
     except UserError as error:  # what the point reads is gone; the records are not
         if (asked := grid.points[number].num_asked) is None:
             raise
         done = len(recorded.verdicts)
-        return PointProgress(done, max(0, asked - done), planning.failed(recorded.verdicts), recorded.share_seconds,
+        return PointProgress(done, max(0, asked - done), submission.failed(recorded.verdicts), recorded.share_seconds,
                              f"{grid.points[number].label}: {error}; all recorded samples are counted")
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}
-    return PointProgress(len(verdicts), len(keys) - len(verdicts), planning.failed(verdicts), recorded.share_seconds)
+    return PointProgress(len(verdicts), len(keys) - len(verdicts), submission.failed(verdicts), recorded.share_seconds)
 
 
 def table(grid: Grid) -> str:

@@ -1,4 +1,10 @@
-"""The machine: its processor, as Linux describes it, and the names of its devices."""
+"""The machine: its processor, as Linux describes it, the names of its devices, and the same bits in every batch.
+
+On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
+depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
+removes this dependence at no measured cost (notebook, "Bits"). Fixed shapes are needed as well (`batching/ladder.py`). Other
+processors do not need the mode.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,15 @@ import os
 import platform
 import re
 import socket
+from collections.abc import MutableMapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 _OF_THE_JOB = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Environment variables with the machine's numbers of the GPUs that SLURM has given; the first one that is set counts."""
+VARIABLE = "MKL_CBWR"
+VENDOR = "DFLASH_MCMC_VENDOR"
+"""A switch for tests: the vendor of the processor (`GenuineIntel`, `AuthenticAMD`) instead of the one in /proc/cpuinfo."""
 
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
@@ -56,3 +66,13 @@ def _described(cpuinfo: Path) -> str:
         return cpuinfo.read_text()
     except OSError:  # not Linux
         return ""
+
+
+def keep_bits(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path = CPUINFO) -> None:
+    """Turns the strict mode on for this process and its children where the processor needs it.
+
+    Call it before the first product. A mode that is already set stays.
+    """
+    vendor = environment.get(VENDOR)
+    if vendor == "GenuineIntel" if vendor else is_intel(cpuinfo):
+        environment.setdefault(VARIABLE, "AUTO,STRICT")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config.labels import labels_of, name_of_path
+from dflash_mcmc.config.identity import labels_of, name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import Column, ReportPart, Section, Table, paragraphs, percent

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import with_names
+from dflash_mcmc.config.identity import with_names
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.report.parts import Column, Table
 from dflash_mcmc.report.table import configuration_of

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.identity import hash_of
-from dflash_mcmc.config.labels import changes, labels_of
+from dflash_mcmc.config.identity import changes, hash_of, labels_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.labels import labels_of
+from dflash_mcmc.config.identity import labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of

@@ -8,19 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
-from dflash_mcmc.config.labels import label_of
+from dflash_mcmc.config.identity import hash_of, identity_of, label_of, run_folder
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.process import ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
-from dflash_mcmc.runner.device_check import DeviceCheck
+from dflash_mcmc.runner.preflight import DeviceCheck
 from dflash_mcmc.runner.provenance import describe, restore_config
-from dflash_mcmc.runner.rate import Rate
-from dflash_mcmc.runner.result import RunResult
-from dflash_mcmc.runner.tasks import Tasks, Worker
-from dflash_mcmc.runner.tracking import Tracking
+from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
+from dflash_mcmc.runner.tracking import Rate, Tracking
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore

@@ -12,8 +12,8 @@ from dflash_mcmc.grading import check_golds, extraction, label
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN, UNGRADABLE
 from dflash_mcmc.process import stopping
 from dflash_mcmc.runner import build, cost, fitting
-from dflash_mcmc.runner.metrics import metrics_of
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
+from dflash_mcmc.runner.tracking import metrics_of
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.records import Record, SampleKey, record_of, sample_schema

@@ -13,22 +13,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.labels import name_of_path
+from dflash_mcmc.config.identity import name_of_path, plain
 from dflash_mcmc.config.schema import Config, Job, component_of, groups_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
+from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.outcomes import wilson
+from dflash_mcmc.statistics.summaries import accepted_length
+from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import TRACKED
 from dflash_mcmc.tracker import Guarded, RunInfo
+
+if TYPE_CHECKING:
+    from dflash_mcmc.store.records import Record
 
 _LONGEST_VALUE = 40
 _TRY_SECONDS = 5.0
@@ -221,3 +226,48 @@ def _in_label(config: Config, group: str, option: str) -> bool:
 def _short(value: str) -> str:
     """The value, or the end of a long one: paths differ at their ends."""
     return value if len(value) <= _LONGEST_VALUE else f"…{value[1 - _LONGEST_VALUE:]}"
+
+
+def metrics_of(record: Record) -> dict[str, float | None]:
+    """The numbers of a sample that a tracker logs."""
+    metrics: dict[str, float | None] = {
+        "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
+        "sample/cut_off": float(finishes.of_record(record) == finishes.LENGTH),
+        "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
+        "sample/token_forwards": record["token_forwards"]}
+    if record["proposals"]:
+        metrics["sample/acceptance"] = record["accepted"] / record["proposals"]
+        metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
+        metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
+    metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
+    if (length := accepted_length([record])) is not None:
+        metrics["sample/accepted_length"] = length
+    return metrics
+
+
+class Rate:
+    """The token-forwards per second of this process, since the object was made. Loading the model is not in it.
+
+    It is the number of `hardware.tokens_per_second`.
+    """
+
+    def __init__(self):
+        self._begun, self._forwards = time.monotonic(), 0.0
+
+    def add(self, record: Mapping[str, object]) -> None:
+        """Counts a record that this process has made. Units of probes have no token-forwards."""
+        forwards = record.get("token_forwards")
+        self._forwards += forwards if isinstance(forwards, (int, float)) else 0.0
+
+    def text(self) -> str:
+        """The rate in words; empty if no record had token-forwards."""
+        if not self._forwards:
+            return ""
+        rate = self._forwards / (time.monotonic() - self._begun)
+        of = " of this process" if ranks.world_size() > 1 else ""
+        return f"{rate:,.0f} token-forwards per second{of}; hardware.tokens_per_second={rate:.0f} gives a dry run its hours"
+
+    def tell(self, folder: Path) -> None:
+        """Prints the rate of a run to standard error, beside its bar, if it is known."""
+        if shown := self.text():
+            note(f"{folder}: {shown}")

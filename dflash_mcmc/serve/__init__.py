@@ -7,5 +7,5 @@
     network.py      the socket, slow clients, signals
     answers.py      bodies of answers
 
-`api/workers.py` has the chains that wait and the thread that draws them, `api/samplers.py` the sampler of a request.
+`api/workers.py` has the chains that wait and the thread that draws them, `api/choices.py` the sampler of a request.
 """

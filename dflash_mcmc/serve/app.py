@@ -15,10 +15,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from dflash_mcmc.api import online
 from dflash_mcmc.api import prompts as read_prompts
-from dflash_mcmc.api.samplers import Samplers
-from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers
+from dflash_mcmc.api.choices import Samplers
+from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
@@ -278,6 +277,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
 def built(options: ServeOptions, config: Config) -> Service:
     """The service of a configuration as it was composed. Raises UserError for an engine that cannot be started."""
     metrics = Metrics()
-    target, workers, longest_prompt = online.started(config, options.max_prompt_tokens, "serve.max_prompt_tokens",
-                                                     options.max_waiting, lambda: metrics.add("engine_failures_total"))
+    target, workers, longest_prompt = started(config, options.max_prompt_tokens, "serve.max_prompt_tokens",
+                                              options.max_waiting, lambda: metrics.add("engine_failures_total"))
     return Service(options, model_name(options, config), config, target, workers, metrics, longest_prompt)

@@ -6,7 +6,7 @@ while it was done alone, it is recorded as failed. The graceful end of a task, a
 
 A death with another cause looks the same. A device that fails kills every task. Deaths alone on a single device are therefore
 not enough: the task must also have died on a second device, or the device must have done a recorded task again
-(`run/device_check.py`).
+(`DeviceCheck`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.api import LoadedEngine, component, mixed
-from dflash_mcmc.api.mixed import AnswerRequest
+from dflash_mcmc.api import LoadedEngine, component, workers
+from dflash_mcmc.api.workers import AnswerRequest
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.errors import UserError
@@ -63,7 +63,7 @@ def test_requests_with_other_settings_get_what_they_get_alone(engine, started, m
 
 
 def test_an_engine_has_a_limited_number_of_sets(engine, started, monkeypatch):
-    monkeypatch.setattr(mixed, "MOST_SETS", 3)
+    monkeypatch.setattr(workers, "MOST_SETS", 3)
     assert len(drawn(engine, asked())) == 2 * len(SETTINGS)
     assert len(started) == 2
 

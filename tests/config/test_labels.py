@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.identity import plain
-from dflash_mcmc.config.labels import changes, label_of, labels_of, name_of_path, with_fields
+from dflash_mcmc.config.identity import changes, label_of, labels_of, name_of_path, plain, with_fields
 
 
 @pytest.mark.parametrize(("overrides", "label"), [

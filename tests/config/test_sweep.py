@@ -18,7 +18,7 @@ from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner.preflight import CheckedJob
-from dflash_mcmc.runner.result import RunResult
+from dflash_mcmc.runner.tasks import RunResult
 from tests.refusals import command_is_refused
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.dataset.inputs.problems import chosen
+from dflash_mcmc.dataset import chosen
 from tests.refusals import refused
 
 

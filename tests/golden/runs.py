@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.process import bits
+from dflash_mcmc.process import machine
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import key_of
@@ -141,7 +141,7 @@ def draw(name: str, outputs: Path) -> dict:
 
 def main(verb: str, *names: str) -> None:
     """`store` or `compare`, for all runs or for the given names."""
-    bits.keep()
+    machine.keep_bits()
     wrong = 0
     for name in names or RUNS:
         with tempfile.TemporaryDirectory() as outputs, contextlib.redirect_stderr(io.StringIO()):  # without progress bars

@@ -11,15 +11,15 @@ import pytest
 
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grid import planning
+from dflash_mcmc.grid import submission
 
 BASE = ("-m", "tracker=none", "dataset.limit=4")
 
 
-def planned(*arguments: str, outputs) -> list[planning.Planned]:
+def planned(*arguments: str, outputs) -> list[submission.Planned]:
     cli.prepare()
     command = cli.check_command([*BASE, f"paths.outputs={outputs}", *arguments])
-    return planning.plan(command.jobs)
+    return submission.plan(command.jobs)
 
 
 def lay(folder, *keys, torn: str = "") -> None:
@@ -51,9 +51,9 @@ def test_what_is_recorded_is_not_pending(tmp_path):
         torn=json.dumps({"problem": "torn", "chain": 0})[:-1])
     (again,) = planned("condition=ps", "num_chains=2", outputs=tmp_path)
     assert (again.num_asked, again.num_pending) == (8, 6)
-    recorded = planning.recorded(point.folder)
+    recorded = submission.recorded(point.folder)
     assert recorded.share_seconds == 2.0
-    assert planning.failed(recorded.verdicts) == 1
+    assert submission.failed(recorded.verdicts) == 1
 
 
 def test_the_rate_follows_what_was_drawn_lately(tmp_path):
@@ -67,25 +67,25 @@ def test_the_rate_follows_what_was_drawn_lately(tmp_path):
     write("records.jsonl", [100.0] * 20 + [3.0] * 50, hours_ago=0)
     write("records.1.jsonl", [1.0] * 50, hours_ago=0.9)
     write("records.2.jsonl", [500.0] * 50, hours_ago=1.1)
-    assert planning.recorded(tmp_path).share_seconds == 2.0
+    assert submission.recorded(tmp_path).share_seconds == 2.0
 
 
 def test_files_that_are_no_records_are_none(tmp_path):
     """As one that was moved away to begin anew."""
     lay(tmp_path, ("a", 0, "correct"))
     (tmp_path / "records.1.jsonl").rename(tmp_path / "records.old.jsonl")
-    assert planning.pending(tmp_path, {("a", 0)}) == 1
+    assert submission.num_pending(tmp_path, {("a", 0)}) == 1
     lay(tmp_path, ("a", 0, "correct"))
     (tmp_path / "summary.json").write_text("")
-    assert planning.pending(tmp_path, {("a", 0)}) == 1
+    assert submission.num_pending(tmp_path, {("a", 0)}) == 1
     (tmp_path / "summary.json").write_text('{"num_samples": 1}')
-    assert planning.pending(tmp_path, {("a", 0)}) == 0
+    assert submission.num_pending(tmp_path, {("a", 0)}) == 0
 
 
 def test_a_corrupt_record_is_told(tmp_path):
     (tmp_path / "records.jsonl").write_text('{"chain": 0}\n')
     with pytest.raises(UserError, match=r"records\.jsonl: line 1: problem: given nothing; allowed: a value"):
-        planning.recorded(tmp_path)
+        submission.recorded(tmp_path)
 
 
 def test_units_of_a_probe_are_planned(tmp_path):
@@ -94,17 +94,17 @@ def test_units_of_a_probe_are_planned(tmp_path):
 
 
 def test_no_job_has_nothing_to_draw():
-    assert [planning.num_shards(pending, 8) for pending in (0, 3, 8, 100)] == [0, 3, 8, 8]
+    assert [submission.num_shards(pending, 8) for pending in (0, 3, 8, 100)] == [0, 3, 8, 8]
 
 
 LARGE = """
 import re, sys, time
 started = time.perf_counter()
 from dflash_mcmc.config import command as cli
-from dflash_mcmc.grid import planning
+from dflash_mcmc.grid import submission
 cli.prepare()
 command = cli.check_command(["-m", "dataset=jsonl", "dataset.path=tasks.jsonl", "condition=ps", "num_chains=8"])
-print(sum(point.num_pending for point in planning.plan(command.jobs)),
+print(sum(point.num_pending for point in submission.plan(command.jobs)),
       int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1000,
       "torch" in sys.modules, "transformers" in sys.modules)
 print(time.perf_counter() - started, file=sys.stderr)

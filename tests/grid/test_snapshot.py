@@ -122,7 +122,7 @@ def test_a_plugin_is_copied_with_its_entry_points(tmp_path):
     (plugin / "elsewhere" / "__init__.py").write_text(content)
     (plugin / "beside.py").write_text("")
     (plugin / "elsewhere-1.0.dist-info" / "top_level.txt").write_text("elsewhere\nbeside\ngone\n")
-    run_with(plugin, "from dflash_mcmc.grid.plugins import copy_plugins; from pathlib import Path\n"
+    run_with(plugin, "from dflash_mcmc.grid.snapshot import copy_plugins; from pathlib import Path\n"
                      f"path = Path({str(code)!r}); path.mkdir(); copy_plugins(path)")
     shutil.rmtree(plugin)
     shown = run_with(code, "import beside; from dflash_mcmc import registry; print(beside.__file__)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grid import planning, snapshot, status
+from dflash_mcmc.grid import snapshot, status, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob, find
 
 
@@ -23,7 +23,7 @@ def grid(make_grid, make_config) -> Grid:
         (grid.folder / "code").symlink_to(Path(status.__file__).parents[2])
         folder = Path(grid.points[number].folder)
         folder.mkdir(parents=True)
-        keys = sorted(planning.asked(config))[: 3 + number]
+        keys = sorted(submission.asked(config))[: 3 + number]
         (folder / "records.jsonl").write_text("".join(json.dumps({
             "problem": problem, "chain": chain, "share_seconds": 30.0,
             "verdict": "not_drawn" if place == 0 else "correct"}) + "\n"

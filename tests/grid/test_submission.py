@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dflash_mcmc.__main__ import main
-from dflash_mcmc.grid import planning, snapshot, submission
+from dflash_mcmc.grid import snapshot, submission
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
 from tests.runner.test_secrets import SECRETS, found_in
@@ -197,7 +197,7 @@ def test_without_slurm(no_slurm, tmp_path, capsys):
 
 def complete(grid: Grid, point: int, count: int) -> None:
     """Lays down so many records of a point, and their summary."""
-    keys = sorted(planning.asked(snapshot.read_point(grid.point_file(point))))[:count]
+    keys = sorted(submission.asked(snapshot.read_point(grid.point_file(point))))[:count]
     folder = Path(grid.points[point].folder)
     folder.mkdir(parents=True, exist_ok=True)
     records = [{"problem": problem, "chain": chain, "verdict": "wrong", "share_seconds": 3.0} for problem, chain in keys]

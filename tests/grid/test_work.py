@@ -7,10 +7,10 @@ import pytest
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grid import planning, snapshot, work
+from dflash_mcmc.grid import snapshot, submission, work
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.runner.result import RunResult
+from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.runner.tracking import readable_name, tags
 
 
@@ -20,7 +20,7 @@ def grid(make_grid, tmp_path) -> Grid:
     grid = make_grid()
     command = cli.check_command(["-m", "condition=ps", "sampler.alpha=2,3", "dataset.limit=3", "tracker=none",
                                  "hardware=slurm_cpu", f"paths.outputs={tmp_path}"])
-    planned = planning.plan(command.jobs)
+    planned = submission.plan(command.jobs)
     (grid.folder / "code").unlink()
     snapshot.copy_code(grid.folder / "code")
     for number, point in enumerate(planned):

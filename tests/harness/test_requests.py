@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dflash_mcmc.api.samplers import Samplers
+from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.harness import chosen

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from dflash_mcmc.runner import rate
+from dflash_mcmc.runner import tracking
 from tests.runs import execute
 
 
 def test_rate(monkeypatch):
     seconds = iter((100.0, 104.0))
-    monkeypatch.setattr(rate.time, "monotonic", lambda: next(seconds))
-    measured = rate.Rate()
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: next(seconds))
+    measured = tracking.Rate()
     measured.add({"token_forwards": 6000.0})
     measured.add({"token_forwards": 2000.0})
     measured.add({"problem": "a unit of a probe"})
@@ -19,13 +19,13 @@ def test_rate(monkeypatch):
 
 
 def test_without_forwards_nothing_is_printed(tmp_path, capsys):
-    rate.Rate().tell(tmp_path)
+    tracking.Rate().tell(tmp_path)
     assert capsys.readouterr().err == ""
 
 
 def test_in_a_launch_it_is_that_of_one_process(monkeypatch):
-    monkeypatch.setattr(rate.ranks, "world_size", lambda: 2)
-    measured = rate.Rate()
+    monkeypatch.setattr(tracking.ranks, "world_size", lambda: 2)
+    measured = tracking.Rate()
     measured.add({"token_forwards": 1.0})
     assert "per second of this process; " in measured.text()
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dflash_mcmc.runner.settings import MOST, CostCurve
+from dflash_mcmc.runner.budget import MOST, CostCurve
 
 
 def true_cost(setting: int) -> float:

@@ -15,7 +15,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.grid import planning
+from dflash_mcmc.grid import submission
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -178,7 +178,7 @@ def test_a_unit_that_kills_its_process_alone_is_recorded_as_failed_and_not_retri
     assert [row["length"] for row in result.summary["tables"]["all"]] == expected
     line = f"1 of 5 questions could not be measured and are left out: {deadly.problem}: {reason}"
     assert line in capsys.readouterr().err
-    assert planning.pending(result.folder, planning.asked(config)) == 0
+    assert submission.num_pending(result.folder, submission.asked(config)) == 0
     assert execute(config).num_new == 0
 
 

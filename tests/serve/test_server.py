@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import dflash_mcmc as dm
-from dflash_mcmc.api.targets import turn_of
+from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options

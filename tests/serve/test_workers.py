@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dflash_mcmc.api import online, workers
-from dflash_mcmc.api.targets import turn_of
+from dflash_mcmc.api import workers
+from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.engine.slots import Slots
 from dflash_mcmc.rng import Key
 from tests.composing import composed
@@ -28,7 +28,7 @@ def answers(tmp_path, monkeypatch):
         monkeypatch.setattr(workers, "MOST_SETS", most_sets)
         starts.clear()
         config = composed(tmp_path, "condition=temp", "dataset.max_new_tokens=24", "hardware.num_slots=4")
-        found = online.started(config, None, "prompt", 16, lambda: pytest.fail("the engine failed"))
+        found = workers.started(config, None, "prompt", 16, lambda: pytest.fail("the engine failed"))
         prompt = np.array(found.target.encode(config.model.prompt(found.target.tokenizer, QUESTION)))
         orders = [workers.Order(lambda number=number: config.sampler.chain(prompt, 24, Key(number)), stop, Future())
                   for number, stop in enumerate(STOPS)]

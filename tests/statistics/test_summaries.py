@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.runner.metrics import metrics_of
+from dflash_mcmc.runner.tracking import metrics_of
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise, times
 
 

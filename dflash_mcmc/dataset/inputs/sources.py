@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
-from dflash_mcmc.dataset import Dataset
-from dflash_mcmc.dataset.inputs.problems import checked
+from dflash_mcmc.dataset import Dataset, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.process import hub

@@ -34,7 +34,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
 
-from dflash_mcmc.config.labels import name_of_path
+from dflash_mcmc.config.identity import name_of_path
 from dflash_mcmc.grading import verdicts
 from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.reading import Run

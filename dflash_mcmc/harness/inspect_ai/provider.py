@@ -27,9 +27,9 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolChoice, ToolInfo
 from rich.markup import escape
 
-from dflash_mcmc.api import online
 from dflash_mcmc.api import prompts as read_prompts
-from dflash_mcmc.api.samplers import Samplers
+from dflash_mcmc.api import workers
+from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.api.workers import DrawnAnswer, Order
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
@@ -72,7 +72,7 @@ class DflashAPI(ModelAPI):
             self._config = self._composed(fields, max_new_tokens)
             self._samplers = Samplers(self._config)
             self._settings(config)  # what every request says is refused before a model is loaded
-            self._target, self._workers, self._longest_prompt = online.started(
+            self._target, self._workers, self._longest_prompt = workers.started(
                 self._config, max_prompt_tokens, "max_prompt_tokens", _MOST_WAITING, lambda: None)
         except UserError as error:
             raise PrerequisiteError(escape(f"dflash: {error}")) from error
@@ -94,7 +94,7 @@ class DflashAPI(ModelAPI):
 
     def max_connections(self) -> int:
         """Requests at a time: as many as the engine has slots, so that no slot waits for inspect_ai."""
-        return self._config.hardware.num_slots or online.MOST_SLOTS
+        return self._config.hardware.num_slots or workers.MOST_SLOTS
 
     def connection_key(self) -> str:
         """Each model has an engine of its own."""

@@ -16,7 +16,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
-from dflash_mcmc.api.mixed import AnswerRequest
+from dflash_mcmc.api.workers import AnswerRequest
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.engine.batching.prompt_encoder import ids_of
 from dflash_mcmc.errors import ConfigError, UserError, note

@@ -13,8 +13,7 @@ import numpy as np
 
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Table
-from dflash_mcmc.probe.speculative_mcmc.columns import Blocks, Columns, Proposal, Speed
-from dflash_mcmc.probe.speculative_mcmc.weighing import acceptance_floor
+from dflash_mcmc.probe.speculative_mcmc.weighing import Blocks, Columns, Proposal, Speed, acceptance_floor
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 

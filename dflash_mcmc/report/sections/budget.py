@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.checks import CHAINS, path_of
-from dflash_mcmc.config.labels import labels_of
+from dflash_mcmc.config.identity import labels_of
 from dflash_mcmc.report.parts import (
     P_VALUES,
     Column,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.config.labels import followed
+from dflash_mcmc.config.identity import followed
 from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.registry import components

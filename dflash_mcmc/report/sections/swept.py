@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.config.labels import followed
+from dflash_mcmc.config.identity import followed
 from dflash_mcmc.report.parts import Drawing, Section, Table, accurate, counted, named, numbered, paragraphs, shared
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study

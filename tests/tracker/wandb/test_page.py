@@ -10,8 +10,7 @@ import subprocess
 import pytest
 
 from dflash_mcmc.config.identity import plain
-from dflash_mcmc.runner.metrics import metrics_of
-from dflash_mcmc.runner.tracking import RunningAccuracy
+from dflash_mcmc.runner.tracking import RunningAccuracy, metrics_of
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbRun
