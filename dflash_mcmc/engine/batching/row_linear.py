@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, pad
 
-_SMALL = 2**16
+_SMALL = 3 * 2**15
 """Weights of a float32 layer up to which PyTorch's own product is as fast as a packed one (notebook, "Packed products")."""
 _PLAIN_STEP = 4
 """PyTorch's product has multiples of so many rows."""
