@@ -67,6 +67,14 @@ def command(tmp_path):
     return run
 
 
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory) -> dict[tuple[str, int], dict]:
+    """Records of the quick run of tests/runs.py in one go."""
+    from tests import runs
+
+    return runs.finish(tmp_path_factory.mktemp("whole"))
+
+
 @pytest.fixture
 def random_weights() -> Iterator[None]:
     """Brings back PyTorch's random state, from which the weights of a new model are drawn."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -47,21 +45,6 @@ def speculative_error(speculation: Speculation, law: SamplingParams, horizon: in
     engine = TabularEngine(model, None, speculation)
     drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), horizon, law, key)))
     return total_variation(drawn, product_target(TabularEngine(model), horizon, law))
-
-
-def without_seed(self: TabularEngine, operation: Draw, prefix: tuple, length: int, drafted: tuple) -> np.ndarray:
-    """A mutant of `TabularEngine._slot`: penalties do not count the anchor of the block, the seed token of the step."""
-    tokens = np.array((*prefix, *drafted))
-    prompt, generated = tokens[: len(prefix) - length], tokens[len(prefix) - length :]
-    logits = self._logits((*prefix, *drafted), length + len(drafted), operation.source)
-    return exact_law.process(logits, operation.params, prompt, np.delete(generated, length - 1) if length else generated)
-
-
-def without_drafted(self: TabularEngine, operation: Draw, prefix: tuple, length: int, drafted: tuple) -> np.ndarray:
-    """A mutant of `TabularEngine._slot`: penalties do not count the drafted tokens before the slot."""
-    tokens, start = np.array(prefix), len(prefix) - length
-    logits = self._logits((*prefix, *drafted), length + len(drafted), operation.source)
-    return exact_law.process(logits, operation.params, tokens[:start], tokens[start:])
 
 
 def differing(speculation: Speculation, law: SamplingParams, num_seeds: int, horizon: int = 6) -> int:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import typing
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dflash_mcmc import registry
+from dflash_mcmc.api import component
 from dflash_mcmc.catalogue import options
-from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.command import check_command, compose_once
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import Condition, Config, Paths
-from dflash_mcmc.fields import ROLES, has_spec, identity, identity_values, spec_of
+from dflash_mcmc.config.sweep import objective_of
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, identity_values, restored, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
+from dflash_mcmc.statistics.rules import AnswerPower, PowerVote
+from dflash_mcmc.statistics.summaries import NAMES
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
 from dflash_mcmc.train.target import TrainingPlan
-from tests.refusals import command_is_refused
+from tests.refusals import command_is_refused, refused
 
 MISTAKES = {
     "unknown key": (["sampler.alpah=2"], "sampler.alpah", "did you mean 'alpha'"),
@@ -283,3 +294,180 @@ def test_two_components_of_one_name_are_refused():
 
     with pytest.raises(TypeError, match="already registered"):
         register("sampler", "greedy")(Other)
+
+
+# The constructors of components: the defaults of the classes, which are those of the command line, and its checks.
+
+EVERY = [found for group in GROUPS for found in components(group).values()]
+PowerMH, LayerBlend, HFModel = (components(group)[name].cls for group, name in (
+    ("sampler", "power_mh"), ("blend", "layer"), ("model", "hf")))
+
+
+def test_a_constructor_gives_the_option_of_the_command_line(monkeypatch):
+    """It reads no file: this machine's own values (conf/local) are the command line's alone."""
+    required = {found: {field.name: "given" for field in dataclasses.fields(found.cls) if default_of(field) == MISSING}
+                for found in EVERY}
+    required[components("draft")["dflash"]] = {"path": "z-lab/Qwen3-4B-DFlash-b16"}  # conf/ names a checkpoint
+    composed = {}
+    for number in range(max(len(components(group)) for group in GROUPS)):  # an option of each group at once
+        chosen = [list(components(group).values())[number % len(components(group))] for group in GROUPS]
+        given = [f"{found.group}.{name}={value}" for found in chosen for name, value in required[found].items()]
+        config, _ = compose_once("config", [*(f"{found.group}={found.name}" for found in chosen), *given], Config)
+        composed |= {found: getattr(config, found.group) for found in chosen}
+    assert component("sampler", "power_mh") == composed[components("sampler")["power_mh"]]
+    monkeypatch.setattr("dflash_mcmc.config.compose.compose", None)
+    for found, given in required.items():
+        assert found.cls(**given) == composed[found]
+        for name in given:
+            with refused(start=f"{found.group}.{name}: given nothing; allowed: "):
+                found.cls(**{other: "given" for other in given if other != name})
+
+
+def test_every_default_is_allowed():
+    wrong = [f"{found.group}={found.name}: {field.name}" for found in EVERY for field in dataclasses.fields(found.cls)
+             if (default := default_of(field)) != MISSING and not spec_of(field).admits(default)]
+    assert not wrong
+
+
+def test_a_field_keeps_what_is_given_in_its_type():
+    made = PowerMH(alpha=2, num_blocks=np.int64(4), top_p=np.float32(0.5), proposal_temperature=None)
+    assert (made.alpha, made.num_blocks, made.top_p, made.num_steps) == (2.0, 4, 0.5, 2)
+    assert [type(value) for value in (made.alpha, made.num_blocks, made.top_p)] == [float, int, float]
+    assert LayerBlend(layers=(1, 2)).layers == [1, 2]
+    assert HFModel(path=Path("a/b")).path == "a/b"
+    assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == dataclasses.replace(made) == made
+
+
+def test_defaults_are_not_shared():
+    sampler = components("sampler")["replica_exchange"].cls
+    sampler().alphas.append(9.0)
+    assert 9.0 not in sampler().alphas
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"rule": "publised"}, "sampler.rule: given 'publised'; allowed: one of 'exact', 'published'"),
+    ({"top_p": 2}, "sampler.top_p: given 2.0; allowed: a number > 0 and <= 1"),
+    ({"alpha": -1}, "sampler.alpha: given -1.0; allowed: a number >= 1e-06"),
+    ({"alpha": float("nan")}, "sampler.alpha: given nan; allowed: a number >= 1e-06"),
+    ({"alpha": "4"}, "sampler.alpha: given '4'; allowed: a number >= 1e-06"),
+    ({"alpha": True}, "sampler.alpha: given True; allowed: a number >= 1e-06"),
+    ({"alpha": None}, "sampler.alpha: given None; allowed: a number >= 1e-06"),
+    ({"num_blocks": 2.0}, "sampler.num_blocks: given 2.0; allowed: a whole number >= 1"),
+    ({"rescore": 1}, "sampler.rescore: given 1; allowed: true or false"),
+    ({"alpah": 4}, "sampler.alpah: given 4; allowed: a field of PowerMH (did you mean 'alpha'?): alpha, proposal_temperature"),
+], ids=str)
+def test_a_constructor_refuses_in_one_line(given, said):
+    with refused(start=said):
+        PowerMH(**given)
+    with pytest.raises(ValueError, match="allowed"):
+        PowerMH(**given)
+
+
+def test_entries_of_lists_are_checked():
+    with refused(start="blend.layers: given [1, 'a']; allowed: a list of whole numbers ([1,2]) or null"):
+        LayerBlend(layers=[1, "a"])
+    with refused(start="sampler.alphas: given [1.0, -1.0]; allowed: a list of numbers ([0.5,1]), each >= 1e-06"):
+        components("sampler")["replica_exchange"].cls(alphas=[1.0, -1])
+
+
+def test_conditions_that_span_fields_are_checked_with_the_run(make_config):
+    config = make_config("dataset.max_new_tokens=64")
+    with refused(start="sampler.num_blocks: given 65; allowed: at most dataset.max_new_tokens=64"):
+        PowerMH(num_blocks=65).check(config)
+
+
+def test_a_required_field_of_another_package(monkeypatch):
+    monkeypatch.setattr(registry, "_components", {**registry._components})
+
+    @register("sampler", "of_a_plugin")
+    @dataclass(slots=True, kw_only=True)
+    class OfAPlugin(Sampler):
+        """Of a plugin."""
+
+        size: int = identity(MISSING, "a size", ge=1)
+
+        def chain(self, prompt, horizon, key):
+            raise NotImplementedError
+
+    assert OfAPlugin(size=3).size == 3
+    with refused(start="sampler.size: given nothing; allowed: a whole number >= 1"):
+        OfAPlugin()
+
+
+def test_recorded_values_are_not_checked():
+    """A version before this one may have allowed others."""
+    assert restored(PowerMH, {"alpha": -1.0}).alpha == -1.0
+
+
+def test_a_mistake_of_a_configuration_is_a_value_error_and_a_user_error():
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(ConfigError, UserError)
+
+
+# `aggregate` and `vote`: which ways of combining chains a configuration allows, and what depends on them.
+
+CHAINS = ["condition=temp", "num_chains=4"]
+AGGREGATE_MISTAKES = {
+    "unknown": (["aggregate=median"], "aggregate: given 'median'", "'answer_power', 'adaptive', 'log_p'"),
+    "one unknown": (["aggregate=[majority,median]"], "aggregate: given ['majority', 'median']", "a list of several"),
+    "number": (["aggregate=3"], "aggregate: given 3", "or null"),
+    "nested": (["aggregate=[[power]]"], "aggregate: given [['power']]", "or null"),
+    "mapping": (["aggregate={power: 2}"], "aggregate: given {'power': 2}", "or null"),
+    "empty": (["aggregate=[]"], "aggregate: given []", "or null"),
+    "twice": (["aggregate=[power,power]"], "aggregate: given ['power', 'power']", "a list of several"),
+    "one chain": (["num_chains=1", "aggregate=power"], "aggregate: given 'power'", "num_chains of 2 and more (given 1)"),
+    "programs": (["grader=code", "aggregate=[log_p,softsat]"], "aggregate: given ['log_p', 'softsat']",
+                 "null or log_p with grader=code: a vote over programs is not defined"),
+    "chains of Metropolis-Hastings": (["condition=ps", "aggregate=power"], "aggregate: given 'power'",
+                                      "adaptive, log_p with sampler=power_mh: power needs independent draws"),
+    "best of N": (["condition=best_of_n", "aggregate=answer_power"], "aggregate: given 'answer_power'", "sampler=best_of_n"),
+    "greedy": (["condition=greedy", "aggregate=power"], "aggregate: given 'power'", "sampler=greedy"),
+    "top_k": (["sampler.top_k=5", "aggregate=[softsat,power]"], "aggregate: given 'power'", "sampler.top_k=5"),
+    "top_p": (["sampler.top_p=0.9", "aggregate=answer_power"], "aggregate: given 'answer_power'", "without truncation"),
+    "min_p": (["sampler.min_p=0.1", "aggregate=power"], "aggregate: given 'power'", "min_p=0.1"),
+    "alpha": (["vote.power.alpha=0"], "vote.power.alpha: given 0.0", "a number > 0"),
+    "gamma": (["vote.answer_power.gamma=-1"], "vote.answer_power.gamma: given -1.0", "a number > 0"),
+    "beta": (["vote.softsat.beta=-1"], "vote.softsat.beta: given -1.0", "a number >= 0"),
+    "saturation": (["vote.softsat.saturation=1.5"], "vote.softsat.saturation: given 1.5", "> 0 and <= 1"),
+    "confidence": (["vote.adaptive.confidence=1"], "vote.adaptive.confidence: given 1.0", "> 0.5 and < 1"),
+    "clip": (["vote.softsat.low=20"], "vote.softsat.low: given 20.0", "a number <= vote.softsat.high (given 17)"),
+    "unknown parameter": (["vote.power.alpah=2"], "vote.power.alpah", "did you mean 'alpha'"),
+    "parameter left out": (["~vote.power.alpha"], "vote.power.alpha", "allowed: a number > 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "start", "allowed"), AGGREGATE_MISTAKES.values(), ids=AGGREGATE_MISTAKES.keys())
+def test_mistake_is_one_line(arguments, start, allowed):
+    command_is_refused([*CHAINS, *arguments], allowed, start=start)
+
+
+def test_a_word_or_a_list_in_its_order(make_config):
+    assert make_config(*CHAINS).aggregates() == []
+    assert make_config(*CHAINS, "aggregate=softsat").aggregates() == ["softsat"]
+    config = make_config(*CHAINS, "aggregate=[power,log_p,majority,answer_power,adaptive,softsat]", "vote.power.alpha=2.5")
+    assert config.aggregates() == ["power", "log_p", "majority", "answer_power", "adaptive", "softsat"]
+    assert set(config.aggregates()) == set(NAMES)
+    assert config.vote.rules["power"] == PowerVote(alpha=2.5)
+    assert config.vote.rules["answer_power"] == AnswerPower(alpha=2.0, gamma=2.0)
+
+
+def test_penalties_and_any_sampler_s_softsat_are_allowed(make_config):
+    """A penalty changes probabilities, and log q counts it. Softsat uses ranks, and no law of the chains."""
+    assert make_config(*CHAINS, "sampler.presence_penalty=0.5", "aggregate=power").aggregates() == ["power"]
+    assert make_config("condition=ps", "num_chains=4", "aggregate=[majority,softsat]").aggregates() == ["majority", "softsat"]
+    assert [name for name, found in components("sampler").items() if found.cls.draws_once] == ["temperature"]
+
+
+def test_nothing_of_it_is_identity(make_config):
+    plain = identity_hash(make_config(*CHAINS))
+    other = make_config(*CHAINS, "aggregate=[power,softsat]", "vote.power.alpha=2", "vote.softsat.beta=3")
+    assert identity_hash(other) == plain
+
+
+def test_a_search_maximises_the_first_way():
+    summary = {"accuracy": 0.1, "correct": 1, "token_forwards": 10}
+    for by, accuracy in (("softsat", 0.5), ("majority", 0.9)):
+        values = {"num_samples": 2, "accuracy": accuracy, "correct": 2 * accuracy, "token_forwards": 10}
+        summary |= {f"{by}/{key}": value for key, value in values.items()}
+    assert objective_of("accuracy", summary) == 0.5
+    assert objective_of("accuracy_per_cost", summary) == pytest.approx(1e6 * 1.0 / 10)

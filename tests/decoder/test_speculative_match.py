@@ -6,7 +6,6 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
-from dflash_mcmc.engine.oracle.tabular import TabularEngine
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.registry import name_of
@@ -17,8 +16,6 @@ from tests.speculation import (
     differing,
     slow_ones,
     speculative_error,
-    without_drafted,
-    without_seed,
 )
 
 
@@ -53,12 +50,6 @@ def test_faults_are_caught(draft, name):
 @pytest.mark.parametrize("draft", ["parallel", "sequential"])
 def test_faults_are_caught_among_four_tokens(draft, name):
     assert speculative_error(rule(draft, fault=name), LAWS["temperature"]) > 0.02
-
-
-@pytest.mark.parametrize("mutant", [without_seed, without_drafted])
-def test_counts_that_lack_tokens_of_the_step_are_caught(mutant, monkeypatch):
-    monkeypatch.setattr(TabularEngine, "_slot", mutant)
-    assert speculative_error(rule("small"), LAWS["counts"], model=SMALL) > 1e-3
 
 
 def test_late_penalty_is_caught():

@@ -12,7 +12,7 @@ import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
 from dflash_mcmc.grading.__main__ import main
 from dflash_mcmc.grading.choice.letters import final_letter
-from dflash_mcmc.grading.extraction import RULES, Extraction, continued
+from dflash_mcmc.grading.extraction import RULES, Extraction, after_thinking, continued, last_box
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.store.reading import read_records
@@ -218,3 +218,45 @@ def test_unboxed_answers_are_read_as_a_careful_reader_reads_them():
     assert len(UNBOXED) == 100
     read = {case["text"]: (case["value"], AUTO.find(case["text"]).answer) for case in UNBOXED}
     assert not {text: pair for text, pair in read.items() if pair[1] is None or decide(*pair).verdict != "correct"}
+
+
+# The final answer of a text: the last balanced box after the thinking, found in linear time.
+
+@pytest.mark.parametrize(("text", "answer"), [
+    (r"so \boxed{42}.", "42"),
+    (r"\boxed{1} then \boxed{2}", "2"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\fbox{7}", "7"),
+    (r"\boxed {7}", "7"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"),
+    (r"\boxed{5} and \boxed{6", "5"),
+    (r"\boxed{\boxed{5}}", "5"),
+    (r"} \boxed{5}", "5"),
+    (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+    (r"<think>\boxed{1}</think> nothing", None),
+    (r"<think>\boxed{1}", None),
+    (r"<think>a</think> \boxed{1} <think> again", None),
+    ("no box", None),
+    (r"\boxed{unclosed", None),
+    (r"\boxed 5", None),
+    ("", None),
+    (r"\boxed{}", ""),
+    (r"\boxed{" * 3000, None),
+])
+def test_extraction(text, answer):
+    assert last_box(text) == answer
+
+
+def test_the_time_is_linear():
+    text = r"\boxed{" * 150_000
+    started = time.perf_counter()
+    assert last_box(text) is None
+    assert last_box(text + "1" + "}" * 150_000) == "1"
+    assert time.perf_counter() - started < 10  # in quadratic time it would be hours
+
+
+def test_thinking():
+    assert after_thinking("a</think>b</think>c") == "c"
+    assert after_thinking("plain") == "plain"
+    assert after_thinking("<think>a") is None

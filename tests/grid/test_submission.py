@@ -15,7 +15,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.grid import snapshot, submission
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
-from tests.runner.test_secrets import SECRETS, found_in
+from tests.runner.test_tracking import SECRETS, found_in
 
 POINTS = ("condition=greedy,temp", "dataset.limit=4", "tracker=none")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
-from tests.runner.test_samples import TIMES
+from tests.runs import TIMES
 
 SWEEP = ("experiment=demo", "condition=ps", "sampler.num_blocks=8", "sampler.num_steps=1",
          "seed=0,1", "dataset.limit=16", "tracker=jsonl", "hardware.num_slots=2", "hardware.grace_seconds=2")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.launchers.test_grid import SHORT, Submitter, check_complete, drawn_alone
-from tests.test_registry import PLUGIN, install
+from tests.test_names import PLUGIN, install
 
 POINT = ("condition=greedy", "dataset.limit=3", "dataset.max_new_tokens=24")
 CHAIN = """

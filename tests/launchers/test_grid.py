@@ -17,7 +17,7 @@ from dflash_mcmc.grid.folder import Grid, find
 from dflash_mcmc.store.schema import from_line
 from tests.conftest import ROOT
 from tests.processes import HANG
-from tests.runner.test_samples import TIMES
+from tests.runs import TIMES
 
 SHORT = ("tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "dataset.max_new_tokens=24", "hardware.num_slots=4")
 LONG = ("condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1", "hardware.num_slots=4",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import struct
+import subprocess
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -13,12 +17,17 @@ from safetensors.torch import load_file, save_file
 
 import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE, Job
+from dflash_mcmc.dataset import hub
 from dflash_mcmc.draft.network import checkpoint as drafts
 from dflash_mcmc.draft.network.dflash import DFlashShape
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.model import files
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.runner import preflight
 from tests.bench import random_weights
+from tests.model.damage import all_ways
+from tests.model.trying import Tried, tried
+from tests.processes import ROOT
 from tests.refusals import refused
 from tests.runs import execute
 
@@ -218,3 +227,129 @@ def test_a_tokenizer_larger_than_the_vocabulary(make_config, checkpoint, refuses
     assert not list(tmp_path.glob("default/*"))
     with refused("ids from 0 to 299", start="prompts: given 300"):
         dm.sample(str(checkpoint), None, [[1, 300]], sampler="greedy", max_new_tokens=2)
+
+
+# Checkpoints with random damage: a run ends in a result or in one line, in bounded time, and never runs planted code.
+
+SEED = 22
+SHORT, LONG = 12, 700
+
+
+@pytest.mark.parametrize("damage", [pytest.param(damage, id=damage.name[:60].encode("unicode_escape").decode())
+                                    for damage in all_ways(SEED, SHORT)])
+def test_a_damaged_checkpoint_is_one_line_or_runs(damage, tmp_path, random_weights):
+    found = tried(damage, tmp_path)
+    assert found.outcome in ("ran", "refused"), found
+
+
+@pytest.mark.slow
+def test_many_damaged_checkpoints(capsys):
+    """The campaign runs in a program of its own, because a damage that kills it must not end the tests."""
+    results: dict[int, Tried] = {}
+    first = 0
+    while first < LONG:
+        command = [sys.executable, "-m", "tests.model.trying", *map(str, (SEED, LONG, first))]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=7200)
+        for line in done.stdout.splitlines():
+            number, *fields = json.loads(line)
+            results[number] = Tried(*fields)
+        if done.returncode:
+            dead = max(results, default=-1) + 1
+            results[dead] = Tried(all_ways(SEED, LONG)[dead].name, "fault", done.stderr[-400:], 0.0)
+        first = max(results) + 1
+    with capsys.disabled():
+        print(Counter(found.outcome for found in results.values()))
+    assert len(results) == LONG
+    assert [found for found in results.values() if found.outcome == "fault"] == []
+
+
+# Code that a checkpoint or a dataset brings is not run: a payload is planted that would write a file.
+
+class _Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def canary(tmp_path):
+    """The file that the payloads write."""
+    return tmp_path / "canary"
+
+
+@pytest.fixture
+def planted(tmp_path):
+    return shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
+
+
+def refused_or_run(config) -> str | None:
+    """The line of a refusal; None if it ran."""
+    try:
+        preflight.check([Job(config)])
+        execute(config)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def code(canary) -> str:
+    return f"open({str(canary)!r}, 'w').write('run')\n"
+
+
+def test_the_payloads_work(canary):
+    exec(code(canary))
+    assert canary.exists()
+    canary.unlink()
+    pickle.loads(pickle.dumps(_Payload(f"touch '{canary}'")))
+    assert canary.exists()
+
+
+@pytest.mark.parametrize(("file", "classes"), [
+    ("config.json", {"AutoConfig": "planted.Config", "AutoModelForCausalLM": "planted.Model"}),
+    ("tokenizer_config.json", {"AutoTokenizer": ["planted.Slow", "planted.Fast"]})])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_code_of_a_checkpoint(make_config, planted, canary, file, classes, known):
+    (planted / "planted.py").write_text(code(canary))
+    for name in {"config.json", file}:
+        values = json.loads((planted / name).read_text())
+        more = {"auto_map": classes} if name == file else {}
+        if not known:
+            more |= {"model_type": "planted"} if name == "config.json" else {"tokenizer_class": "Planted"}
+        (planted / name).write_text(json.dumps({**values, **more}))
+    line = refused_or_run(make_config(f"model.path={planted}", "sampler=greedy", "dataset.limit=1"))
+    assert known or (line is not None and line.startswith("model.path: cannot load") and "\n" not in line)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "training_args.bin"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside weights"])
+def test_pickles_of_a_checkpoint(make_config, planted, canary, name, alone):
+    (planted / name).write_bytes(pickle.dumps({"model.norm.weight": _Payload(f"touch '{canary}'")}))
+    if alone:
+        (planted / "model.safetensors").unlink()
+    line = refused_or_run(make_config(f"model.path={planted}", "sampler=greedy", "dataset.limit=1"))
+    assert (line is not None and line.startswith("model.path: cannot load")) if alone else line is None
+    assert not canary.exists()
+
+
+def test_the_script_of_a_dataset(make_config, tmp_path, monkeypatch, canary):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    hub._loaded.cache_clear()
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    (folder / "asked.py").write_text(code(canary))
+    (folder / "test.jsonl").write_text(json.dumps({"question": "2 + 3", "answer": "5"}) + "\n")
+    asked = ("dataset=hub", f"dataset.path={folder}", "dataset.max_new_tokens=8", "sampler=greedy")
+    line = refused_or_run(make_config(*asked))
+    assert line is not None
+    assert line.startswith("dataset.path: cannot load")
+    assert not canary.exists()
+    (folder / "asked.py").unlink()
+    hub._loaded.cache_clear()
+    assert refused_or_run(make_config(*asked)) is None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 
 import dflash_mcmc
 from dflash_mcmc.__main__ import main
-from dflash_mcmc.process import program
+from dflash_mcmc.process import machine, program, ranks
+from dflash_mcmc.process.turns import Turn
+from tests import processes
+from tests.refusals import refused
+from tests.targets import rows_do_not_depend_on_the_batch
 
 
 def raising(error):
@@ -41,3 +49,97 @@ def test_the_version_is_ours(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"dflash_mcmc {dflash_mcmc.__version__}\n"
+
+
+# The same bits in every batch, on a processor where MKL does not give them by itself.
+
+def mode(cpuinfo: Path, **environment: str) -> str | None:
+    """The mode that `keep` leaves in an environment."""
+    machine.keep_bits(environment, cpuinfo)
+    return environment.get(machine.VARIABLE)
+
+
+@pytest.mark.parametrize(("vendor", "expected"), [("GenuineIntel", "AUTO,STRICT"), ("AuthenticAMD", None)])
+def test_the_mode_is_strict_where_it_is_needed_and_a_mode_that_is_set_stays(tmp_path, vendor, expected):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    assert mode(cpuinfo) == expected
+    assert mode(cpuinfo, **{machine.VARIABLE: "COMPATIBLE"}) == "COMPATIBLE"
+    assert mode(tmp_path / "no_such_file") is None
+    assert mode(tmp_path / "no_such_file", **{machine.VENDOR: vendor}) == expected
+    (other,) = {"GenuineIntel", "AuthenticAMD"} - {vendor}
+    cpuinfo.write_text(f"vendor_id\t: {other}\n")
+    assert mode(cpuinfo, **{machine.VENDOR: vendor}) == expected
+
+
+def test_programs_that_tests_start_have_the_mode_of_this_process(tmp_path):
+    """The mode depends on `--processor` alone, also where a program sets it for itself."""
+    show = f"import dflash_mcmc, os; print(os.environ.get({machine.VARIABLE!r}))"
+    assert processes.run(["-c", show], tmp_path).stdout.strip() == str(os.environ.get(machine.VARIABLE))
+
+
+def test_rows_have_the_same_bits_in_every_batch_here():
+    """Rows of the embedded model's widths. On a processor of another kind records are equal except in their last bits."""
+    if os.environ.get(machine.VARIABLE) != "AUTO,STRICT":
+        pytest.skip("strict mode is off: --processor=intel turns it on")
+    assert rows_do_not_depend_on_the_batch()
+
+
+# Where a process stands among those that draw together.
+
+@pytest.mark.parametrize(("environment", "place", "waits"), [
+    ({}, (0, 1), True),
+    ({"RANK": "0", "WORLD_SIZE": "3"}, (0, 3), True),
+    ({"RANK": "2", "WORLD_SIZE": "3"}, (2, 3), False),
+    ({"DFLASH_MCMC_SHARD": "3/8"}, (3, 8), False),
+    # The first process of a job stays for its others.
+    ({"DFLASH_MCMC_SHARD": "3/8", "RANK": "0", "WORLD_SIZE": "2"}, (6, 16), True),
+    ({"DFLASH_MCMC_SHARD": "3/8", "RANK": "1", "WORLD_SIZE": "2"}, (7, 16), False),
+])
+def test_place_among_the_processes_of_a_run(monkeypatch, environment, place, waits):
+    for name in ("RANK", "WORLD_SIZE", ranks.SHARD):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.place() == place
+    assert ranks.waits() == waits
+
+
+# Threads take turns, and a thread does not wait for itself.
+
+def test_another_thread_waits():
+    turn, order = Turn(), []
+
+    def other() -> None:
+        with turn.taken(nests=True):
+            order.append("other")
+
+    with turn.taken(nests=False):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.05)
+        order.append("this")
+    thread.join()
+    assert order == ["this", "other"]
+
+
+def test_the_same_thread_nests_or_is_refused():
+    turn = Turn()
+    with turn.taken(nests=False):
+        with turn.taken(nests=True):
+            pass
+        with refused(start="engine: given a second call while a stream of the same model is open"), turn.taken(nests=False):
+            pass
+    with turn.taken(nests=False):
+        pass
+
+
+def test_another_thread_can_end_a_turn():
+    turn = Turn()
+    taken = turn.taken(nests=False)
+    thread = threading.Thread(target=taken.__enter__)
+    thread.start()
+    thread.join()
+    taken.__exit__(None, None, None)
+    with turn.taken(nests=False):
+        pass

@@ -14,23 +14,16 @@ import pytest
 
 from dflash_mcmc.process import stopping
 from tests import processes
-from tests.runner.test_samples import QUICK, _finish, _start, _wait_for_records, folder_of, records_of, same
+from tests.runs import QUICK, finish, folder_of, records_of, same, start, wait_for_records
 from tests.tracker.test_wandb import entries
 
 WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    _finish(folder, *WHOLE)
-    return records_of(folder_of(folder))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterrupted, number):
-    with _start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.read_ahead=0") as run:
-        _wait_for_records(tmp_path, 2, run)
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.read_ahead=0") as run:
+        wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, number)
         at_most = len(records_of(folder_of(tmp_path))) + 4 + 2  # what is in the slots, and what came in between
         _, told = run.communicate(timeout=processes.HANG)
@@ -42,23 +35,21 @@ def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterru
     begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
     assert begun.count(True) == len(records_of(folder))  # all that was begun was recorded, and nothing given up
     assert {"preempted": True} in [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    _finish(tmp_path, *WHOLE)
-    same(records_of(folder), uninterrupted)
+    same(finish(tmp_path, *WHOLE), uninterrupted)
     steps = [json.loads(line).get("step") for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step] == list(range(1, 17))
 
 
 def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
-    with _start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0") as run:
-        _wait_for_records(tmp_path, 2, run)
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0") as run:
+        wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGUSR1)
         run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     folder = folder_of(tmp_path)
     begun = [json.loads(line)["begun"] for line in (folder / "attempts.jsonl").read_text().splitlines()]
     assert begun.count(False) == begun.count(True) - len(records_of(folder)) > 0
-    _finish(tmp_path, *WHOLE)
-    same(records_of(folder), uninterrupted)
+    same(finish(tmp_path, *WHOLE), uninterrupted)
 
 
 def test_a_sweep_ends_as_a_whole(tmp_path):
@@ -66,7 +57,7 @@ def test_a_sweep_ends_as_a_whole(tmp_path):
     command = ["-m", "dflash_mcmc", "-m", "experiment=demo", "condition=ps", "sampler.num_blocks=8", "seed=1,2,3", *WHOLE,
                "hardware.num_slots=2"]
     with processes.start(command, tmp_path) as run:
-        _wait_for_records(tmp_path, 1, run)
+        wait_for_records(tmp_path, 1, run)
         os.kill(run.pid, signal.SIGTERM)
         out, told = run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
@@ -132,7 +123,7 @@ def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last
     command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "dataset.limit=12", "num_chains=2", "tracker=wandb",
                "hardware.num_slots=4"]
     with processes.start(command, tmp_path, WANDB_MODE="offline", **environment) as run:
-        _wait_for_records(tmp_path, 2, run)
+        wait_for_records(tmp_path, 2, run)
         everybody = [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]
         assert any("wandb" in process.name() for process in everybody[:-1])
         for process in everybody:
@@ -147,7 +138,6 @@ def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last
     assert steps == set(range(1, len(records) + 1)) > {1, 2}
     assert entries(segments[-1], "preempting")
     assert all(record["verdict"] not in ("error", "timeout") for record in records.values())
-    _finish(tmp_path, "dataset.limit=12", "num_chains=2", "tracker=none")
-    finished = records_of(folder_of(tmp_path))
+    finished = finish(tmp_path, "dataset.limit=12", "num_chains=2", "tracker=none")
     assert len(finished) == 24
     same({key: finished[key] for key in uninterrupted}, uninterrupted)

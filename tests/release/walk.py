@@ -15,13 +15,13 @@ from typing import NamedTuple
 from tests.processes import ROOT
 
 CONDITIONS = "greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps"
-SUBSET = ("tests/test_rng.py", "tests/test_ops.py", "tests/kernel", "tests/config/test_schema.py",
+SUBSET = ("tests/test_rng.py", "tests/test_rng.py", "tests/kernel", "tests/config/test_schema.py",
           "tests/config/test_sweep.py", "tests/dataset/inputs/test_rows.py", "tests/dataset/inputs/test_prompts.py",
           "tests/dataset/test_jsonl.py", "tests/grading", "tests/statistics", "tests/sampler/test_power_mh.py",
           "tests/engine/batching/test_batched.py", "tests/draft/test_dflash.py", "tests/model",
           "tests/decoder/test_speculative_match.py", "tests/probe/test_mixing.py", "tests/report/test_table.py",
           "tests/report/test_build.py", "tests/tracker/test_wandb.py", "tests/tracker/test_tensorboard.py",
-          "tests/serve/test_server.py", "tests/runner/test_every_sampler.py", "tests/test_api.py", "tests/grid")
+          "tests/serve/test_server.py", "tests/runner/test_settings.py", "tests/test_api.py", "tests/grid")
 """Tests at the border of each package: torch, transformers, Hydra, NumPy, SciPy, statsmodels, SymPy, W&B and others."""
 
 LIMIT_SECONDS = 3600

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.report.__main__ import main
 from dflash_mcmc.report.build import Built, build
 from dflash_mcmc.report.parts import Table
+from dflash_mcmc.runner import tasks_of
+from dflash_mcmc.store.folder import RunStore
+from dflash_mcmc.store.schema import to_line
 from tests import published
-from tests.report.folders import identity, write
+from tests.golden.runs import RUNS, overrides, stored
+from tests.report.folders import identity, record, write
+from tests.runs import execute
 
 CONDITIONS = ("greedy", "temp", "ps", "blend_greedy", "blend_ps", "draft_blend_ps")
 SIX_FIGURES = ("accuracy", "architecture", "difficulty", "overlap", "paper_comparison", "draft_comparison")
@@ -192,3 +203,114 @@ def test_order_of_the_arguments_is_kept(document):
     folders = [Path(run.folder) for run in document.studies[0].runs]
     other = build(folders[::-1], document.folder.parent / "other")
     assert [run.label for run in other.studies[0].runs] == list(CONDITIONS)[::-1]
+
+
+# `python -m dflash_mcmc.report` over real runs, and one-line errors for mistakes.
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """A folder with an experiment of two runs, one of which has a corrupt line."""
+    folder = tmp_path_factory.mktemp("outputs")
+    for name in ("greedy", "ps"):
+        run = write(folder / "outputs" / "demo", name, [record(problem) for problem in "abcd"])
+    with (run / "records.jsonl").open("a") as file:
+        file.write("{\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_real_runs_from_start_to_page(make_config, command, tmp_path):
+    """Runs made by this code, found by their W&B ids; the table equals the run's own."""
+    ids = []
+    for more in (["condition=greedy"], ["condition=blend_ps", "sampler.num_blocks=2", "num_chains=2"]):
+        config = make_config("experiment=demo", "dataset.limit=2", "dataset.max_new_tokens=32", "tracker=none",
+                             f"paths.outputs={tmp_path}/outputs", *more)
+        result = execute(config)
+        ids.append(f"{config.name}-{identity_hash(config)}")
+    done = command("dflash_mcmc.report", *ids)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # the runs do not differ in anything a note reports, and none is incomplete
+    table, _, path = done.stdout.rstrip().rpartition("\n\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    blended = "blend_ps num_blocks=2"  # a label names the fields that differ from the condition's
+    assert [row[0] for row in rows] == ["greedy", blended, f"{blended}, majority of 2", f"{blended}, best by log p of 2"]
+    assert rows[1][1:4] == [str(result.summary["correct"]), "4", f"{100 * result.summary['accuracy']:.1f} %"]
+    assert path.endswith("outputs/demo/report/report.html")
+    assert (tmp_path / "outputs/demo/report/report.html").is_file()
+    provenance = (tmp_path / "outputs/demo/report/tables/provenance.csv").read_text().splitlines()
+    assert len(provenance) == 3
+    assert all(",complete," in line for line in provenance[1:])
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "error: runs: given nothing; allowed: a run folder, an experiment folder"),
+    (["outputs/demo"], "records.jsonl: line 5: JSON: "),
+    (["outputs/demo", "--pair", "a"], "error: argument --pair: expected 2 arguments; see python -m dflash_mcmc.report --help"),
+    (["outputs/demo", "--lenient", "--baseline", "x"], "error: --baseline: given 'x'; allowed: 'greedy', 'ps"),
+    (["other-0123456789ab"], "error: other-0123456789ab: no run with this identity below outputs/"),
+    (["outputs/demo", "--what"], "error: unrecognized arguments: --what"),
+])
+def test_a_mistake_is_one_line(outputs, capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([text.replace("outputs", f"{outputs}/outputs") for text in arguments])
+    assert ended.value.code == 2
+    done = capsys.readouterr()
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_lenient_reports_the_valid_part(outputs, command, tmp_path):
+    done = command("dflash_mcmc.report", f"{outputs}/outputs/demo", "--lenient", "--out", str(tmp_path / "here"))
+    assert done.returncode == 0
+    assert "records.jsonl: line 5: JSON: " in done.stderr
+    assert done.stderr.startswith("note: left out: ")
+    assert "| ps " in done.stdout
+    assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_help(command):
+    done = command("dflash_mcmc.report", "--help")
+    assert done.returncode == 0
+    assert "--lenient" in done.stdout
+
+
+def test_the_command_line_is_parsed_before_heavy_libraries_are_imported():
+    code = "import sys, dflash_mcmc.report.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "scipy", "matplotlib", "statsmodels", "jinja2"} & set(done.stdout.split())
+
+
+# Summaries, figures and reports of probes of which few units are recorded, or none could be measured.
+
+QUICK = ("probe_layer_rank", "probe_rejection_sampling")
+PROBES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RUNS if name.startswith("probe_")]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_report_of_few_units_is_made(name, tmp_path):
+    """The stored records of each probe: none, the first, and one that has nothing to measure or was not measured."""
+    job, = check_command([*overrides(name), f"paths.outputs={tmp_path}"]).jobs
+    tasks, (first, *_) = tasks_of(job.config), stored(name)["records"]
+    if name == "probe_speculative_mcmc":  # stored records have no times
+        first |= {"seconds": 0.5}
+    key = {"problem": first["problem"], "chain": first["chain"]}
+    graded = {field: first[field] for field in ("level", "verdict", "num_tokens") if field in first}
+    nothing = {**graded, "skipped": "too short"}
+    cases = {"first": [first], "failed": [{**key, "failure": "it died"}]}
+    if name not in ("probe_rejection_sampling", "probe_mixing"):  # which skip no unit
+        cases |= {"skipped": [{**key, **nothing}], "both": [first, {**key, "chain": 9, **nothing}]}
+    for case, records in cases.items():
+        folder = tmp_path / "demo" / case
+        with RunStore.open(folder, schema=tasks.schema()) as store:
+            for record in records:
+                store.append(record)
+            results = tasks.summarise(store.records)
+            store.write_session(identity_of(job.config) | {"seed": case}, {"started": case})
+            store.write_config(json.dumps({"name": "demo", "probe": {"name": name.removeprefix("probe_")}}))
+            store.write_summary(results.summary)
+            if hasattr(results, "records") and results.records:
+                job.config.probe.figures(job.config, results.records, results.found)
+        assert (folder / "records.jsonl").read_bytes() == b"".join(map(to_line, records))
+    assert build([tmp_path / "demo"]).page.is_file()

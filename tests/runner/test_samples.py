@@ -20,59 +20,9 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
-from dflash_mcmc.store.schema import CHECKSUM
 from tests import processes
 from tests.conftest import ROOT
-from tests.runs import execute
-from tests.targets import rows_do_not_depend_on_the_batch
-
-TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
-QUICK = ("condition=ps", "sampler.num_blocks=4", "sampler.num_steps=1", "dataset.max_new_tokens=48")
-WHOLE = ("dataset.limit=8", "num_chains=2")
-NUM_WHOLE = 16
-
-
-def records_of(folder: Path) -> dict[tuple[str, int], dict]:
-    """Records by problem and chain, without times and checksums, which depend on them. Fails on a repeated one."""
-    found = {}
-    for path in folder.glob("records*.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            key = (record["problem"], record["chain"])
-            assert key not in found
-            found[key] = {name: value for name, value in record.items() if name not in (*TIMES, CHECKSUM)}
-    return found
-
-
-def same(a: dict, b: dict) -> None:
-    """Everything equal; floating-point numbers to the last bit, where the machine's arithmetic allows it."""
-    if rows_do_not_depend_on_the_batch():
-        assert a == b
-        return
-    assert a.keys() == b.keys()
-    for key in a:
-        assert _without_floats(a[key]) == _without_floats(b[key])
-        assert a[key]["log_p"] == pytest.approx(b[key]["log_p"], abs=1e-4)
-
-
-def _without_floats(node):
-    if isinstance(node, dict):
-        return {name: _without_floats(value) for name, value in node.items() if not isinstance(value, float)}
-    return [_without_floats(value) for value in node] if isinstance(node, list) else node
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """Records of one run in one go, over 8 problems with 2 chains."""
-    folder = tmp_path_factory.mktemp("whole")
-    _finish(folder)
-    return records_of(folder_of(folder))
-
-
-def _finish(folder: Path, *overrides: str) -> None:
-    with _start(folder, *(overrides or WHOLE)) as run:
-        _, told = run.communicate(timeout=processes.HANG)
-        assert run.returncode == 0, told
+from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, records_of, same, start, wait_for_records
 
 
 def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
@@ -82,10 +32,6 @@ def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         main(["sampler=greedy", "dataset.limit=3", "dataset.max_new_tokens=1", "tracker=none", "num_chains=2"])
     assert len(texts) == len(set(texts)) == 3
-
-
-def _start(folder: Path, *overrides: str) -> processes.Program:
-    return processes.start(["-m", "dflash_mcmc", "experiment=demo", *QUICK, *overrides], folder)
 
 
 def test_folder_holds_what_it_should(make_config, tmp_path):
@@ -198,8 +144,7 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     folder = folder_of(tmp_path)
     assert all(path.read_text() for path in (folder / RECORDS, folder / "records.1.jsonl"))
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == 12
-    _finish(tmp_path)  # what one process adds, and
-    same(records_of(folder), uninterrupted)
+    same(finish(tmp_path), uninterrupted)
     again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
     assert ["already complete, nothing drawn" in told for told in again] == [True, False]
     same(records_of(folder), uninterrupted)
@@ -299,7 +244,7 @@ def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
 @pytest.mark.slow
 def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
     """Both end with the whole run; each sample is drawn by one of them."""
-    commands = [_start(tmp_path, *WHOLE, "hardware.num_slots=2") for _ in range(2)]
+    commands = [start(tmp_path, *WHOLE, "hardware.num_slots=2") for _ in range(2)]
     for command in commands:
         _, told = command.communicate(timeout=processes.HANG)
         assert command.returncode == 0, told
@@ -311,8 +256,8 @@ def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
 
 
 def test_what_a_killed_process_had_begun_the_other_one_draws(tmp_path, uninterrupted):
-    first, second = (_start(tmp_path, *WHOLE, "hardware.num_slots=4") for _ in range(2))
-    _wait_for_records(tmp_path, 2, first)
+    first, second = (start(tmp_path, *WHOLE, "hardware.num_slots=4") for _ in range(2))
+    wait_for_records(tmp_path, 2, first)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     _, told = second.communicate(timeout=processes.HANG)
@@ -363,8 +308,8 @@ def test_store_failure_stops_the_run(make_config, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
-    with _start(tmp_path, *WHOLE, "hardware.num_slots=4") as run:
-        _wait_for_records(tmp_path, 2, run)
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4") as run:
+        wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGINT)
         try:
             _, told = run.communicate(timeout=processes.HANG)
@@ -375,8 +320,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterru
     assert "Traceback" not in told
     folder = folder_of(tmp_path)
     assert 2 <= len(records_of(folder)) < NUM_WHOLE
-    _finish(tmp_path)
-    same(records_of(folder), uninterrupted)
+    same(finish(tmp_path), uninterrupted)
 
 
 def kill_and_continue(tmp_path: Path, moments: list[tuple[int, float]]) -> list[int]:
@@ -386,20 +330,15 @@ def kill_and_continue(tmp_path: Path, moments: list[tuple[int, float]]) -> list[
     """
     found = [0]
     for new, delay in moments:
-        with _start(tmp_path, *LONG, "hardware.num_slots=4") as run:
-            _wait_for_records(tmp_path, found[-1] + new, run)
+        with start(tmp_path, *LONG, "hardware.num_slots=4") as run:
+            wait_for_records(tmp_path, found[-1] + new, run)
             time.sleep(delay)
             os.killpg(run.pid, signal.SIGKILL)
             run.communicate()
         (records,) = (tmp_path / "outputs/demo").glob(f"power_mh-*/{RECORDS}")
         found.append(records.read_bytes().count(b"\n"))
-    _finish(tmp_path, *LONG)
+    finish(tmp_path, *LONG)
     return found[1:]
-
-
-def folder_of(tmp_path: Path) -> Path:
-    (folder,) = (tmp_path / "outputs/demo").glob("power_mh-*")
-    return folder
 
 
 LONG = ("dataset.limit=24", "num_chains=2", "dataset.max_new_tokens=128", "sampler.num_blocks=8")
@@ -409,9 +348,7 @@ NUM_LONG = 48
 @pytest.fixture(scope="module")
 def uninterrupted_long(tmp_path_factory):
     """Records of one run in one go, over 24 problems with 2 chains."""
-    folder = tmp_path_factory.mktemp("long")
-    _finish(folder, *LONG)
-    return records_of(folder_of(folder))
+    return finish(tmp_path_factory.mktemp("long"), *LONG)
 
 
 @pytest.mark.slow
@@ -429,18 +366,6 @@ def test_killed_at_20_random_moments_it_ends_in_the_same_records(tmp_path, unint
     assert len(found) == 20
     assert sum(0 < number < NUM_LONG for number in found) >= 10
     same(records_of(folder_of(tmp_path)), uninterrupted_long)
-
-
-def _wait_for_records(folder: Path, count: int, run: processes.Program) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and run.poll() is None:
-        found = list((folder / "outputs/demo").glob(f"power_mh-*/{RECORDS}"))
-        if found and found[0].read_bytes().count(b"\n") >= count:
-            return
-        time.sleep(0.02)
-    if run.poll() == 0:
-        return  # it has ended: a late kill
-    pytest.fail(f"the run did not record {count} samples: exit code {run.poll()}")
 
 
 def test_a_run_that_a_later_process_of_a_launch_drew_alone_is_described(make_config, monkeypatch):

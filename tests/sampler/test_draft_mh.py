@@ -27,9 +27,8 @@ HORIZON = 4
 
 
 def make(**changes) -> DraftMH:
-    values = dict(alpha=4.0, draft_temperature=1.0, num_blocks=2, num_steps=1, cut="current", proposal="draft",
-                  draft_weight=0.4, proposal_temperature=None, early_reject="off", epsilon=1e-5)
-    return DraftMH(**{**values, **changes})
+    return DraftMH(**{"draft_temperature": 1.0, "num_blocks": 2, "num_steps": 1, "draft_weight": 0.4, "early_reject": "off",
+                      **changes})
 
 
 def engine(stop_ids=(0,), blend=None, num_drafted=2, seed=0, scale=0.7) -> TabularEngine:
@@ -67,10 +66,7 @@ BLEND = DraftBlend(beta=0.4, grid="absolute")
 
 
 def power_mh(proposal, rescore=False) -> PowerMH:
-    return PowerMH(alpha=4.0, proposal_temperature=None, num_blocks=2, num_steps=1, cut="current", proposal=proposal,
-                   rule="exact", schedule="published", after_eos="continue", early_reject="off", epsilon=1e-5,
-                   rescore=rescore, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-                   presence_penalty=0.0, cut_grid=1)
+    return PowerMH(num_blocks=2, num_steps=1, proposal=proposal, early_reject="off", rescore=rescore)
 
 
 @pytest.mark.parametrize("proposal", ["base", "matched"])

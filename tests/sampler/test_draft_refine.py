@@ -29,12 +29,10 @@ from dflash_mcmc.testing import (
 EXACT = 1e-12
 BLEND = DraftBlend(beta=0.4, grid="absolute")
 HORIZON = 3
-VALUES = dict(alpha=4.0, start_temperature=1.0, proposal_temperature=None, num_blocks=1, num_steps=1, cut="current", floor=0.1,
-              early_reject="auto")
 
 
 def make(**changes) -> DraftRefine:
-    return DraftRefine(**{**VALUES, **changes})
+    return DraftRefine(**{"num_blocks": 1, "num_steps": 1, **changes})
 
 
 def engine(blend=None, scale=0.5) -> TabularEngine:

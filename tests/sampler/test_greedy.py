@@ -8,10 +8,9 @@ import pytest
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
-from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.sampler.greedy import Greedy
 from dflash_mcmc.testing import PROMPT, law_of
-from dflash_mcmc.types import ChainResult, Trajectory
+from dflash_mcmc.types import Trajectory
 
 HORIZON = 5
 
@@ -26,12 +25,3 @@ def test_law_is_a_point_mass_on_the_argmax(blend, seed):
         path = Trajectory.start(PROMPT)._replace(tokens=np.array(expected, dtype=np.int64))
         expected.append(int(np.argmax(engine.log_p(path))))
     assert law == {tuple(expected): 1.0}
-
-
-def test_sampling_instead_of_argmax_fails():
-    def mutant(key):
-        path = yield Draw(Trajectory.start(PROMPT), HORIZON, SamplingParams(temperature=0.2), key)
-        return ChainResult(path)
-
-    engine = TabularEngine(TabularModel(4, (0,)))
-    assert len(law_of(lambda key: engine.run(mutant(key)).trajectory)) > 1

@@ -91,26 +91,6 @@ def test_the_power_target_is_over_the_stopped_texts(name):
     assert total_variation(dict(zip(target.states, target.probability, strict=True)), by_hand) <= EXACT
 
 
-class LooksAtOneToken(TabularModel):
-    """A mutant that searches only the text of the last token."""
-
-    def ends(self, tokens):
-        return TabularModel.ends(self, tokens[-1:])
-
-
-class LooksAtNoStrings(TabularModel):
-    """A mutant that ends only at stop ids."""
-
-    def ends(self, tokens):
-        return tokens[-1] in self.stop_ids
-
-
-@pytest.mark.parametrize("mutant", [LooksAtOneToken, LooksAtNoStrings])
-@pytest.mark.parametrize("name", ["spans two tokens", "overlaps itself", "bytes of a character"])
-def test_an_engine_that_misses_a_stop_has_another_law(name, mutant):
-    assert total_variation(drawn(engine_of(name, mutant), 4), product_law(model_of(name), 4, temperature=0.8)) > WRONG
-
-
 def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
     """The largest violation of invariance and detailed balance by a step, for the power law of the definition."""
     target = power_target(engine, horizon, sampler.alpha, sampler.law(), sampler.source())

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
-from dflash_mcmc.statistics.paired import compare
+from dflash_mcmc.statistics.paired import agreement, compare
 from dflash_mcmc.statistics.summaries import summarise
 from tests.statistics.test_summaries import record as summed
 
@@ -234,3 +236,90 @@ def test_a_combined_record_has_the_largest_law_error():
     given = zip(chains("a", "1", "1", "2"), (0.0, 0.2, 0.1), strict=True)
     records = [{**record, "law_error": error} for record, error in given]
     assert aggregated(records)[0]["law_error"] == 0.2
+
+
+# The permutation test of two runs: right level, power, and strata.
+
+def drawn(generator, shift=0.0, problems=12, chains=4):
+    """Values of problems that differ much more than a shift."""
+    return {str(n): (10.0 * n + shift + generator.standard_normal(chains)).tolist() for n in range(problems)}
+
+
+def test_one_problem_by_hand():
+    """Two values against two: 2 of the 6 ways to share them differ as much as (1, 2) against (3, 4)."""
+    found = agreement({"a": [1.0, 2.0]}, {"a": [3.0, 4.0], "b": [9.0]})
+    assert (found.problems, found.samples_a, found.samples_b, found.difference) == (1, 2, 2, -2.0)
+    assert found.p_value == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_equal_values_agree():
+    assert agreement({"a": [1.0, 1.0]}, {"a": [1.0, 1.0]}).p_value == 1.0
+
+
+def test_a_shift_within_problems_is_seen_although_problems_differ_more():
+    generator = np.random.default_rng(1)
+    assert agreement(drawn(generator), drawn(generator, 1.0)).p_value < 0.001
+
+
+def test_equal_laws_are_rejected_at_the_stated_rate():
+    generator = np.random.default_rng(2)
+    p_values = [agreement(drawn(generator, problems=4, chains=3), drawn(generator, problems=4, chains=3)).p_value
+                for _ in range(200)]
+    assert 0.01 < np.mean(np.array(p_values) <= 0.05) < 0.1
+    assert 0.4 < np.mean(p_values) < 0.6
+
+
+def test_no_common_problem_gives_none():
+    assert agreement({"a": [1.0]}, {"b": [1.0]}) is None
+
+
+def test_the_smallest_p_value_counts_the_observed_labels():
+    generator = np.random.default_rng(1)
+    assert agreement(drawn(generator), drawn(generator, 100.0)).p_value == 1.0 / 10_000.0
+
+
+# Permutation tests: equal laws are not flagged, other laws are, and a p-value is exact for few pairs.
+
+def counts(name: str, pairs: int, law: list[float]) -> np.ndarray:
+    """Histograms (pairs, tokens) of 20 tokens each."""
+    tokens = np.searchsorted(np.cumsum(law)[:-1], Key(1).fold_in(name).uniforms(0, 20 * pairs)).reshape(pairs, 20)
+    return np.stack([np.bincount(mine, minlength=len(law)) for mine in tokens])
+
+
+LAW, OTHER = [0.4, 0.3, 0.2, 0.1, 0.0], [0.5, 0.2, 0.2, 0.1, 0.0]
+
+
+def test_equal_laws_are_not_flagged_and_p_values_are_uniform():
+    p = np.sort([paired.histograms(counts(f"a {n}", 20, LAW), counts(f"b {n}", 20, LAW)).p for n in range(40)])
+    assert np.abs(p - (np.arange(40) + 0.5) / 40).max() < 0.24  # Kolmogorov's bound at a level of 0.02
+
+
+def test_another_law_is_flagged():
+    found = paired.histograms(counts("a", 100, LAW), counts("b", 100, OTHER))
+    assert found.p < 1e-3
+    assert found.distance == pytest.approx(0.1, abs=0.03)
+    assert found.noise < 0.04
+
+
+def test_p_value_equals_that_of_all_assignments():
+    one, other = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0]), np.array([2.0, 7.0, 1.0, 1.5, 2.0, 6.0])
+    all_means = [abs(np.mean(np.array(signs) * (one - other))) for signs in itertools.product((1, -1), repeat=6)]
+    found = paired.means(one, other)
+    assert found.p == pytest.approx(np.mean(np.array(all_means) >= found.distance - 1e-12), abs=0.04)
+
+
+def test_equal_samples_have_the_p_value_one():
+    same = counts("a", 10, LAW)
+    assert paired.histograms(same, same) == paired.SwapTest(0.0, 0.0, 1.0)
+
+
+def test_the_observed_assignment_counts():
+    """None of the 2,000 random assignments gives all 60 pairs one sign, so p is 1 of 2,001 and never 0."""
+    assert paired.means(np.ones(60), np.zeros(60)).p == pytest.approx(1.0 / 2001.0)
+
+
+def test_rare_cells_are_one_cell():
+    """Cells with fewer than five expected counts in each sample are joined, so that two that differ there alone are equal."""
+    one, other = np.array([[20, 20, 1, 0]] * 2), np.array([[20, 20, 0, 1]] * 2)
+    assert paired.histograms(one, other).distance == 0.0
+    assert paired.histograms(10 * one, 10 * other).distance > 0.0

@@ -11,7 +11,7 @@ from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from tests import processes
 from tests.conftest import ROOT
-from tests.runner.test_samples import folder_of, records_of
+from tests.runs import folder_of, records_of, start, wait_for_records
 
 DEADLY = """
 import os, signal, sys
@@ -131,11 +131,9 @@ def test_when_a_run_is_complete_the_files_go(tmp_path, die):
 @pytest.mark.slow
 def test_ctrl_c_is_no_death(tmp_path):
     """Stopped again and again, no sample becomes suspect."""
-    from tests.runner.test_samples import _start, _wait_for_records
-
     for new in (1, 2):
-        with _start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none") as run:
-            _wait_for_records(tmp_path, new, run)
+        with start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none") as run:
+            wait_for_records(tmp_path, new, run)
             os.kill(run.pid, signal.SIGINT)
             run.communicate(timeout=processes.HANG)
             assert run.returncode == 130

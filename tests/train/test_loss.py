@@ -9,9 +9,22 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from dflash_mcmc.rng import Key
 from dflash_mcmc.train import loss as losses
-from dflash_mcmc.train.blocks import TrainingBlocks, gather
+from dflash_mcmc.train.blocks import (
+    Epochs,
+    TrainingBlocks,
+    accepted_lengths,
+    by_position,
+    count,
+    draw_anchors,
+    gather,
+    possible_anchors,
+    walk,
+)
+from dflash_mcmc.train.loop import cosine
 from dflash_mcmc.train.loss import Objective, kl_divergences, loss_sum, slot_weights
+from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 
 GAMMA = 2.0
@@ -106,3 +119,154 @@ def test_kl_divergence_is_smallest_at_p_alpha(alpha):
     (gradient,) = torch.autograd.grad(kl_divergences(flat, target, alpha).sum(), flat)
     p = torch.softmax(alpha * target, dim=-1)
     assert torch.allclose(gradient, torch.softmax(flat.detach(), dim=-1) - p, atol=1e-6)
+
+
+# Anchors are before another token, differ between epochs, and are a function of seed and step.
+
+def test_an_anchor_is_before_another_token_of_the_response():
+    response = Response(np.arange(10, dtype=np.int32), prompt_length=4)
+    assert list(possible_anchors(response, prompt_end=False)) == [4, 5, 6, 7, 8]
+    assert list(possible_anchors(response, prompt_end=True)) == [3, 4, 5, 6, 7, 8]
+    assert not possible_anchors(Response(np.arange(5, dtype=np.int32), 4), prompt_end=False)
+
+
+@pytest.mark.parametrize("prompt_end", [False, True])
+def test_anchors_are_different_and_uniform(prompt_end):
+    response = Response(np.arange(10, dtype=np.int32), prompt_length=4)
+    drawn = [draw_anchors(response, 2, prompt_end, Key(n)) for n in range(600)]
+    possible = possible_anchors(response, prompt_end)
+    assert all(len(set(anchors)) == 2 and set(anchors) <= set(possible) for anchors in drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=10)[list(possible)]
+    assert counts.min() > 0.8 * counts.mean()
+    assert list(draw_anchors(response, 99, prompt_end, Key(0))) == list(possible)
+
+
+def test_padding_is_on_the_right_and_has_no_anchors():
+    blocks = gather(random_responses((6, 9)), [np.array([4]), np.array([4, 7])])
+    assert blocks.tokens.shape == (2, 9)
+    assert blocks.anchors.tolist() == [[4, -1], [4, 7]]
+    assert blocks.lengths.tolist() == [6, 9]
+    one = blocks.rows([0])
+    assert one.tokens.shape == (1, 6)
+    assert torch.equal(one.tokens[0], blocks.tokens[0, :6])
+
+
+def batches_of(epochs: Epochs, steps: range) -> list[tuple]:
+    return [tuple(map(lambda part: part.tolist(), epochs(step))) for step in steps]
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    responses = random_responses(tuple(range(8, 28)))
+    first = batches_of(Epochs(responses, 2, 3, False, seed=0), range(25))
+    again = Epochs(responses, 2, 3, False, seed=0)
+    assert batches_of(again, range(24, -1, -1)) == first[::-1]
+    assert batches_of(Epochs(responses, 2, 3, False, seed=1), range(25)) != first
+
+
+def test_an_epoch_has_every_sequence_once_and_its_own_anchors():
+    responses = random_responses(tuple(range(8, 28)))
+    epochs = Epochs([*responses, *random_responses((5,))], 2, 3, False, seed=0)  # the last one has no possible anchor
+    assert epochs.num_batches == 10
+    of_epoch = []
+    for start in (0, 10):
+        batches = [epochs(step) for step in range(start, start + 10)]
+        rows = [(length, anchors) for batch in batches
+                for length, anchors in zip(batch.lengths.tolist(), batch.anchors.tolist(), strict=True)]
+        assert sorted(length for length, _ in rows) == list(range(8, 28))
+        of_epoch.append(dict(rows))
+    assert sum(of_epoch[0][length] != of_epoch[1][length] for length in of_epoch[0]) > 10
+
+
+# The accepted length, computed from all anchors at once, equals that of a loop that drafts one block after another.
+
+PROMPT = (7, 3, 50)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = random_target()
+    return random_draft(target).eval(), target
+
+
+@torch.no_grad()
+def agreeing(pair, agreements: tuple[int, ...]) -> Response:
+    """A sequence whose blocks, starting at the end of the prompt, accept the given numbers of tokens."""
+    tokens = list(PROMPT)
+    for agreed in agreements:
+        proposed = block_alone(*pair, torch.tensor(tokens), len(tokens) - 1).argmax(dim=-1).tolist()
+        tokens += proposed[:agreed]
+        tokens.append((proposed[agreed] + 1) % 58 if agreed < BLOCK_SIZE - 1 else 9)
+    return Response(np.array(tokens, np.int32), len(PROMPT))
+
+
+@torch.no_grad()
+def speculate(pair, response: Response) -> int:
+    """Number of forwards of the target when blocks are drafted one at a time."""
+    tokens, anchor, forwards = torch.from_numpy(response.tokens).long(), response.prompt_length - 1, 0
+    while anchor < response.length - 1:
+        for proposed in block_alone(*pair, tokens[: anchor + 1], anchor).argmax(dim=-1).tolist():
+            if anchor + 1 == response.length or proposed != tokens[anchor + 1]:
+                break
+            anchor += 1
+        anchor += 1
+        forwards += 1
+    return forwards
+
+
+AGREEMENTS = ((2, 0, 4, 1), (0, 0), (4, 4, 3), (1,))
+
+
+def test_count_equals_a_loop_over_blocks(pair):
+    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
+    forwards = sum(speculate(pair, response) for response in responses)
+    assert forwards == sum(map(len, AGREEMENTS))
+    tokens = sum(response.length - response.prompt_length for response in responses)
+    for rows_at_once, anchors_at_once in ((4, 99), (3, 2), (1, 1)):
+        assert count(*pair, responses, rows_at_once, anchors_at_once) == (tokens, forwards)
+
+
+def test_accepted_length_at_every_anchor(pair):
+    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
+    found = accepted_lengths(*pair, responses, 3)
+    for response, row in zip(responses, found, strict=True):
+        for anchor in range(found.shape[1]):
+            expected = 0
+            if response.prompt_length - 1 <= anchor < response.length - 1:
+                tokens = torch.from_numpy(response.tokens).long()
+                proposed = block_alone(*pair, tokens, anchor).argmax(dim=-1)
+                following = tokens[anchor + 1 : anchor + BLOCK_SIZE]
+                expected = int((proposed[: len(following)] == following).long().cumprod(0).sum())
+            assert row[anchor] == expected
+
+
+def test_a_sequence_that_ends_within_a_block_takes_one_forward(pair):
+    whole = agreeing(pair, (4,))
+    cut = Response(whole.tokens[:-2], whole.prompt_length)
+    assert speculate(pair, cut) == 1
+    assert count(*pair, [cut], 8, 8) == (3, 1)
+
+
+def test_walk_goes_from_block_to_block():
+    accepted = np.array([9, 9, 1, 9, 0, 2, 9, 9, 9])
+    assert walk(accepted, 2, 9) == [2, 4, 5]
+    assert walk(accepted, 8, 9) == []
+    assert walk(np.zeros(9, int), 2, 9) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_forward_belongs_to_the_part_of_its_first_token(pair):
+    responses = [agreeing(pair, agreements) for agreements in ((2, 0, 4, 1), (0, 0))]  # first tokens 0 3 4 9, and 0 1
+    found = by_position(*pair, responses, 2, 8, 4, 2)
+    assert found.tolist() == [[3 + 1 + 1 + 1, 4], [5 + 2, 2]]
+    assert by_position(*pair, responses, 2, 8, 4, 4).tolist() == [[6, 4], [5, 1], [2, 1], [0, 0]]
+    assert found.sum(axis=0).tolist() == list(count(*pair, responses, 2, 8))
+
+
+# The cosine schedule. `test_target.py` tests the other schedule.
+
+def test_cosine_rises_and_falls_to_zero():
+    rates = [cosine(step, 100, 2.0, 0.04) for step in range(101)]
+    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+    assert rates[52] == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.0)
+    assert sorted(rates[4:], reverse=True) == rates[4:]
+    assert cosine(0, 100, 2.0, 0.0) == 2.0

@@ -6,13 +6,19 @@ import copy
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import ROLES, spec_of
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.train.blocks import Epochs, KeptReader, TargetReader, gather
+from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Prompts, Responses, Shape, compose, identity_of, run_folder
-from dflash_mcmc.train.responses import questions
+from dflash_mcmc.train.responses import Response, questions
 from tests.refusals import refused
+from tests.train.drafts import random_draft, random_responses, random_target
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
@@ -123,3 +129,105 @@ def test_questions_of_a_file(tmp_path):
         file.write_bytes(content)
         with pytest.raises(UserError, match=message):
             questions(compose("tiny", given))
+
+
+# A loss over some ids: with all ids it is the loss itself, and with random ones the sum over the vocabulary has no bias.
+
+OBJECTIVE = Objective("tokens", 1.0, 2.0)
+OBJECTIVES = pytest.mark.parametrize("objective", [Objective(name, 3.0, 2.0) for name in ("tokens", "p", "p_alpha")],
+                                     ids=lambda objective: objective.target)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return random_target()
+
+
+def forbidden_of(target) -> np.ndarray:
+    return target.forbidden.numpy()
+
+
+def few() -> list[Response]:
+    """Answers of the ids 4 (most often), 5 and 6 after prompts with other ids."""
+    return [Response(np.array([1, 2, 4, 4, 4, 5], np.int32), 2), Response(np.array([1, 3, 4, 5, 6, 4], np.int32), 2)]
+
+
+@OBJECTIVES
+def test_all_ids_as_candidates_give_the_loss_over_all_ids(target, objective):
+    draft, answers = random_draft(target), [Response(np.arange(58, dtype=np.int32), 4)]
+    blocks = gather(answers, [np.array([4, 9, 30, 55])])
+    every = CandidateIds(answers, 200, forbidden_of(target), 0)(0, blocks.tokens)
+    assert (len(every.ids), every.num_certain) == (58, 58)
+    ours = loss_sum(draft, target, blocks, objective, False, every)
+    theirs = loss_sum(draft, target, blocks, objective, False)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+    for mine, other in zip(*(torch.autograd.grad(value, list(draft.parameters())) for value in (ours, theirs)), strict=True):
+        assert torch.allclose(mine, other, atol=1e-5 * other.abs().max())
+
+
+def test_the_sum_over_candidates_has_no_bias(target):
+    candidates = CandidateIds(few(), 12, forbidden_of(target), 3)
+    hidden = 0.2 * torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    weight = target.head.weight.detach()
+    exact = (hidden @ weight[:58].T).exp().sum(dim=-1)  # the last three ids have no token
+    sums = torch.stack([candidates(step, torch.tensor([7, 8])).logits(hidden, weight, None).exp().sum(dim=-1)
+                        for step in range(2000)])
+    error = sums.std(dim=0) / len(sums) ** 0.5
+    assert (error < 0.02 * exact).all()
+    assert ((sums.mean(dim=0) - exact).abs() < 4 * error).all()
+
+
+def test_candidates_are_the_steps_ids_the_frequent_ones_and_others_from_outside(target):
+    candidates = CandidateIds(few(), 5, forbidden_of(target), 3)
+    one, same, other = (candidates(step, torch.tensor([[9, 8], [9, 0]])) for step in (7, 7, 8))
+    assert one.ids[: one.num_certain].tolist() == [0, 4, 5, 8, 9]  # 4 and 5 are the two most frequent ids of the answers
+    outside = one.ids[one.num_certain :].tolist()
+    assert len(outside) == 3
+    assert not set(outside) & {0, 4, 5, 8, 9, 58, 59, 60}
+    assert torch.equal(one.ids, same.ids)
+    assert not torch.equal(one.ids, other.ids)
+    assert one.places(torch.tensor([9, 0, 5])).tolist() == [4, 0, 2]
+
+
+@OBJECTIVES
+def test_the_loss_is_near_the_loss_over_all_ids(target, objective):
+    draft, answers = random_draft(target), random_responses((13, 5, 27))
+    blocks = gather(answers, [np.array(anchors) for anchors in ([4, 6, 11], [3], [5, 20, 24, 25])])
+    candidates = CandidateIds(answers, 200, forbidden_of(target), 0)  # 29 ids are certain, and 100 times one of the others
+    exact = loss_sum(draft, target, blocks, objective, False).item()
+    found = [loss_sum(draft, target, blocks, objective, False, candidates(step, blocks.tokens)).item() for step in range(100)]
+    assert np.mean(found) == pytest.approx(exact, rel=0.03)
+    assert np.std(found) > 0
+
+
+# What is kept is that of a reading, each response is read once, and losses with and without them agree.
+
+@pytest.mark.parametrize("name", ["tokens", "p_alpha"])
+def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
+    target, answers, reads = random_target(), random_responses((13, 9, 27)), []
+    draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
+    kept, read = KeptReader(TargetReader(target, draft.shape.target_layers, objective.power)), sequences.read
+
+    def counted(model, tokens, layers):
+        reads.append(tokens.shape)
+        return read(model, tokens, layers)
+
+    first = None
+    for numbers in ([0, 1], [2, 0], [1, 2, 0], [0, 1]):
+        blocks = gather([answers[n] for n in numbers], [np.array([4, 6]) for _ in numbers])
+        monkeypatch.setattr(sequences, "read", counted)
+        known = kept(numbers, blocks)
+        monkeypatch.setattr(sequences, "read", read)
+        ours = loss_sum(draft, target, blocks, objective, False, None, known).item()
+        assert ours == pytest.approx(loss_sum(draft, target, blocks, objective, False).item(), rel=1e-5)
+        first = known if first is None else first
+    assert torch.equal(known.features, first.features)
+    assert reads == [(1, 13), (1, 9), (1, 27)]
+
+
+def test_the_numbers_of_a_step_are_those_of_its_blocks():
+    answers = random_responses(tuple(range(8, 20)))
+    batches = Epochs(answers, 3, 2, False, seed=5)
+    for step in range(9):
+        blocks, numbers = batches(step), batches.indices(step)
+        assert [answers[number].length for number in numbers] == blocks.lengths.tolist()

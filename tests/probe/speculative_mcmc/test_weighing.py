@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.speculative_mcmc.weighing import Proposed, chains, draw_from_target, ended, joint_log_p
+from dflash_mcmc.probe.speculative_mcmc.weighing import (
+    Proposed,
+    acceptance_floor,
+    chains,
+    chance_of_moves,
+    distances,
+    draw,
+    draw_from_target,
+    effective_samples,
+    ended,
+    in_equilibrium,
+    joint_log_p,
+    log_probability,
+    simulate,
+)
 from tests.targets import random_model
 
 TOKENS = torch.randint(0, 58, (1, 24), generator=torch.Generator().manual_seed(7))
@@ -76,3 +93,158 @@ def test_weights_use_alpha():
     assert taken["moved"][0] == 1.0
     same = chains(proposed._replace(tokens=np.full((1, 3, 1), 4)), 2.0, np.array([[0.5, 0.13]]))
     assert (same["acceptance"][0], same["moved"][0]) == (1.0, 0.0)
+
+
+# Simulated acceptance compared with the exact one of a small case; the document's derived numbers.
+
+TARGET, PROPOSAL = np.array([0.6, 0.25, 0.1, 0.05]), np.array([0.2, 0.2, 0.3, 0.3])
+WEIGHTS = TARGET / PROPOSAL
+EXACT = sum(TARGET[x] * PROPOSAL[y] * min(1.0, WEIGHTS[y] / WEIGHTS[x]) for x, y in itertools.product(range(4), repeat=2))
+MOVED = sum(TARGET[x] * PROPOSAL[y] * min(1.0, WEIGHTS[y] / WEIGHTS[x]) for x, y in itertools.permutations(range(4), 2))
+
+
+def samples(rows: int, count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).choice(4, size=(rows, count), p=PROPOSAL)
+
+
+def test_long_chains_have_the_exact_acceptance():
+    drawn = samples(400, 500, 0)
+    found = simulate(np.log(WEIGHTS)[drawn], np.random.default_rng(1).random((400, 499)), drawn[..., None])
+    for share, exact in ((found.acceptance, EXACT), (found.moved, MOVED)):
+        assert abs(share.mean() - exact) < 4 * share.std() / 20 + 2e-3
+
+
+def test_a_chain_that_accepts_the_other_way_round_does_not():
+    """The mutant: w(x) / w(y) instead of w(y) / w(x)."""
+    drawn = samples(400, 500, 0)
+    wrong = simulate(-np.log(WEIGHTS)[drawn], np.random.default_rng(1).random((400, 499)), drawn[..., None]).acceptance
+    assert abs(wrong.mean() - EXACT) > 0.05
+
+
+def test_equilibrium_is_estimated_without_a_chain():
+    drawn = samples(2000, 100, 2)
+    found = in_equilibrium(np.log(WEIGHTS)[drawn])
+    assert abs(found.mean() - EXACT) < 0.01
+    for row in range(3):  # pair by pair
+        w = WEIGHTS[drawn[row]]
+        pairs = sum(min(w[i], w[j]) for i, j in itertools.permutations(range(100), 2))
+        assert found[row] == pytest.approx(pairs / (99 * w.sum()))
+
+
+def test_very_small_weights():
+    drawn = samples(5, 20, 3)
+    small = np.log(WEIGHTS)[drawn] - 5000.0
+    np.testing.assert_allclose(in_equilibrium(small), in_equilibrium(small + 5000.0))
+    np.testing.assert_allclose(effective_samples(small), effective_samples(small + 5000.0))
+
+
+def test_a_step_by_hand():
+    """Weights 1, 2, 0.5, 0.5: the second is accepted, the third with probability 1/4; then the fourth is accepted."""
+    log_weights, tokens = np.log([[1.0, 2.0, 0.5, 0.5]] * 2), np.array([[[7, 0], [7, 1], [8, 1], [8, 1]]] * 2)
+    found = simulate(log_weights, np.array([[0.99, 0.2, 0.99], [0.99, 0.3, 0.3]]), tokens)
+    np.testing.assert_allclose(found.acceptance, [1.0, 1 / 3])
+    np.testing.assert_allclose(found.moved, [2 / 3, 1 / 3]), "the fourth is the third again"
+
+
+def test_even_weights_are_always_accepted_and_count_in_full():
+    flat = np.full((1, 10), -3.0)
+    assert simulate(flat, np.full((1, 9), 0.999999), np.arange(10)[None, :, None]).acceptance == 1.0
+    assert in_equilibrium(flat)[0] == pytest.approx(1.0)
+    assert effective_samples(flat)[0] == pytest.approx(10.0)
+
+
+def test_the_floor_of_the_simulated_acceptance():
+    """Weights differ by thousands of nats: the true acceptance is 0, the simulated one is the floor, 4.2 % at K = 100."""
+    assert acceptance_floor(2) == 0.5
+    assert acceptance_floor(100) == pytest.approx(0.0423, abs=1e-4)
+    weights = 1e4 * np.random.default_rng(4).random((4000, 100))
+    found = simulate(weights, np.random.default_rng(5).random((4000, 99)), np.tile(np.arange(100), (4000, 1))[..., None])
+    assert abs(found.acceptance.mean() - acceptance_floor(100)) < 4 * found.acceptance.std() / math.sqrt(4000)
+    np.testing.assert_array_equal(found.acceptance, found.moved)
+    assert in_equilibrium(weights).mean() < 1e-3
+
+
+def test_the_document_s_chances():
+    """Section 4.3. The document's 65 % and 7 % are right; its 99.5 % and 99 % should be 99.9 % and 96 %."""
+    assert chance_of_moves(0.10, 10, 1) == pytest.approx(1 - 0.9**10) == pytest.approx(0.65, abs=0.005)
+    assert chance_of_moves(0.10, 10, 3) == pytest.approx(0.07, abs=0.005)
+    assert chance_of_moves(0.53, 10, 1) == pytest.approx(1 - 0.47**10) == pytest.approx(0.9995, abs=5e-5)
+    assert chance_of_moves(0.53, 10, 3) == pytest.approx(0.963, abs=5e-4)
+    assert chance_of_moves(0.0, 10, 1) == 0.0
+    assert chance_of_moves(1.0, 3, 3) == 1.0
+
+
+# Distances and draws compared with float64 loops and numbers by hand.
+
+def laws(target, draft, alpha, temperature) -> tuple[np.ndarray, np.ndarray]:
+    def law(logits):
+        weights = [math.exp(x) if x > -math.inf else 0.0 for x in logits]
+        return np.array(weights) / sum(weights)
+
+    return law([alpha * x for x in target]), law([x / temperature for x in draft])
+
+
+def test_two_tokens_by_hand():
+    """p = (0.8, 0.2), q = (0.5, 0.5): KL = 0.8 log 1.6 + 0.2 log 0.4, TVD 0.3; squared p = (16, 1)/17."""
+    target, draft = torch.tensor([[math.log(0.8), math.log(0.2)]]), torch.tensor([[1.0, 1.0]])
+    plain = distances(target, draft, 1.0, 1.0)
+    assert plain.kl.item() == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-5)
+    assert plain.total_variation.item() == pytest.approx(0.3, rel=1e-5)
+    sharp = distances(target, draft, 2.0, 1.0)
+    assert sharp.total_variation.item() == pytest.approx(16 / 17 - 0.5, rel=1e-5)
+    assert sharp.kl.item() == pytest.approx(16 / 17 * math.log(32 / 17) + 1 / 17 * math.log(2 / 17), rel=1e-5)
+
+
+def test_the_document_s_example_of_alpha():
+    """Section 4.1: 0.80 and 0.15 against 0.50 and 0.30; p^4 gives the first token 99.9 %, and TVD grows."""
+    target, draft = torch.tensor([[0.80, 0.15, 0.05]]).log(), torch.tensor([[0.50, 0.30, 0.20]]).log()
+    assert torch.softmax(4 * target, -1)[0, 0].item() == pytest.approx(0.9988, abs=1e-4)
+    assert distances(target, draft, 1.0, 1.0).total_variation.item() == pytest.approx(0.30, abs=1e-6)
+    assert distances(target, draft, 4.0, 1.0).total_variation.item() > 0.49
+    # q sharpened in the same way gives the wrong token 11 %, as the document says.
+    assert torch.softmax(4 * draft, -1)[0, 1].item() == pytest.approx(0.112, abs=1e-3)
+
+
+@pytest.mark.parametrize(("alpha", "temperature"), [(1.0, 1.0), (4.0, 1.0), (4.0, 0.25), (2.5, 0.7)])
+def test_against_loops(alpha, temperature):
+    generator = torch.Generator().manual_seed(0)
+    target, draft = (3 * torch.randn(9, 11, generator=generator) for _ in range(2))
+    target[:, -2:] = draft[:, -2:] = -torch.inf  # ids without a token
+    found = distances(target, draft, alpha, temperature)
+    for row in range(9):
+        p, q = laws(target[row].tolist(), draft[row].tolist(), alpha, temperature)
+        kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+        assert found.kl[row].item() == pytest.approx(kl, rel=1e-4, abs=1e-6)
+        assert found.total_variation[row].item() == pytest.approx(0.5 * np.abs(p - q).sum(), rel=1e-4, abs=1e-6)
+
+
+def test_equal_distributions_have_distance_zero():
+    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
+    found = distances(logits, logits, 4.0, 0.25)
+    assert found.kl.max() < 1e-6
+    assert found.total_variation.max() < 1e-6
+
+
+def test_draws_follow_q_and_have_its_probabilities():
+    logits = torch.tensor([[1.0, -torch.inf, 0.0, 2.0], [0.0, 0.0, 0.0, -torch.inf]])
+    grid = (torch.arange(20_000, dtype=torch.float64) + 0.5).div(20_000).expand(2, -1)
+    drawn = draw(logits, 0.5, grid)
+    law = torch.softmax(logits.double() / 0.5, dim=-1)
+    for row in range(2):
+        shares = torch.bincount(drawn.tokens[row], minlength=4) / 20_000
+        torch.testing.assert_close(shares.double(), law[row], atol=1e-4, rtol=0)
+        torch.testing.assert_close(drawn.log_q[row], law[row].log()[drawn.tokens[row]], atol=1e-6, rtol=1e-6)
+    assert (drawn.tokens[0] != 1).all()
+    assert (drawn.tokens[1] != 3).all()
+
+
+def test_extreme_uniforms_draw_valid_tokens():
+    logits = torch.tensor([[-torch.inf, 0.0, 30.0, -torch.inf]])
+    tokens = draw(logits, 1.0, torch.tensor([[2.0**-53, 1 - 2.0**-53]], dtype=torch.float64)).tokens
+    assert tokens.tolist() == [[1, 2]]
+
+
+def test_log_probability_equals_the_softmax():
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
+    tokens = torch.tensor([[0, 6], [1, 1], [5, 2]])
+    torch.testing.assert_close(log_probability(logits, tokens), torch.log_softmax(logits.double(), -1).gather(1, tokens))
