@@ -48,7 +48,7 @@ def test_forbidden_tokens_and_single_states(linear):
 def test_weights_in_float32_are_copied_only_to_be_packed():
     linear = SimpleNamespace(weight=torch.ones(12, 8), bias=None)
     assert Float32Head(linear, True).weight.data_ptr() == linear.weight.data_ptr() == Float32Head(linear).weight.data_ptr()
-    assert Float32Head(linear, False).packed is None
+    assert Float32Head(linear, False).prepared is None
 
 
 def test_pieces_of_the_weights_do_not_make_a_row_depend_on_the_batch():
