@@ -30,8 +30,10 @@ from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
 from tests import processes
+from tests.composing import composed
 from tests.conftest import ROOT
 from tests.refusals import refused
+from tests.runs import execute
 from tests.test_names import HEAVY
 
 TINY = str(PACKAGE / "assets/tiny")
@@ -50,10 +52,7 @@ def loaded() -> tuple:
 
 def records_of(folder: Path, *overrides: str) -> list[dict]:
     """What the command line records, in the order of problems and chains."""
-    done = processes.run(["-m", "dflash_mcmc", "tracker=none", *overrides], folder)
-    assert done.returncode == 0, done.stderr
-    (file,) = folder.glob("outputs/*/*/records.jsonl")
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = read_records(execute(composed(folder / "outputs", *overrides)).folder)
     return sorted(found, key=lambda record: (record["problem"], record["chain"]))
 
 
@@ -73,7 +72,7 @@ def assert_same(samples: list[dflash_mcmc.Sample], records: list[dict]) -> None:
 def test_a_list_gives_what_a_file_of_rows_gives(loaded, tmp_path):
     rows = "".join(json.dumps({"problem": question, "answer": "1"}) + "\n" for question in QUESTIONS)
     (tmp_path / "rows.jsonl").write_text(rows)
-    records = records_of(tmp_path, "dataset=jsonl", "dataset.path=rows.jsonl", "dataset.question_field=problem",
+    records = records_of(tmp_path, "dataset=jsonl", f"dataset.path={tmp_path}/rows.jsonl", "dataset.question_field=problem",
                          "dataset.prompt=plain", "dataset.max_new_tokens=32", "sampler.alpha=2", "num_chains=2", "seed=3")
     sampler = dflash_mcmc.PowerMH(alpha=2)
     samples = dflash_mcmc.sample(*loaded, QUESTIONS, sampler=sampler, num_chains=2, max_new_tokens=32, seed=3, progress=False)

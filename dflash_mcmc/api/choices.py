@@ -136,8 +136,8 @@ class Samplers:
             raise ConfigError("sampler", f"a sampler that draws {width} sequences together", f"at most {self._max_width} "
                               "(serve.max_width)")
         steps = _steps(config)
-        if self._max_steps is not None and steps > max(self._max_steps, self._own_steps):
-            raise ConfigError("sampler.num_steps", steps, f"at most {self._max_steps} (serve.max_steps)")
+        if self._max_steps is not None and steps > (most := max(self._max_steps, self._own_steps)):
+            raise ConfigError("sampler.num_steps", steps, f"at most {most} (serve.max_steps, or the server's own)")
         return config
 
     def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:

@@ -15,13 +15,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset.inputs import template_limits
-from dflash_mcmc.engine.batching.interface import DROPPED
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import stopping
@@ -136,6 +134,8 @@ class Workers:
             if known + len(orders) > self._max_waiting:
                 raise QueueFull(f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of this "
                                 "request; try again later")
+            if not known:
+                self.stepped = time.monotonic()  # nothing has waited for a step until now
             numbers = list(range(self._number, self._number + len(orders)))
             self._number += len(orders)
             self._waiting.extend(zip(numbers, orders, strict=True))
@@ -165,7 +165,7 @@ class Workers:
                     self._news.wait()
                 if not self._waiting:
                     break
-                stop, begun, self.stepped = self._waiting[0][1].stop, self._number, time.monotonic()
+                stop, begun = self._waiting[0][1].stop, self._number
             self._round(stop, begun)
         self._release()
 
@@ -236,27 +236,12 @@ class Workers:
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            return (yield from self._while_wanted(number, self._chain(order, model)))
+            return (yield from self._chain(order, model))
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
             self._failures[number] = _reason(error, "sampler")
             return None
-
-    def _while_wanted(self, number: int, chain: Chain) -> Generator[Any, Any, Any]:
-        """The chain of an order, which ends without a result once the order is dropped.
-
-        The engine drops chains after a step, but a chain whose proposals cost no forward can go on for long without one.
-        """
-        with closing(chain):
-            try:
-                request = next(chain)
-                while number not in self._dropped:
-                    request = chain.send((yield request))
-            except StopIteration as stop:
-                return stop.value
-        self._failures[number] = DROPPED
-        return None
 
     def _next(self, begun: int) -> tuple[int, Order] | None:
         """The next order of a round; None if there is none now."""

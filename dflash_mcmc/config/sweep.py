@@ -267,7 +267,7 @@ def _point_label(job: Job, swept: Sequence[str]) -> str:
     return label_of(job.config, {key: values[key] for key in swept if key in values and key not in _IN_A_LABEL})
 
 
-class _Outcome(NamedTuple):
+class _JobOutcome(NamedTuple):
     overrides: Sequence[str]
     state: str
     """`done`, `before` (complete before this sweep), `same` (the run of an earlier job) or `failed`."""
@@ -283,7 +283,7 @@ class SweepOutcomes:
         self._searches, self._run = sweep.searches, run
         self._common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set[str]()
         self._num_jobs, self._swept = sweep.num_trials or len(jobs), swept_names([job.overrides for job in jobs])
-        self._outcomes: list[_Outcome] = []
+        self._outcomes: list[_JobOutcome] = []
         self._folders: set[Path] = set()
         self._exit_code = 0
 
@@ -305,7 +305,7 @@ class SweepOutcomes:
             return None
         state = "done" if result.num_new else "same" if result.folder in self._folders else "before"
         self._folders.add(result.folder)
-        self._outcomes.append(_Outcome(overrides, state, value=value))
+        self._outcomes.append(_JobOutcome(overrides, state, value=value))
         return value
 
     def _title(self, job: Job) -> str:
@@ -323,7 +323,7 @@ class SweepOutcomes:
             given = " ".join(text for text in overrides if text not in self._common)
             tell(f"failed: {given}: {reason}")
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
-        self._outcomes.append(_Outcome(overrides, "failed", reason))
+        self._outcomes.append(_JobOutcome(overrides, "failed", reason))
 
     @property
     def all_failed(self) -> bool:

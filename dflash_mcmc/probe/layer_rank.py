@@ -259,9 +259,9 @@ class Ranked:
                       else np.ones(record["num_tokens"], bool) for record in records]
         self.problems = Clusters(range(len(records)))
 
-    def of(self, name: str) -> Row:
+    def of(self, name: str) -> LayerRanks:
         """What the row of that name is computed from."""
-        return Row(self, name)
+        return LayerRanks(self, name)
 
     def ratio(self, above: list, below: list) -> IntervalEstimate:
         """The sum of `above` divided by that of `below`, both with a value for each problem."""
@@ -278,7 +278,7 @@ class Ranked:
         return [values[~np.isnan(values)] for values in of]
 
 
-class Row:
+class LayerRanks:
     """The ranks by one distribution: `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`."""
 
     def __init__(self, ranked: Ranked, name: str):
@@ -308,10 +308,10 @@ class Row:
 class NormRow(NamedTuple):
     """A layer's ranks without and with the target's final norm."""
 
-    raw: Row
-    normed: Row
+    raw: LayerRanks
+    normed: LayerRanks
 
-    def better(self, one: Row, other: Row) -> IntervalEstimate:
+    def better(self, one: LayerRanks, other: LayerRanks) -> IntervalEstimate:
         """Share of tokens with a better rank in the first row."""
         return one.mean([(a < b).sum() for a, b in zip(one.ranks, other.ranks, strict=True)])
 
@@ -349,7 +349,7 @@ LAYERS = {part: Table(f"{part}layers", _LAYERS) for part in ("", "hard_")}
 NORMS = {part: Table(f"{part}norms", _NORMS) for part in ("", "hard_")}
 
 
-class Result(NamedTuple):
+class LayerRankResult(NamedTuple):
     """All records, and the rows of the table `layers`."""
 
     records: list[dict]
@@ -398,4 +398,4 @@ def summary(records: list[dict]) -> Summary:
         tables[f"{part}layers"] = LAYERS[part].rows(ranked.of(name) for name in names)
         tables[f"{part}norms"] = NORMS[part].rows(NormRow(ranked.of(f"{layer} none"), ranked.of(f"{layer} final"))
                                                   for layer in layers)
-    return Summary(VALUES.row(Result(records, tables["layers"])), tables, {})
+    return Summary(VALUES.row(LayerRankResult(records, tables["layers"])), tables, {})

@@ -271,11 +271,11 @@ class Blended:
 
     def rows(self, table: Table, *parts: str) -> list[dict]:
         """A row for each source and beta, over the tokens of these parts."""
-        return table.rows(Blend(self, name, beta, np.sum([self.sums[part][name][:, number] for part in parts], axis=0))
+        return table.rows(BlendCase(self, name, beta, np.sum([self.sums[part][name][:, number] for part in parts], axis=0))
                           for name in self.sources for number, beta in enumerate(self._betas))
 
 
-class Blend:
+class BlendCase:
     """A source and a beta: the sums of each problem over some of its tokens."""
 
     def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray):
@@ -315,7 +315,7 @@ HARD = Table("hard", (  # The published claim is about hard tokens. These rows h
 ))
 
 
-class Result(NamedTuple):
+class LogitBlendResult(NamedTuple):
     """All records, and the rows of the table `hard`."""
     records: list[dict]
     hard: list[dict]
@@ -361,7 +361,7 @@ def summary(records: list[dict], betas: Sequence[float]) -> Summary:
     """
     blended = Blended([record for record in records if "skipped" not in record], betas)
     tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy")}
-    return Summary(VALUES.row(Result(records, tables["hard"])), tables, {})
+    return Summary(VALUES.row(LogitBlendResult(records, tables["hard"])), tables, {})
 
 
 _COLOURS = (RIGHT, GREEN, PURPLE)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import labels_of, name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
-from dflash_mcmc.report.parts import Column, ReportPart, Section, Table, paragraphs, percent
+from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent
 from dflash_mcmc.report.probed import cautions, csv_of, table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import RUN as RUN_FILE
@@ -138,13 +138,15 @@ def side_by_side(studies: Sequence[Study]) -> Section:
             row |= {} if run is None else accuracy(run.records).columns(study.dataset)
         rows.append(row)
 
-    def column(name: str) -> Column:
-        return Column(name, lambda row: percent(row[name], row[f"{name}_low"], row[f"{name}_high"]) if name in row else "")
+    def column(name: str) -> ReportColumn:
+        return ReportColumn(
+            name, lambda row: percent(row[name], row[f"{name}_low"], row[f"{name}_high"]) if name in row else "")
 
     return Section("datasets", "All datasets", paragraphs(_TEXT),
-                   [Table("datasets", "Accuracy on each dataset",
-                          [Column("run", lambda row: row["run"], number=False), *(column(study.dataset) for study in studies)],
-                          rows)])
+                   [ReportTable("datasets", "Accuracy on each dataset",
+                                [ReportColumn("run", lambda row: row["run"], number=False),
+                                 *(column(study.dataset) for study in studies)],
+                                rows)])
 
 
 _SECTIONS = (

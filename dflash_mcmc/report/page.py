@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.errors import one_line, printable
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import ReportPart, Section, Table
+from dflash_mcmc.report.parts import ReportPart, ReportTable, Section
 from dflash_mcmc.report.study import Study
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _lines(section: Section) -> list[str]:
     return lines
 
 
-def text_of(table: Table, cell: Callable[[str], str] = one_line) -> str:
+def text_of(table: ReportTable, cell: Callable[[str], str] = one_line) -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
     return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
                     tablefmt="github", disable_numparse=True,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.report.sections.samples import EmbeddedSamples
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A column of a table as readers see it."""
 
     header: str
@@ -23,13 +23,13 @@ class Column(NamedTuple):
     """Whether the column holds numbers, which are right-aligned."""
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table: columns for readers, and a CSV file with all digits."""
 
     name: str
     """Name of the CSV file, without its ending."""
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[dict]
     data: Sequence[dict] | None = None
     """Rows of the CSV file, if they differ from the rows shown to readers."""
@@ -55,7 +55,7 @@ class Section(NamedTuple):
     title: str
     text: Sequence[str]
     """Paragraphs."""
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     drawings: Sequence[Drawing] = ()
     samples: EmbeddedSamples | None = None
     """Data of a browser of samples."""
@@ -88,34 +88,35 @@ def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]
     return row[key], row.get(f"{key}_low"), row.get(f"{key}_high")
 
 
-def named(header: str, key: str) -> Column:
+def named(header: str, key: str) -> ReportColumn:
     """A column of text."""
-    return Column(header, lambda row: str(row[key]), number=False)
+    return ReportColumn(header, lambda row: str(row[key]), number=False)
 
 
-def counted(header: str, key: str) -> Column:
+def counted(header: str, key: str) -> ReportColumn:
     """A column of counts."""
-    return Column(header, lambda row: count(row[key]))
+    return ReportColumn(header, lambda row: count(row[key]))
 
 
-def shared(header: str, key: str) -> Column:
+def shared(header: str, key: str) -> ReportColumn:
     """A column of shares in per cent, with intervals if the rows have them."""
-    return Column(header, lambda row: percent(*ends(row, key)))
+    return ReportColumn(header, lambda row: percent(*ends(row, key)))
 
 
-def differing(header: str, key: str) -> Column:
+def differing(header: str, key: str) -> ReportColumn:
     """A column of differences between shares in percentage points, with intervals if the rows have them."""
-    return Column(header, lambda row: points(*ends(row, key)))
+    return ReportColumn(header, lambda row: points(*ends(row, key)))
 
 
-def numbered(header: str, key: str, form: str = ".3g") -> Column:
+def numbered(header: str, key: str, form: str = ".3g") -> ReportColumn:
     """A column of numbers in a format."""
-    return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:{form}}")
+    return ReportColumn(header, lambda row: "-" if row[key] is None else f"{row[key]:{form}}")
 
 
-def costing(header: str, key: str) -> Column:
+def costing(header: str, key: str) -> ReportColumn:
     """A column of costs: whole numbers from 100 on, three digits below."""
-    return Column(header, lambda row: "-" if row[key] is None else f"{row[key]:{',.0f' if row[key] >= 100.0 else '.3g'}}")
+    return ReportColumn(
+        header, lambda row: "-" if row[key] is None else f"{row[key]:{',.0f' if row[key] >= 100.0 else '.3g'}}")
 
 
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -146,8 +147,8 @@ def probability(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-HOLM = Column("p (Holm)", lambda row: probability(row["p_holm"]))
-P_VALUES = Column("p", lambda row: probability(row["p_value"])), HOLM
+HOLM = ReportColumn("p (Holm)", lambda row: probability(row["p_holm"]))
+P_VALUES = ReportColumn("p", lambda row: probability(row["p_value"])), HOLM
 """The columns of a p-value, and of that adjusted for all rows."""
 
 

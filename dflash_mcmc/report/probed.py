@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.config.identity import with_names
 from dflash_mcmc.errors import one_line
-from dflash_mcmc.report.parts import Column, Table
+from dflash_mcmc.report.parts import ReportColumn, ReportTable
 from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.intervals import caution
 from dflash_mcmc.store.described import RUN, json_object
@@ -60,16 +60,16 @@ def text_of(rows: list[dict]) -> str:
                     colalign=["right" if column.number else "left" for column in table.columns])
 
 
-def table_of(name: str, title: str, rows: list[dict]) -> Table:
+def table_of(name: str, title: str, rows: list[dict]) -> ReportTable:
     """A table for a report, with the cells of `text_of`."""
     merged = [_with_intervals(row) for row in rows]
     keys = list(dict.fromkeys(key for row in merged for key in row))
-    return Table(name, title, [_displayed(key, merged) for key in keys], merged, data=rows)
+    return ReportTable(name, title, [_displayed(key, merged) for key in keys], merged, data=rows)
 
 
-def _displayed(key: str, rows: list[dict]) -> Column:
+def _displayed(key: str, rows: list[dict]) -> ReportColumn:
     number = all(isinstance(row.get(key), (int, float, type(None), _Interval)) for row in rows)
-    return Column(key.replace("_", " "), lambda row: _cell(row.get(key)), number)
+    return ReportColumn(key.replace("_", " "), lambda row: _cell(row.get(key)), number)
 
 
 class _Interval(NamedTuple):

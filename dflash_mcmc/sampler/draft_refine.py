@@ -105,9 +105,11 @@ class DraftRefine(Staged, ProposesAt):
         """Mean cost of a chain whose answers have `length` tokens; None for cuts that depend on the target's confidence."""
         if self.cut == "confidence":
             return None
-        cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, lambda state, reach: (state + 1) / 2, stops=False)
-        stages = min(self.num_blocks, math.ceil(length * self.num_blocks / horizon))
-        return cost._replace(scored=length, drafts=stages, drafted=length)
+        cost, drafted = (mh_cost(length, horizon, self.num_blocks, steps, lambda state, reach: (state + 1) / 2, stops=False)
+                         for steps in (self.num_steps, 0))
+        # What the draft has drawn is scored too.
+        return cost._replace(scored=length, num_draws=cost.num_draws + drafted.num_draws,
+                             prefixes=cost.prefixes + drafted.prefixes, drafts=drafted.num_draws, drafted=length)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

@@ -171,12 +171,18 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
+        def over(steps: int) -> ExpectedCost:
+            if self.schedule == "adaptive":
+                return doubling_cost(length, horizon, self.num_blocks, steps, redrawn)
+            return mh_cost(length, horizon, self.num_blocks, steps, redrawn, self.returns())
+
         redrawn = self.cuts().mean_redrawn
-        if self.schedule == "adaptive":
-            cost = doubling_cost(length, horizon, self.num_blocks, self.num_steps, redrawn)
-        else:
-            cost = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, self.returns())
-        return cost._replace(scored=cost.proposed) if self.rescore else cost
+        cost = over(self.num_steps)
+        if not self.rescore:
+            return cost
+        extended = over(0)  # is not scored; each suffix that a step draws again is
+        return cost._replace(scored=cost.proposed, num_draws=2 * cost.num_draws - extended.num_draws,
+                             prefixes=2 * cost.prefixes - extended.prefixes)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

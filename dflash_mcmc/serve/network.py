@@ -110,6 +110,8 @@ class Server(uvicorn.Server):
     Attributes:
         received: the signals so far.
     """
+    should_exit: bool
+    """uvicorn's own: whether the serving ends after the requests that have begun."""
 
     def __init__(self, app: Any, header_seconds: float):
         protocol = type("Protocol", (PatientProtocol,), {"header_seconds": header_seconds})

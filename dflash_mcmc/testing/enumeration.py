@@ -27,9 +27,6 @@ class Enumerator:
 
     def __init__(self) -> None:
         self._trail: list[list] = []
-        self._start()
-
-    def _start(self) -> None:
         self._depth, self.probability = 0, 1.0
         self._used, self._drawn = set[tuple](), set[tuple]()
         self._uniforms: dict[tuple, UnknownUniform] = {}
@@ -63,7 +60,9 @@ class Enumerator:
             if self._trail[-1]:
                 break
             self._trail.pop()
-        self._start()
+        self._depth, self.probability = 0, 1.0
+        for known in (self._used, self._drawn, self._uniforms):
+            known.clear()
         return bool(self._trail)
 
     def uniform(self, name: tuple) -> UnknownUniform:

@@ -236,13 +236,6 @@ def test_the_bar_of_a_job_has_its_place_and_what_the_sweep_sets(executed):
                                "[4/4] blend_ps beta=0.2 alpha=4"]
 
 
-def test_jobs_are_counted_and_finished_ones_are_told(executed, capsys):
-    assert ended(*SWEEP) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 2 done now, 0 already complete, 0 failed"
-    assert ended(*SWEEP, "sampler.alpha=4,8") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 jobs: 1 done now, 1 already complete, 0 failed"
-
-
 def test_points_of_one_run_are_told_apart_from_finished_ones(executed, capsys):
     """They differ in their names: the run is recorded under one of them."""
     assert ended("-m", "condition=greedy", "condition.name=one,two", "tracker=none") == 0

@@ -88,6 +88,19 @@ def test_a_text_is_correct_only_if_every_rubric_is_satisfied(server, make_config
     assert sum("down" in body["messages"][0]["content"] for *_, body in server.asked) == 3
 
 
+def test_a_byte_order_mark_of_a_prompt_file_never_reaches_the_judge(server, make_config, tmp_path):
+    """Nor the identity of the run: the file with it is the file without it."""
+    found = []
+    for name, mark in (("plain", ""), ("marked", "\ufeff")):
+        file = tmp_path / f"{name}.jinja"
+        file.write_text(mark + "Judge {{ response }} by {{ rubrics }}.", encoding="utf-8")
+        config = make_config(*settings(server, f"grader.prompt={file}"))
+        assert grades(config.grader, [("text", "gold")])[0].verdict == "correct"
+        found.append((server.asked[-1][2]["messages"][0]["content"], config.grader.resolved(config).prompt))
+    assert found[0] == found[1]
+    assert found[1][0].startswith("Judge text")
+
+
 def test_a_slow_judge_is_a_timeout(server, make_config):
     server.replies = {"": ["wait"]}
     found = grades(make_config(*settings(server, "grader.timeout_seconds=0.1", "grader.retries=0")).grader, [("text", "gold")])

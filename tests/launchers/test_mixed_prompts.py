@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 
 from launchers import mixed_prompts
-from tests import processes
-from tests.conftest import ROOT
 
 ROWS = {"gsm8k/test.jsonl": ("question", 1204), "math500/test.jsonl": ("problem", 404),
         "humaneval/HumanEval.jsonl": ("prompt", 126)}
 
 
-def test_held_out_problems_are_in_no_training_part(tmp_path):
+def test_held_out_problems_are_in_no_training_part(tmp_path, monkeypatch):
     for file, (name, count) in ROWS.items():
         path = tmp_path / file
         path.parent.mkdir()
         path.write_text("".join(json.dumps({name: f"{name} {{{n}}}"}) + "\n" for n in range(count)))
-    done = processes.run([ROOT / "launchers/mixed_prompts.py", tmp_path, tmp_path / "out.jsonl"], tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["mixed_prompts.py", str(tmp_path), str(tmp_path / "out.jsonl")])
+    runpy.run_path(mixed_prompts.__file__, run_name="__main__")
     whole = [json.loads(line)["question"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     found = {part: mixed_prompts.lines(tmp_path, part) for part in ("training", "gsm8k", "math", "text")}
     assert whole == found["training"]

@@ -112,13 +112,41 @@ def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_lengt
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
 
 
-@pytest.mark.slow
-def test_the_plan_of_draft_refine_has_the_blocks_that_its_stages_draft(make_config):
-    """Only the extension of each stage takes forwards of the draft. A step can shorten a state: it is extended again."""
-    config, records, _ = run_of(make_config, "sampler=draft_refine", "draft=tiny", "sampler.cut=current",
-                                "sampler.num_blocks=4", "sampler.num_steps=1")
-    measured = np.mean([record["blocks_drafted"] for record in records])
-    assert 0.5 * measured < cost.draft_blocks(config) <= measured
+REFINE = ("sampler=draft_refine", "sampler.cut=current", "sampler.num_blocks=4", "draft=tiny")
+
+
+def without_stop_ids(make_config, monkeypatch, *overrides):
+    """(configuration, costs of chains) for prompts that begin anywhere in a block of the draft."""
+    config = make_config(*overrides, "dataset.max_new_tokens=24", "assumed.answer_length=1")
+    model, size = config.model.load("cpu"), cost.block_size(config)
+    monkeypatch.setattr(model, "stop_ids", ())
+    prompts = [np.arange(5, 5 + length) for length in range(size, 2 * size)]
+    config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts])
+    options = Options(reuse_prefix=config.hardware.reuse_prefix)
+    engine = BatchedEngine(model, config.blend, 8, 2 * size + 24, options, None, None, config.draft.load(model))
+    todo = ((n, config.sampler.chain(prompt, 24, Key(3).fold_in(n))) for n, prompt in enumerate(prompts))
+    return config, [chain.cost for chain in engine.run(todo)]
+
+
+@pytest.mark.parametrize("overrides", [
+    (*REFINE, "sampler.num_steps=2"), (*REFINE, "sampler.num_steps=0", "blend=draft"),
+    ("condition=draft_blend_ps", "draft=tiny", "sampler.num_blocks=4", "sampler.num_steps=0"),
+    ("sampler=power_smc", "draft=tiny", "sampler.proposal=draft", "sampler.num_particles=2", "sampler.block_size=6")], ids=str)
+def test_without_stop_ids_the_plan_has_the_blocks_that_the_engine_counts(make_config, monkeypatch, overrides):
+    """Scores and steps of draft_refine take the draft's forwards under its blend alone."""
+    config, done = without_stop_ids(make_config, monkeypatch, *overrides)
+    assert np.mean([each.blocks_drafted for each in done]) == pytest.approx(cost.draft_blocks(config))
+
+
+def test_what_the_draft_has_drawn_is_read_once_more_to_be_scored(make_config, monkeypatch):
+    """Without reuse, each of four draws and four scores reads what is before it. A block of the draft is fed whole."""
+    planned, counted = [], []
+    for reuse in ("true", "false"):
+        given = (*REFINE, "sampler.num_steps=0", f"hardware.reuse_prefix={reuse}")
+        config, done = without_stop_ids(make_config, monkeypatch, *given)
+        planned.append(cost.token_forwards(config))
+        counted.append(np.mean([each.token_forwards for each in done]))
+    assert planned[1] - planned[0] == counted[1] - counted[0] > 0
 
 
 def test_savings_are_estimated_from_their_measured_shares(make_config):

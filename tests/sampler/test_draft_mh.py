@@ -7,7 +7,6 @@ import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import LearningDraft, TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.draft_mh import DraftMH
 from dflash_mcmc.sampler.power_mh import PowerMH
@@ -203,17 +202,3 @@ def test_the_floor_has_the_length_only_where_cuts_are_places_of_the_state():
         assert floor.length == length
         assert floor.margin == pytest.approx(6.907755278982137, abs=1e-12)
         assert floor.reference == pytest.approx(4.0 * path.log_p.sum() - path.log_q.sum(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
-    (["draft=ngram"], "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_mh"),
-    (["draft=none"], "draft: given 'none'; allowed: a draft"),
-    (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
-    (["sampler.early_reject=eps", "sampler.proposal=mixture"], "sampler.early_reject: given 'eps'; allowed: off with"),
-])
-def test_bad_values_are_errors_of_one_line(make_config, overrides, message):
-    given = overrides if any(text.startswith("draft=") for text in overrides) else ["draft=tiny", *overrides]
-    with pytest.raises(UserError) as error:
-        make_config("sampler=draft_mh", *given)
-    assert str(error.value).startswith(message)

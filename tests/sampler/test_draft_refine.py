@@ -9,7 +9,6 @@ import pytest
 
 from dflash_mcmc.blend.draft import DraftBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
@@ -123,19 +122,3 @@ def test_the_law_approaches_the_target_with_the_steps():
                       for steps in (0, 1, 4, 16)]
     assert found["current"] == pytest.approx([0.476, 0.353, 0.128, 0.001], abs=1e-3)
     assert found["confidence"] == pytest.approx([0.476, 0.357, 0.119, 0.001], abs=1e-3)
-
-
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
-    (["draft=ngram"], "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_refine"),
-    (["decoder=speculative_match"], "decoder: given 'speculative_match'; allowed: plain with sampler=draft_refine"),
-    (["blend=draft", "blend.grid=cut"], "blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh"),
-    (["sampler.early_reject=exact", "sampler.proposal_temperature=2"],
-     "sampler.early_reject: given 'exact'; allowed: auto, off, since the proposal's temperature 2 is not between"),
-    (["sampler.floor=0"], "sampler.floor: given 0.0; allowed: a number > 0"),
-])
-def test_bad_values_are_errors_of_one_line(make_config, overrides, message):
-    given = overrides if any(text.startswith("draft=") for text in overrides) else ["draft=tiny", *overrides]
-    with pytest.raises(UserError) as error:
-        make_config("sampler=draft_refine", *given)
-    assert str(error.value).startswith(message)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.lookahead import Lookahead
 from dflash_mcmc.testing import PROMPT, law_of, power_target, product_target, score, total_variation
-from tests.composing import composed
 
 ENGINE = TabularEngine(TabularModel(3, (0,), seed=1, scale=0.7))
 HORIZON = 2
@@ -96,14 +94,3 @@ def test_the_record_has_the_effective_size_of_candidates():
     done = ENGINE.run(make(num_candidates=4, rollout_length=2, num_rollouts=3).chain(PROMPT, HORIZON, Key(0)))
     assert 0.25 <= done.measures["candidate_ess"] <= 1.0
     assert done.proposals == 0
-
-
-@pytest.mark.parametrize(("overrides", "field"), [
-    (["sampler.num_candidates=1"], "sampler.num_candidates: given 1"), (["sampler.num_rollouts=0"], "sampler.num_rollouts"),
-    (["sampler.rollout_length=100000"], "sampler.rollout_length: given 100000"),
-    (["sampler.block_size=0"], "sampler.block_size: given 0"), (["sampler.rollout_length=-1"], "sampler.rollout_length")])
-def test_bad_values_are_one_line(tmp_path, overrides, field):
-    with pytest.raises(ConfigError) as refused:
-        composed(tmp_path, "sampler=lookahead", *overrides)
-    assert str(refused.value).startswith(field)
-    assert "\n" not in str(refused.value)

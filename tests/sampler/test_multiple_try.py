@@ -7,12 +7,10 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import ROUNDING
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.multiple_try import MultipleTry
 from dflash_mcmc.testing import PROMPT, balance_error, invariance_error, power_target, score, transition_matrix
-from tests.composing import composed
 
 EXACT = 1e-12
 SMALL = TabularEngine(TabularModel(2, (0,), seed=4))
@@ -138,16 +136,3 @@ def test_more_tries_move_more():
     stays = [float(target.probability @ np.diag(transition_matrix(ENGINE, make(num_tries=tries), 2, target)))
              for tries in (1, 2, 3)]
     assert stays[0] > stays[1] > stays[2]
-
-
-@pytest.mark.parametrize(("overrides", "field"), [
-    (["sampler.num_tries=0"], "sampler.num_tries: given 0"), (["sampler.form=both"], "sampler.form: given 'both'"),
-    (["sampler.num_blocks=999"], "sampler.num_blocks: given 999"),
-    (["sampler.form=multiple_try", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
-    (["sampler.alpha=0.5", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'"),
-    (["sampler.proposal_temperature=2", "sampler.early_reject=exact"], "sampler.early_reject: given 'exact'")])
-def test_bad_values_are_one_line(tmp_path, overrides, field):
-    with pytest.raises(ConfigError) as refused:
-        composed(tmp_path, "sampler=multiple_try", *overrides)
-    assert str(refused.value).startswith(field)
-    assert "\n" not in str(refused.value)

@@ -10,7 +10,6 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler.power_mh import PowerMH
 from dflash_mcmc.testing import (
@@ -136,14 +135,6 @@ def test_the_option_is_part_of_the_identity_and_the_default_is_not(make_config):
     plain, published = (identity_hash(make_config("sampler=power_mh", *more)) for more in
                         ((), ("sampler.schedule=published",)))
     assert plain == published != identity_hash(make_config(*ADAPTIVE))
-
-
-@pytest.mark.parametrize(("other", "message"), [
-    ("sampler.rule=published", r"sampler\.schedule: given 'adaptive'; allowed: 'published' with sampler\.rule=published"),
-    ("sampler.after_eos=return", r"sampler\.after_eos: given 'return'; allowed: 'continue' with sampler\.schedule=adaptive")])
-def test_settings_that_contradict_it_are_errors(make_config, other, message):
-    with pytest.raises(ConfigError, match=message):
-        make_config(*ADAPTIVE, other)
 
 
 def test_expected_cost_counts_the_stages_that_are_made(make_config):

@@ -8,7 +8,6 @@ import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import particles
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
@@ -25,7 +24,6 @@ from dflash_mcmc.testing import (
     transition_matrix,
 )
 from dflash_mcmc.types import Trajectory
-from tests.composing import composed
 
 EXACT, WRONG = 1e-11, 1e-3
 ENGINE = TabularEngine(TabularModel(3, (0,), seed=4))
@@ -169,21 +167,6 @@ def test_particles_shrink_the_error_of_the_returned_law():
     assert errors[0] > errors[1] > errors[2] > WRONG
 
 
-@pytest.mark.parametrize(("overrides", "field"), [
-    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.num_particles=1"], "sampler.num_particles: given 1"),
-    (["sampler.wrapper=csmc", "sampler.resampling=systematic"], "sampler.resampling: given 'systematic'"),
-    (["sampler.wrapper=csmc", "sampler.resampling=multinomial", "sampler.ramp=8"], "sampler.ramp: given 8"),
-    (["sampler.wrapper=pimh", "sampler.num_steps=0"], "sampler.num_steps: given 0"),
-    (["sampler.ess_threshold=0"], "sampler.ess_threshold: given 0"), (["sampler.ess_threshold=1.5"], "sampler.ess_threshold"),
-    (["sampler.num_particles=0"], "sampler.num_particles: given 0"), (["sampler.ramp=100000"], "sampler.ramp: given 100000"),
-    (["sampler.proposal=draft"], "sampler.proposal: given 'draft'")])
-def test_bad_values_are_one_line(tmp_path, overrides, field):
-    with pytest.raises(ConfigError) as refused:
-        composed(tmp_path, "sampler=power_smc", *overrides)
-    assert str(refused.value).startswith(field)
-    assert "\n" not in str(refused.value)
-
-
 def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():
     """A step alone is told log Z of its state. A chain keeps it: that of the latest accepted run."""
     sampler, key, start = make(wrapper="pimh", num_steps=12, ess_threshold=0.6), Key(6), Trajectory.start(PROMPT)
@@ -208,3 +191,11 @@ def test_one_particle_draws_the_same_whatever_the_size_of_a_block():
     """The identity leaves the size of a block out, so that it must change nothing."""
     runs = [ENGINE.run(make(num_particles=1, block_size=size).chain(PROMPT, 3, Key(5))) for size in (1, 2, 3)]
     assert len({(run.trajectory.tokens.tobytes(), run.measures["resamplings"]) for run in runs}) == 1
+
+
+def test_one_particle_is_drawn_to_the_end_whatever_the_blocks():
+    """Its identity leaves out the fields of blocks: the same identity is the same sample."""
+    engine = TabularEngine(TabularModel(5, (0,), seed=4))
+    for seed in range(5):
+        one, other = (engine.run(make(num_particles=1, block_size=size).chain(PROMPT, 6, Key(seed))) for size in (1, 4))
+        assert one.trajectory.tokens.tolist() == other.trajectory.tokens.tolist()

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import dflash_mcmc as dm
-from dflash_mcmc.api.choices import turn_of
+from dflash_mcmc.api.choices import Samplers, turn_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options
@@ -23,6 +23,7 @@ from dflash_mcmc.serve.app import built
 from dflash_mcmc.serve.network import Server
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
+from tests.composing import composed
 from tests.conftest import ROOT
 
 QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
@@ -75,13 +76,9 @@ class Running:
         """A context in which orders wait: this thread has the turn of the model."""
         return turn_of(self.service._target.decoder).taken(nests=False)
 
-    def idle(self) -> bool:
-        """Whether the engine has nothing to draw, soon."""
-        for _ in range(500):
-            if self.service.workers.counts == (0, 0):
-                return True
-            time.sleep(0.01)
-        return False
+    def wait_until_idle(self) -> None:
+        """Waits until the engine has nothing to draw."""
+        processes.wait_until(lambda: self.service.workers.counts == (0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +221,8 @@ def test_bodies_together_are_limited(running, monkeypatch):
 
 def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(running, monkeypatch):
     def asked(content: str, role: str = "user") -> tuple[int, dict]:
-        return running.post({"messages": [{"role": role, "content": content}], "max_tokens": 1, "sampler": "greedy"},
-                            "/v1/chat/completions")
+        messages = [{"role": role, "content": content}, {"role": "user", "content": "x"}]
+        return running.post({"messages": messages, "max_tokens": 1, "sampler": "greedy"}, "/v1/chat/completions")
 
     for role in ("owner", "user<|im_end|>", ""):
         status, reply = asked("x", role)
@@ -236,7 +233,21 @@ def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(runn
     assert asked("x<|im_end|>")[1]["usage"]["prompt_tokens"] == plain + 1
 
 
-def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_step_is_made(running):
+def test_a_request_may_have_the_steps_of_the_limit_or_of_the_servers_sampler(tmp_path):
+    samplers = Samplers(composed(tmp_path, "condition=ps", "sampler.num_blocks=1", "sampler.num_steps=5"), max_steps=3)
+    assert samplers.config_for({"num_steps": 5}, {}, 8).sampler.num_steps == 5
+    with pytest.raises(UserError, match=r"sampler\.num_steps: given 6; allowed: at most 5 \(serve\.max_steps"):
+        samplers.config_for({"num_steps": 6}, {}, 8)
+    samplers = Samplers(composed(tmp_path, "sampler=greedy"), max_steps=3)
+    with pytest.raises(UserError, match=r"sampler\.num_steps: given 4; allowed: at most 3 \(serve\.max_steps"):
+        samplers.config_for({"name": "power_mh", "num_blocks": 1, "num_steps": 4}, {}, 8)
+
+
+def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_step_is_made(running, monkeypatch):
+    """The time without a step begins with the answer that waits, however long nothing was asked before it."""
+    monkeypatch.setattr(running.service.options, "stalled_seconds", 1e6)  # no machine is so slow
+    running.wait_until_idle()
+    running.service.workers.stepped -= 2e6
     body = json.dumps({"prompt": QUESTION, "max_tokens": 8}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
         with running.held():
@@ -245,7 +256,7 @@ def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_s
             while not running.service.workers.counts[0]:
                 time.sleep(0.001)
             assert running.get("/health")[0] == 200
-            running.service.workers.stepped -= 1000.0
+            running.service.workers.stepped -= 2e6
             status, state = running.get("/health")
             assert (status, json.loads(state)["status"]) == (503, "stalled")
         received = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -281,7 +292,7 @@ def test_a_client_that_goes_frees_its_slots(running):
         connection.sendall(head_of(len(body)) + body)
         while running.service.workers.counts[1] < 4:
             time.sleep(0.01)
-    assert running.idle()
+    running.wait_until_idle()
     assert "dflash_mcmc_dropped_total 4" in running.get("/metrics")[1]
 
 
@@ -293,7 +304,7 @@ def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
     for max_tokens in (32, 4):
         status, reply = running.post({"prompt": QUESTION, "max_tokens": max_tokens, "sampler": {"num_steps": 5_000_000}})
         assert (status, reply["error"]["code"]) == (504, "timeout")
-        assert running.idle()
+        running.wait_until_idle()
     assert "never retrieved" not in caplog.text
 
 

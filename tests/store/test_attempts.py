@@ -10,8 +10,9 @@ import pytest
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from tests import processes
+from tests.composing import composed
 from tests.conftest import ROOT
-from tests.runs import folder_of, records_of, start, wait_for_records
+from tests.runs import execute, folder_of, records_of, start, wait_for_records
 
 DEADLY = """
 import os, signal, sys
@@ -38,11 +39,9 @@ def draw(folder, poison: str) -> int:
 
 
 def test_a_deadly_sample_is_passed_over_after_its_third_death_alone(tmp_path):
-    sound, poisoned = tmp_path / "sound", tmp_path / "poisoned"
-    for folder in (sound, poisoned):
-        folder.mkdir()
-    assert draw(sound, poison="none") == 0
-    whole = records_of(next((sound / "outputs/demo").iterdir()))
+    poisoned = tmp_path / "poisoned"
+    poisoned.mkdir()
+    whole = records_of(execute(composed(tmp_path / "sound", *GREEDY)).folder)
     key = list(whole)[2]
     assert [draw(poisoned, poison=key[0]) for _ in range(6)] == [-signal.SIGKILL] * 5 + [0]
     folder = next((poisoned / "outputs/demo").iterdir())

@@ -288,13 +288,6 @@ def test_a_recorded_sample_is_not_recorded_again(tmp_path):
     assert len(read_records(tmp_path)) == 1
 
 
-def test_what_a_killed_process_was_replacing_is_cleaned_up(tmp_path):
-    write(tmp_path, record("a"))
-    (tmp_path / ".run.json.123.tmp").write_text("{")
-    write(tmp_path, record("b"))
-    assert not list(tmp_path.glob(".*"))
-
-
 def test_folders_of_which_nothing_came_are_removed(tmp_path):
     with RunStore.open(tmp_path / "new" / "name" / "run"):
         pass

@@ -37,7 +37,7 @@ class Clock:
         from dflash_mcmc.engine.vllm import core, drawing
 
         self.seconds: dict[str, float] = {}
-        for name, owner, method in (("processor", drawing.BatchRows, "apply"), ("rows", drawing.BatchRows, "update"),
+        for name, owner, method in (("processor", drawing.RequestRows, "apply"), ("rows", drawing.RequestRows, "update"),
                                     ("take", core.VllmCore, "take"), ("add", core.VllmCore, "add"),
                                     ("step", core.VllmCore, "step")):
             setattr(owner, method, self._timed(name, getattr(owner, method)))

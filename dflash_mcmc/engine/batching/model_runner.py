@@ -61,6 +61,10 @@ class ModelRunner:
         """Whether the blend mixes in the draft."""
         return self.blend.needs_draft
 
+    def drafts(self, sources: Collection[str]) -> bool:
+        """Whether logits of these sources read the draft's blocks."""
+        return self.grid is not None and (self.on_grid or "draft" in sources)
+
     @contextmanager
     def ready(self) -> Iterator[None]:
         """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
@@ -182,8 +186,9 @@ class ModelRunner:
             hidden, tapped: (size, width), the row of `states` and of `tapped`, padding included.
         """
         count = min(len(hidden), span.stop - span.start)
-        drafted = self.on_grid or "draft" in sources  # else nothing reads the draft's blocks
-        said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count) if self.grid and drafted else None
+        said = None
+        if self.grid and self.drafts(sources):
+            said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count)
         return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
 
 

@@ -325,7 +325,8 @@ class Operations:
             sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
 
     def _blocks(self, score: Score, start: int, stop: int) -> int:
-        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid else 0
+        read = self._grid and self._runner.drafts({score.source})
+        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid and read else 0
 
     def _grid_origin(self, operation: Operation) -> int:
         return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)

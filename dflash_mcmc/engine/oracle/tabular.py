@@ -98,11 +98,11 @@ class LearningDraft(TabularDraft):
                  rate: float = 1.0):
         super().__init__(vocab_size, num_drafted, sequential, True, seed, scale)
         self.rate = rate
-        self.begin()
+        self._learned = np.zeros((num_drafted, vocab_size))
 
     def begin(self) -> None:
         """Forgets what was learned: a draw begins."""
-        self._learned = np.zeros((self.num_drafted, self._table.vocab_size))
+        self._learned[:] = 0.0
 
     def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
         """See TabularDraft."""

@@ -177,7 +177,7 @@ class _Layout(NamedTuple):
     ends: np.ndarray
 
 
-class BatchRows:
+class RequestRows:
     """The requests of the batch, by row.
 
     Args:

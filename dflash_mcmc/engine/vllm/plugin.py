@@ -16,7 +16,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
-from dflash_mcmc.engine.vllm.drawing import BatchRows
+from dflash_mcmc.engine.vllm.drawing import RequestRows
 from dflash_mcmc.engine.vllm.ledger import BLENDED, CONFIG, LEDGER, Drawn, StopTable
 from dflash_mcmc.registry import components
 
@@ -80,7 +80,7 @@ class DrawingProcessor(LogitsProcessor):
     """Draws the token of every row, and leaves vLLM's sampler nothing else to choose."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
-        self._rows = BatchRows(LEDGER, vllm_config.additional_config[CONFIG]["forbidden"], device)
+        self._rows = RequestRows(LEDGER, vllm_config.additional_config[CONFIG]["forbidden"], device)
 
     def is_argmax_invariant(self) -> bool:
         """No: the token that is drawn is rarely the most likely one."""

@@ -94,7 +94,7 @@ class _Process:
         self.process.join()
 
 
-class _Workers:
+class _GradingThreads:
     """Threads with a worker each. A worker starts with the first call in its thread, and is replaced when it has died."""
 
     def __init__(self, num_workers: int, memory_gib: float):
@@ -157,7 +157,7 @@ class MathPool:
         """`judge` is `worker.judge` or a function with the same signature."""
         self._timeout, self._memory, self._num_workers = timeout_seconds, memory_gib, num_workers
         self._judge, self._extraction = judge, extraction
-        self._workers: _Workers | None = None
+        self._workers: _GradingThreads | None = None
         self._checked: Future | None = None
         self._futures: dict[Future[Grade], _SubmittedText] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
@@ -204,7 +204,7 @@ class MathPool:
 
     def _schedule(self, submitted: _SubmittedText) -> None:
         if self._workers is None:
-            self._workers = _Workers(self._num_workers, self._memory)
+            self._workers = _GradingThreads(self._num_workers, self._memory)
             self._checked = self._workers.threads.submit(self._workers.call, worker.self_test, (), _START_SECONDS)
         self._futures[self._workers.threads.submit(self._graded, self._workers, submitted)] = submitted
 
@@ -236,7 +236,7 @@ class MathPool:
     def _decide(self, tag: Hashable, graded: Grade, found: Extracted) -> None:
         self._decided.append((tag, graded._replace(rule=self._extraction.named(found, graded.rule))))
 
-    def _graded(self, workers: _Workers, submitted: _SubmittedText) -> Grade:
+    def _graded(self, workers: _GradingThreads, submitted: _SubmittedText) -> Grade:
         """The grade of an answer, in a thread of the pool."""
         answer, reason = submitted.answer, ""
         for _ in range(MAX_DEATHS):

@@ -147,7 +147,7 @@ class DeepReadout(ProblemProbe):
             setting = {"dataset": name_of(config.dataset), "answers": self.answers, "context": self.context,
                        "reinject_every": self.reinject_every, "seed": config.seed}
             written["configuration"] = tables.CONFIGURATION.rows([tables.Extent(setting, counts, records)])
-        return Summary(tables.VALUES.row(tables.Result(tokens, signals)), written, {
+        return Summary(tables.VALUES.row(tables.DeepReadoutResult(tokens, signals)), written, {
             "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:

@@ -94,7 +94,7 @@ class Tokens:
         return self.clusters.quantiles(self.rank[reader], [0.5])[0]
 
 
-class Part(NamedTuple):
+class TokenSubset(NamedTuple):
     """Some of the tokens, and what the row about them is named by."""
 
     tokens: Tokens
@@ -153,10 +153,10 @@ CONFIDENCE = Table("confidence", (  # section 3.2
 ))
 
 
-class Signal(NamedTuple):
+class SignalSource(NamedTuple):
     """A source of signal: the tokens, and the readers before and after it is added."""
 
-    part: Part
+    part: TokenSubset
     component: str
     before: str
     after: str
@@ -193,7 +193,7 @@ DECOMPOSITION = Table("decomposition", (  # section 3.3
 ))
 
 
-def _readers(part: Part) -> Mapping[str, str]:
+def _readers(part: TokenSubset) -> Mapping[str, str]:
     return {reader: reader for reader in part.tokens.readers}
 
 
@@ -212,9 +212,9 @@ REINJECTION = Table("reinjection", (  # section 6
     Each(lambda part: {reader: reader for reader in (TARGET, "mask", REINJECT)},
          [("mean_rank_{reader}", "mean rank for this reader", lambda part, reader: part.rank(reader))]),
     ("factor", "mean rank in the mode `mask` divided by that in the mode `reinject`",
-     lambda part: Signal(part, "", "mask", REINJECT).factor()),
+     lambda part: SignalSource(part, "", "mask", REINJECT).factor()),
     ("factor_of_geometric_means", "the same for geometric means of ranks",
-     lambda part: Signal(part, "", "mask", REINJECT).factor_of_geometric_means()),
+     lambda part: SignalSource(part, "", "mask", REINJECT).factor_of_geometric_means()),
     ("rank_improved", "share of tokens with a better rank in the mode `reinject`",
      lambda part: part.share(part.tokens.rank[REINJECT] < part.tokens.rank["mask"])),
     ("rank_worsened", "share of tokens with a worse rank in the mode `reinject`",
@@ -244,21 +244,22 @@ POSITION_CURVES = Table("position_curves", (
 
 def overall(tokens: Tokens) -> list[dict]:
     """A row for each mode."""
-    return OVERALL.rows(Part(tokens, tokens.all, mode=mode) for mode in tokens.modes)
+    return OVERALL.rows(TokenSubset(tokens, tokens.all, mode=mode) for mode in tokens.modes)
 
 
 def confidence(tokens: Tokens) -> list[dict]:
     """A row for each range of the target's probability of the token, and mode."""
     return CONFIDENCE.rows(
-        Part(tokens, (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high), name, mode)
+        TokenSubset(tokens, (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high), name, mode)
         for name, low, high in BUCKETS for mode in tokens.modes)
 
 
 def decomposition(tokens: Tokens) -> list[dict]:
     """A row for each source of signal, for the tokens that the target finds least likely, as in the document, and for all."""
     again = [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in tokens.modes else []
-    parts = Part(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"), Part(tokens, tokens.all, "all")
-    return DECOMPOSITION.rows(Signal(part, *signal) for part in parts for signal in (
+    parts = (TokenSubset(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"),
+             TokenSubset(tokens, tokens.all, "all"))
+    return DECOMPOSITION.rows(SignalSource(part, *signal) for part in parts for signal in (
         ("random baseline", "random", "random"), ("+ features", "random", "mask"), ("+ gold tokens", "mask", "gold"),
         ("features and gold tokens", "random", "gold"), *again, (TARGET, "random", TARGET), ("chance", "random", "chance")))
 
@@ -272,7 +273,7 @@ def reinjection(tokens: Tokens) -> list[dict]:
     """A row for the blocks that see the prompt's features once more, and one for the others; none without `reinject`."""
     if REINJECT not in tokens.modes:
         return []
-    return REINJECTION.rows(Part(tokens, among, name) for name, among in (
+    return REINJECTION.rows(TokenSubset(tokens, among, name) for name, among in (
         ("with the prompt's features", tokens.reinjected), ("without", ~tokens.reinjected)))
 
 
@@ -290,20 +291,20 @@ def position_curves(tokens: Tokens) -> list[dict]:
     def end(number: int) -> int:
         return math.ceil(2.0 ** (number / _BINS_AN_OCTAVE))
 
-    return POSITION_CURVES.rows(Part(tokens, bins == number, "", reader, end(number), end(number + 1))
+    return POSITION_CURVES.rows(TokenSubset(tokens, bins == number, "", reader, end(number), end(number + 1))
                                 for number in np.unique(bins) for reader in tokens.readers)
 
 
-def _by_block(tokens: Tokens) -> Iterator[Part]:
+def _by_block(tokens: Tokens) -> Iterator[TokenSubset]:
     """The tokens of each group of blocks."""
     first, last = 0, int(tokens.block.max(initial=-1))
     while first <= last:
         end = first + 1 if first < _SINGLE_BLOCKS else 2 * first
-        yield Part(tokens, (tokens.block >= first) & (tokens.block < end), first=first, end=end)
+        yield TokenSubset(tokens, (tokens.block >= first) & (tokens.block < end), first=first, end=end)
         first = end
 
 
-class Result(NamedTuple):
+class DeepReadoutResult(NamedTuple):
     """What the values of the summary are computed from: the tokens, and the rows of the decomposition."""
 
     tokens: Tokens
@@ -321,7 +322,7 @@ class Result(NamedTuple):
         return {name: factors[component] for component, name in names.items() if component in factors}
 
 
-def _all_readers(result: Result) -> Mapping[str, str]:
+def _all_readers(result: DeepReadoutResult) -> Mapping[str, str]:
     return {reader: reader for reader in result.tokens.readers}
 
 

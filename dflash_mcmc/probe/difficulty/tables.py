@@ -45,7 +45,7 @@ class Fitted:
         return self._predictions[names]
 
 
-class Compared:
+class ComparedCases:
     """Answers or steps, with the AUROC of every signal. Without both right and wrong cases, no signal has one.
 
     Attributes:
@@ -128,7 +128,7 @@ _SIGNAL = (
 class Outcome(NamedTuple):
     """All answers or steps."""
 
-    of: Compared
+    of: ComparedCases
 
     def acceptance(self, kind: np.ndarray) -> IntervalEstimate:
         """The draft's mean acceptance over the cases of a kind."""
@@ -155,7 +155,7 @@ OUTCOMES = Table("outcomes", (
 class Detected(NamedTuple):
     """A signal, and the scores of the probabilities that it predicts."""
 
-    of: Compared
+    of: ComparedCases
     detector: Detector
     scores: Scores
 
@@ -196,7 +196,7 @@ class Gain:
     of different folds come from different fits and are not comparable.
     """
 
-    def __init__(self, of: Compared, baseline: Signal, signal: Signal):
+    def __init__(self, of: ComparedCases, baseline: Signal, signal: Signal):
         self.of, self.baseline, self.signal = of, baseline, signal
         self.alone, self.joined = of.fitted.of(baseline).chance, of.fitted.of(baseline, signal).chance
         self.pairs_alone, self.pairs_joined = of.cases.pairs(self.alone), of.cases.pairs(self.joined)
@@ -228,7 +228,7 @@ COMBINED = Table("combined", (
 class Bin(NamedTuple):
     """Cases whose predicted probabilities are similar."""
 
-    of: Compared
+    of: ComparedCases
     signal: Signal
     number: int
     predictions: Predictions
@@ -249,7 +249,7 @@ RELIABILITY = Table("reliability", (
 class Threshold(NamedTuple):
     """A threshold of a signal."""
 
-    of: Compared
+    of: ComparedCases
     signal: Signal
     right: float
     wrong: float
@@ -262,12 +262,12 @@ ROC = Table("roc", (
 ))
 
 
-class Result(NamedTuple):
+class DifficultyResult(NamedTuple):
     """All records, and the cases of the measured ones."""
 
     records: Sequence[dict]
     measured: Sequence[dict]
-    compared: Sequence[Compared]
+    compared: Sequence[ComparedCases]
 
 
 VALUES = Table("values", (
@@ -296,9 +296,9 @@ ALL = (VALUES, OUTCOMES, *OF_CASES.values(), COMBINED, RELIABILITY, ROC)
 def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
     """All tables and values. Values are None if all cases have one label."""
     measured = [record for record in records if "skipped" not in record]
-    compared = [Compared("answers", answer_cases(measured), skipped(records), num_folds, num_bins),
-                Compared("steps", step_cases(measured), sum(record["steps_left_out"] for record in measured), num_folds,
-                         num_bins)]
+    compared = [ComparedCases("answers", answer_cases(measured), skipped(records), num_folds, num_bins),
+                ComparedCases("steps", step_cases(measured), sum(record["steps_left_out"] for record in measured), num_folds,
+                              num_bins)]
     tables = {
         "outcomes": OUTCOMES.rows(map(Outcome, compared)),
         **{of.name: OF_CASES[of.name].rows(Detected(of, detector, _scores(of, detector.signal)) for detector in of.detectors)
@@ -306,17 +306,17 @@ def summary(records: Sequence[dict], num_folds: int, num_bins: int) -> Summary:
         "combined": COMBINED.rows(gain for of in compared for gain in _gains(of)),
         "reliability": RELIABILITY.rows(row for of in compared for row in _bins(of)),
     }
-    return Summary(VALUES.row(Result(records, measured, compared)), tables,
+    return Summary(VALUES.row(DifficultyResult(records, measured, compared)), tables,
                    {"roc": ROC.rows(row for of in compared for row in _thresholds(of))})
 
 
-def _scores(of: Compared, signal: Signal) -> Scores:
+def _scores(of: ComparedCases, signal: Signal) -> Scores:
     if not of.fitted.possible:
         return Scores(_NO_ESTIMATE, _NO_ESTIMATE, None, None)
     return detection.score(of.cases, of.fitted.of(signal), of.num_bins)
 
 
-def _gains(of: Compared) -> Iterator[Gain]:
+def _gains(of: ComparedCases) -> Iterator[Gain]:
     """Target entropy with each signal of the draft, and the best baseline with the best signal."""
     if of.best_draft is None or of.best_baseline is None or not of.fitted.possible:
         return
@@ -327,21 +327,21 @@ def _gains(of: Compared) -> Iterator[Gain]:
         yield Gain(of, of.best_baseline.signal, of.best_draft.signal)
 
 
-def _bins(of: Compared) -> Iterator[Bin]:
+def _bins(of: ComparedCases) -> Iterator[Bin]:
     """The bins of the best signal of the draft and of the best baseline."""
     for detector in (of.best_draft, of.best_baseline):
         if detector and of.fitted.possible:
             yield from bins_of(of, detector.signal, of.fitted.of(detector.signal))
 
 
-def bins_of(of: Compared, signal: Signal, predictions: Predictions) -> Iterator[Bin]:
+def bins_of(of: ComparedCases, signal: Signal, predictions: Predictions) -> Iterator[Bin]:
     """The bins of a signal's predictions."""
     bin_of = detection.bins(predictions.chance, of.num_bins)
     for number in range(int(bin_of.max()) + 1):
         yield Bin(of, signal, number, predictions, bin_of == number)
 
 
-def _thresholds(of: Compared) -> Iterator[Threshold]:
+def _thresholds(of: ComparedCases) -> Iterator[Threshold]:
     """ROC curves of the best signal of each kind."""
     for kind in (DRAFT, TARGET, OTHER) if of.cases.decided else ():
         signal = best(of.detectors, kind).signal

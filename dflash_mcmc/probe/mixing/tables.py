@@ -334,7 +334,7 @@ _LAGS = (
 AUTOCORRELATION, BY_LAG = Table("autocorrelation", _LAGS), Table("autocorrelation_by_lag", _LAGS)
 
 
-class Result(NamedTuple):
+class MixingResult(NamedTuple):
     """All cells, and the rows of the tables."""
 
     cells: Sequence[Cell]
@@ -384,6 +384,6 @@ def summary(cells: Sequence[Cell]) -> Summary:
     }
     if saved := early_rejection(cells):
         tables["early_rejection"] = saved
-    return Summary(VALUES.row(Result(cells, tables)), tables, {
+    return Summary(VALUES.row(MixingResult(cells, tables)), tables, {
         "autocorrelation_by_lag": BY_LAG.rows(every_lag),
         "log_ratio_counts": [row for cell in cells for row in log_ratio_counts(cell)]})

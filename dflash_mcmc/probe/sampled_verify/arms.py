@@ -201,7 +201,7 @@ Generations = dict[tuple[float, str], list[Generation]]
 """The generations of a workload by temperature and decoder. Generations at the same index of two lists are a pair."""
 
 
-class Compared:
+class ComparedGenerations:
     """The generations of a decoder at a temperature, and those of plain decoding. Plain decoding has no tests."""
 
     def __init__(self, drawn: Generations, temperature: float, decoder: str):
@@ -315,7 +315,7 @@ SAME = Table("same_key", (
 ))
 
 
-class Result(NamedTuple):
+class SampledVerifyResult(NamedTuple):
     """All records, the rows of the workloads' tables, and the rows of `same_key`."""
 
     records: Sequence[dict]
@@ -345,10 +345,10 @@ def summary(records: Sequence[dict]) -> Summary:
     """The tables `short`, `long`, `agent` and `same_key`, each where the records have its workload."""
     drawn = {name: _generations(records, name) for name in WORKLOADS}
     # `same_key` is no row of a workload, because it is not an independent sample.
-    tables = {name: WORKLOADS[name].rows(Compared(of, *place) for place in list(of) if place[1] != SAME_KEY)
+    tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *place) for place in list(of) if place[1] != SAME_KEY)
               for name, of in drawn.items() if of}
     same = SAME.rows(pairs for name, of in drawn.items() for pairs in _same(name, of))
-    return Summary(VALUES.row(Result(records, tables, same)), {**tables, "same_key": same}, {})
+    return Summary(VALUES.row(SampledVerifyResult(records, tables, same)), {**tables, "same_key": same}, {})
 
 
 def _generations(records: Sequence[dict], workload: str) -> Generations:

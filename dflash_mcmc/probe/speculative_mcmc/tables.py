@@ -13,7 +13,7 @@ import numpy as np
 
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Table
-from dflash_mcmc.probe.speculative_mcmc.weighing import Blocks, Columns, Proposal, Speed, acceptance_floor
+from dflash_mcmc.probe.speculative_mcmc.weighing import Columns, ProposalKind, ProposedBlocks, Speed, acceptance_floor
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
@@ -134,7 +134,7 @@ TOKENS = Table("tokens", (  # section 3.4
 ))
 
 
-class Weights(NamedTuple):
+class BlockWeights(NamedTuple):
     """Both kinds of weights of the draft's blocks at a temperature: joint (given the drawn tokens), and reference."""
 
     columns: Columns
@@ -142,7 +142,8 @@ class Weights(NamedTuple):
 
     def difference(self, column: str) -> np.ndarray:
         """Joint minus reference, for each block."""
-        reference, joint = (self.columns.of_blocks(Proposal(self.name, weights), column) for weights in ("reference", "joint"))
+        reference, joint = (self.columns.of_blocks(ProposalKind(self.name, weights), column)
+                            for weights in ("reference", "joint"))
         return joint - reference
 
     def mean(self, column: str) -> IntervalEstimate:
@@ -166,11 +167,11 @@ WEIGHTS = Table("weights", (
 class Timed(NamedTuple):
     """A proposal with its measured speed. The document assumed a speed of 8 and an acceptance for the target."""
 
-    blocks: Blocks
+    blocks: ProposedBlocks
     speed: Speed
 
     @property
-    def proposal(self) -> Proposal:
+    def proposal(self) -> ProposalKind:
         """The proposal."""
         return self.blocks.proposal
 
@@ -205,16 +206,16 @@ class Stratum(NamedTuple):
     difficulty: str
     here: np.ndarray
 
-    def proposals(self) -> dict[str, Proposal]:
+    def proposals(self) -> dict[str, ProposalKind]:
         """The draft at its lowest temperature, and the target if it proposes, too."""
-        target = Proposal("target", "joint")
+        target = ProposalKind("target", "joint")
         return {"draft": _sharpest(self.columns), **({"target": target} if target in self.columns.proposals else {})}
 
-    def mean(self, proposal: Proposal, column: str) -> IntervalEstimate:
+    def mean(self, proposal: ProposalKind, column: str) -> IntervalEstimate:
         """Mean over these blocks."""
         return self.columns.blocks.mean(self.columns.of_blocks(proposal, column), self.here)
 
-    def bought(self, proposal: Proposal, column: str) -> object:
+    def bought(self, proposal: ProposalKind, column: str) -> object:
         """This rate for each second, if proposals were timed."""
         if not self.speed.num_timed or not self.here.any():
             return ABSENT
@@ -261,7 +262,7 @@ MODELS = Table("models", (
 ))
 
 
-class Setting(NamedTuple):
+class RunExtent(NamedTuple):
     """The setting and the extent of a run."""
 
     config: Config
@@ -292,10 +293,10 @@ CONFIGURATION = Table("configuration", (
 ))
 
 
-class Block(NamedTuple):
+class MeasuredBlock(NamedTuple):
     """One block of a proposal."""
 
-    proposal: Proposal
+    proposal: ProposalKind
     number: int
     acceptance: float
     moved: float
@@ -325,13 +326,13 @@ TOKEN_ACCEPTANCE = Table("token_acceptance", (
 ))
 
 
-class Result(NamedTuple):
+class SpeculativeMcmcResult(NamedTuple):
     """All records, and the blocks of the draft at its lowest temperature; None without a measured answer."""
 
     records: list[dict]
     columns: Columns
     num_samples: int
-    sharpest: Blocks | None
+    sharpest: ProposedBlocks | None
 
     def mean(self, column: str) -> object:
         """Mean over the blocks."""
@@ -370,8 +371,8 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
     """
     columns = Columns(records)
     if not columns.records:
-        return Summary(VALUES.row(Result(records, columns, num_samples, None)), {}, {})
-    every = [Blocks(columns, proposal) for proposal in columns.proposals]
+        return Summary(VALUES.row(SpeculativeMcmcResult(records, columns, num_samples, None)), {}, {})
+    every = [ProposedBlocks(columns, proposal) for proposal in columns.proposals]
     speed = Speed(columns, timed_rows)
     laws = [Law(columns, name) for name in ("p", *columns.temperatures)]
     tables = {
@@ -381,17 +382,17 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
         "thresholds": SHARES.rows(every),
         "positions": POSITIONS.rows(_by_position(columns, position_edges)),
         "tokens": TOKENS.rows(laws),
-        "convergence": CONVERGENCE.rows(Blocks(columns, proposal, chain_steps) for proposal in columns.proposals),
-        "weights": WEIGHTS.rows(Weights(columns, name) for name in columns.temperatures
-                                if Proposal(name, "joint") in columns.proposals),
+        "convergence": CONVERGENCE.rows(ProposedBlocks(columns, proposal, chain_steps) for proposal in columns.proposals),
+        "weights": WEIGHTS.rows(BlockWeights(columns, name) for name in columns.temperatures
+                                if ProposalKind(name, "joint") in columns.proposals),
         "throughput": THROUGHPUT.rows(Timed(blocks, speed) for blocks in every if speed.num_timed),
         "strata": STRATA.rows(_strata(columns, speed)),
     }
     data = {"blocks": BLOCKS.rows(_blocks(columns)),
             "token_acceptance": TOKEN_ACCEPTANCE.rows(LawUpTo(law, place) for law in laws
                                                       for place in np.linspace(0.0, 1.0, 101))}
-    sharpest = Blocks(columns, _sharpest(columns))
-    return Summary(VALUES.row(Result(records, columns, num_samples, sharpest)),
+    sharpest = ProposedBlocks(columns, _sharpest(columns))
+    return Summary(VALUES.row(SpeculativeMcmcResult(records, columns, num_samples, sharpest)),
                    {name: rows for name, rows in tables.items() if rows}, data)
 
 
@@ -400,22 +401,22 @@ def of_run(config: Config, temperatures: Sequence[float], records: list[dict]) -
     columns = Columns(records)
     return {"models": MODELS.rows([ModelSize("target", config.model.checkpoint_size(), None),
                                    ModelSize("draft", config.draft.checkpoint_size(), columns.drafted + 1)]),
-            "configuration": CONFIGURATION.rows([Setting(config, temperatures, records, columns)])}
+            "configuration": CONFIGURATION.rows([RunExtent(config, temperatures, records, columns)])}
 
 
-def _sharpest(columns: Columns) -> Proposal:
+def _sharpest(columns: Columns) -> ProposalKind:
     """The draft at its lowest temperature, with joint weights if there are any."""
-    joint = Proposal(columns.temperatures[-1], "joint")
+    joint = ProposalKind(columns.temperatures[-1], "joint")
     return joint if joint in columns.proposals else joint._replace(weights="reference")
 
 
-def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[Blocks]:
+def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[ProposedBlocks]:
     """Early, middle and late blocks of each proposal."""
     early, late = columns.number < edges[0], columns.number >= edges[1]
     for proposal in columns.proposals:
         for name, here in (("early", early), ("mid", ~early & ~late), ("late", late)):
             if here.any():
-                yield Blocks(columns, proposal, name, here)
+                yield ProposedBlocks(columns, proposal, name, here)
 
 
 def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:
@@ -425,7 +426,7 @@ def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:
         yield Stratum(columns, speed, name, here)
 
 
-def _blocks(columns: Columns) -> Iterator[Block]:
+def _blocks(columns: Columns) -> Iterator[MeasuredBlock]:
     for proposal in columns.proposals:
         acceptance, moved = (columns.of_blocks(proposal, name) for name in ("acceptance", "moved"))
-        yield from (Block(proposal, *values) for values in zip(columns.number, acceptance, moved, strict=True))
+        yield from (MeasuredBlock(proposal, *values) for values in zip(columns.number, acceptance, moved, strict=True))

@@ -289,7 +289,7 @@ class Timing:
         return (max(own[-1] for own in times) - max(own[0] for own in times)) / ((self._num_proposals - 1) * self._rows)
 
 
-class Proposal(NamedTuple):
+class ProposalKind(NamedTuple):
     """A proposal and its kind of weights, which identify the rows of the tables."""
 
     name: str
@@ -316,7 +316,7 @@ class Columns:
         """Proposed tokens per block: all but the anchor."""
         self.number = np.array([number for _, count, _ in sizes for number in range(count)])
         self.temperatures = [name for name in self._names() if name != "target"]
-        self.proposals = [Proposal(name, weights) for name in self._names() for weights in ("reference", "joint")
+        self.proposals = [ProposalKind(name, weights) for name in self._names() for weights in ("reference", "joint")
                           if weights in self.records[0]["proposals"][name]]
 
     def _names(self) -> list[str]:
@@ -326,7 +326,7 @@ class Columns:
         """The column `kl` or `tvd` at a draft temperature. The name `p` is for the unsharpened target."""
         return self._joined(lambda record: (record["p"] if name == "p" else record["proposals"][name])[column])
 
-    def of_blocks(self, proposal: Proposal, column: str) -> np.ndarray:
+    def of_blocks(self, proposal: ProposalKind, column: str) -> np.ndarray:
         """A column of the simulated chains, one value per block."""
         return self._joined(lambda record: record["proposals"][proposal.name][proposal.weights][column])
 
@@ -357,15 +357,15 @@ class Speed:
                          for kind in ("target", "draft")}
         self.rows, self.num_timed = rows, int(self._timed.sum())
 
-    def proposals(self, proposal: Proposal) -> IntervalEstimate:
+    def proposals(self, proposal: ProposalKind) -> IntervalEstimate:
         """Proposals per second."""
         return self._with_ends(self._problems.ratio(self._timed, self._of(proposal)))
 
-    def against_target(self, proposal: Proposal) -> IntervalEstimate:
+    def against_target(self, proposal: ProposalKind) -> IntervalEstimate:
         """Speed relative to the target's proposals."""
         return self._with_ends(self._problems.ratio(self._seconds["target"], self._of(proposal)))
 
-    def bought(self, proposal: Proposal, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
+    def bought(self, proposal: ProposalKind, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
         """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
         here = np.ones(len(values), bool) if here is None else here
         sums, counts = (np.bincount(self._record, part, len(self._timed)) for part in (values * here, here))
@@ -380,18 +380,18 @@ class Speed:
         """The estimate, without an interval if only one problem was timed: its seconds would be the same in all resamples."""
         return speed if self.num_timed > 1 else speed._replace(low=None, high=None)
 
-    def _of(self, proposal: Proposal) -> np.ndarray:
+    def _of(self, proposal: ProposalKind) -> np.ndarray:
         return self._seconds["target" if proposal.name == "target" else "draft"]
 
 
-class Blocks:
+class ProposedBlocks:
     """The blocks of a proposal, or those that `here` selects.
 
     Args:
         label: what the row is named by, besides the proposal.
     """
 
-    def __init__(self, columns: Columns, proposal: Proposal, label: Any = "", here: np.ndarray | None = None):
+    def __init__(self, columns: Columns, proposal: ProposalKind, label: Any = "", here: np.ndarray | None = None):
         self.columns, self.proposal, self.label = columns, proposal, label
         self.here = np.ones(columns.blocks.size, bool) if here is None else here
         self.clusters = columns.blocks if here is None else columns.blocks.among(here)

@@ -9,10 +9,10 @@ from dflash_mcmc.config.checks import CHAINS, path_of
 from dflash_mcmc.config.identity import labels_of
 from dflash_mcmc.report.parts import (
     P_VALUES,
-    Column,
     Drawing,
+    ReportColumn,
+    ReportTable,
     Section,
-    Table,
     costing,
     counted,
     differing,
@@ -86,9 +86,10 @@ def section(study: Study) -> Section | None:
     cost = UNITS[units.pop()]
     found = points_of(runs, cost)
     rows = comparisons(found)
-    tables = [Table("budget", "Accuracy at each budget", _columns(cost), [_shown(point) for point in found])]
+    tables = [ReportTable("budget", "Accuracy at each budget", _columns(cost), [_shown(point) for point in found])]
     if rows:
-        tables.append(Table("budget_paired", "Compared with the majority vote at the same budget", _paired_columns(), rows))
+        tables.append(ReportTable("budget_paired", "Compared with the majority vote at the same budget", _paired_columns(),
+                                  rows))
     text = _TEXT.format(unit=_NAMES[cost], tolerance=100.0 * TOLERANCE, level=LEVEL, compared=len(rows), power=_power(rows))
     title = f"Accuracy over {_NAMES[cost]} of an answer on {study.dataset}, a line for each method."
     return Section("budget", "Accuracy over budget", paragraphs(text), tables,
@@ -190,13 +191,13 @@ def _shown(point: BudgetPoint) -> dict:
             "compared": "yes" if point.on_budget else "-" if point.budget is None else "no: off its budget"}
 
 
-def _columns(cost: Cost) -> list[Column]:
+def _columns(cost: Cost) -> list[ReportColumn]:
     return [named("method", "method"), costing("budget", "budget"), named("setting", "setting"),
             costing(f"{_NAMES[cost]} of an answer", "spent"), shared("accuracy", "accuracy"), counted("problems", "problems"),
             named("compared", "compared")]
 
 
-def _paired_columns() -> list[Column]:
+def _paired_columns() -> list[ReportColumn]:
     return [named("method", "method"), costing("budget", "budget"), costing("spent", "spent"),
             costing("spent by the vote", "baseline_spent"), shared("accuracy", "accuracy"),
             shared("accuracy of the vote", "baseline_accuracy"), differing("difference (points)", "difference"),

@@ -10,10 +10,10 @@ from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report.parts import (
     HOLM,
     P_VALUES,
-    Column,
     Drawing,
+    ReportColumn,
+    ReportTable,
     Section,
-    Table,
     costing,
     counted,
     differing,
@@ -63,7 +63,7 @@ def section(study: Study) -> Section | None:
     text, tables, drawings = "", [], []
     proposing = [run for run in study.runs if any(record["proposals"] for record in run.records)]
     if proposing:
-        tables.append(Table("chains", "Proposals", _columns(), [_diagnosed(run) for run in proposing]))
+        tables.append(ReportTable("chains", "Proposals", _columns(), [_diagnosed(run) for run in proposing]))
         text += _PROPOSALS
     several = [run for run in study.runs if run.num_chains > 1]
     voting = [run for run in several if votes(run)]
@@ -72,7 +72,7 @@ def section(study: Study) -> Section | None:
         rows = [row for curve in curves.values() for row in curve]
         columns = [named("run", "run"), counted("k", "k"), shared("pass@k", "pass_at_k"),
                    shared("majority@k", "majority_at_k"), counted("problems", "n"), counted("problems left out", "left_out")]
-        tables.append(Table("votes", "Several chains per problem", columns, rows))
+        tables.append(ReportTable("votes", "Several chains per problem", columns, rows))
         first = dict(list(curves.items())[:_MOST_DRAWN])
         of = f"; the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
         drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
@@ -100,7 +100,7 @@ def _mean_log_p(run: Run) -> float | None:
     return sum(drawn) / len(drawn) if drawn else None
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[ReportColumn]:
     return [named("run", "run"), counted("samples", "samples"), counted("proposals", "proposals"),
             *(shared(name, name) for name in ("accepted", "moved", "identical", "abandoned")),
             shared("tokens skipped", "skipped"),
@@ -191,8 +191,8 @@ def rules_section(study: Study) -> Section | None:
     curve_columns = [named("run", "run"), named("rule", "rule"), counted("k", "k"), shared("accuracy", "accuracy"),
                      counted("problems", "n"), counted("problems left out", "left_out")]
     return Section("rules", "Rules of votes", paragraphs(text),
-                   [Table("vote_rules", "Rules of votes", _rules_columns(), rows),
-                    Table("vote_curves", "Accuracy over the number of chains", curve_columns, data)],
+                   [ReportTable("vote_rules", "Rules of votes", _rules_columns(), rows),
+                    ReportTable("vote_curves", "Accuracy over the number of chains", curve_columns, data)],
                    [Drawing(f"fig_{study.dataset}_vote_rules", f"Accuracy of each rule over the number of chains{of}.",
                             lambda: _rules_figure(shown))])
 
@@ -222,11 +222,11 @@ def _curves(run: Run, rules: list[VoteRule]) -> dict[str, list[dict]]:
     return {rule: [{"run": run.shown, "rule": rule, **row} for row in rows] for rule, rows in found.items()}
 
 
-def _rules_columns() -> list[Column]:
+def _rules_columns() -> list[ReportColumn]:
     return [named("run", "run"), named("rule", "rule"), counted("chains", "k"), shared("accuracy", "accuracy"),
             differing("difference to majority (points)", "difference"),
             HOLM, named("verdict", "verdict"), numbered("effective chains", "effective", ".1f"),
-            Column("problems with most weight on one chain", lambda row: percent(row["dominated"])),
+            ReportColumn("problems with most weight on one chain", lambda row: percent(row["dominated"])),
             counted("problems", "problems")]
 
 
@@ -264,7 +264,8 @@ def matched_section(study: Study) -> Section | None:
     others = [run for run in study.runs if run.component("sampler") not in ("temperature", "greedy")]
     if not drawn or not others:
         return None
-    tables = [Table(f"matched_{cost}", f"At equal {name}", _matched_columns(name), _matched_rows(study, drawn, others, cost))
+    tables = [ReportTable(f"matched_{cost}", f"At equal {name}", _matched_columns(name),
+                          _matched_rows(study, drawn, others, cost))
               for cost, name in _COSTS.items()]
     return Section("matched", "Compared with votes of equal cost", paragraphs(_MATCHED_TEXT), tables)
 
@@ -305,7 +306,7 @@ def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | 
             "verdict": "tie"}
 
 
-def _matched_columns(cost: str) -> list[Column]:
+def _matched_columns(cost: str) -> list[ReportColumn]:
     return [named("run", "run"), costing(cost, "cost"), shared("accuracy", "accuracy"), named("votes of", "votes_of"),
             named("vote", "vote"), counted("k", "k"), costing(f"{cost} of the vote", "vote_cost"),
             shared("accuracy of the vote", "vote_accuracy"), counted("problems", "problems"),
@@ -334,7 +335,7 @@ def agreement_section(study: Study) -> Section | None:
         return None
     adjusted(rows, lambda _, p: "differ" if p <= LEVEL else "agree")
     return Section("agreement", "Samplers of one law", paragraphs(_AGREEMENT_TEXT),
-                   [Table("agreement", "Samplers of one law", _agreement_columns(), rows)])
+                   [ReportTable("agreement", "Samplers of one law", _agreement_columns(), rows)])
 
 
 def _agreement_row(a: Run, b: Run, name: str) -> dict | None:
@@ -351,7 +352,7 @@ def _values(run: Run, field: str) -> dict[str, list[float]]:
     return values
 
 
-def _agreement_columns() -> list[Column]:
+def _agreement_columns() -> list[ReportColumn]:
     return [named("run", "run"), named("other run", "other"), numbered("alpha", "power", "g"),
             named("number", "number"), counted("problems", "problems"), counted("samples", "samples_a"),
             counted("samples of the other", "samples_b"),

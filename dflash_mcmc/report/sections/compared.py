@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import (
-    Column,
     Drawing,
+    ReportColumn,
+    ReportTable,
     Section,
-    Table,
     counted,
     differing,
     ends,
@@ -106,21 +106,22 @@ def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dic
     return found
 
 
-def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Table:
+def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> ReportTable:
     """One row per model, one column per method."""
     rows = [{"model": model, "source": source, "method": METHODS[method], **estimate.columns("accuracy"),
              "n": estimate.n or None} for (model, source), of in columns.items() for method, estimate in of.items()]
     wide = [{"model": model, "source": source, **of} for (model, source), of in columns.items()]
 
-    def column(method: str) -> Column:
-        return Column(METHODS[method], lambda row: percent(*row[method][:3]) if method in row else "-")
+    def column(method: str) -> ReportColumn:
+        return ReportColumn(METHODS[method], lambda row: percent(*row[method][:3]) if method in row else "-")
 
     methods = [method for method in METHODS if any(method in of for of in columns.values())]
-    return Table("published", "Accuracies", [named("model", "model"), named("source", "source"), *map(column, methods)], wide,
-                 data=rows)
+    return ReportTable("published", "Accuracies", [named("model", "model"), named("source", "source"), *map(column, methods)],
+                       wide, data=rows)
 
 
-def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, IntervalEstimate]], roles: dict[str, Run]) -> Table:
+def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, IntervalEstimate]],
+                  roles: dict[str, Run]) -> ReportTable:
     """One row per improvement, one column per model; a model of several sources has a column for each."""
     models = [model for model, _ in columns]
     labels = {place: place[0] if models.count(place[0]) == 1 else ", ".join(place) for place in columns}
@@ -134,18 +135,18 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
         if len(row) > 1:
             rows.append(row)
 
-    def column(model: str) -> Column:
+    def column(model: str) -> ReportColumn:
         def text(row: dict) -> str:
             if f"{model}_points" not in row:
                 return "-"
             relative = row[f"{model}_relative"]
             return points(*ends(row, f"{model}_points")) + ("" if relative is None else f" ({100.0 * relative:+.1f} %)")
-        return Column(model, text)
+        return ReportColumn(model, text)
 
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    return Table("improvements", "Improvements (percentage points)", [named("improvement", "improvement"),
+    return ReportTable("improvements", "Improvements (percentage points)", [named("improvement", "improvement"),
                                                             *map(column, labels.values())], rows,
-                 data=[{key: row.get(key) for key in keys} for row in rows])
+                       data=[{key: row.get(key) for key in keys} for row in rows])
 
 
 def _difference(name: str, value: float, base: float) -> dict:
@@ -160,7 +161,7 @@ def _measured(study: Study, run: Run, base: Run) -> dict:
             **compare(own, other).difference.columns(f"{_HERE}_points")}
 
 
-def _blend_sources(study: Study, blends: list[Run]) -> Table:
+def _blend_sources(study: Study, blends: list[Run]) -> ReportTable:
     """Table 6.3 of the guided-power-sampling document."""
     rows = []
     for run in blends:
@@ -168,9 +169,9 @@ def _blend_sources(study: Study, blends: list[Run]) -> Table:
         rows.append({"run": run.shown, "correct": round(share.known * share.n), "total": share.n, **share.columns("accuracy"),
                      **_acceptance(run).columns("acceptance"), "blend_source": source.get(run.component("blend"), "-")})
     columns = [named("condition", "run"), counted("correct", "correct"), counted("total", "total"),
-               shared("accuracy", "accuracy"), Column("MH accept", lambda row: percent(row["acceptance"])),
+               shared("accuracy", "accuracy"), ReportColumn("MH accept", lambda row: percent(row["acceptance"])),
                named("blend source", "blend_source")]
-    return Table("blend_sources", "Power sampling by blend", columns, rows)
+    return ReportTable("blend_sources", "Power sampling by blend", columns, rows)
 
 
 def _acceptance(run: Run) -> IntervalEstimate:
@@ -253,7 +254,8 @@ def interaction_section(study: Study) -> Section | None:
                       "the blend. The number above each panel is the interaction in points.",
                       lambda: _interaction_figure(squares[:_MOST_DRAWN]))
     return Section("interaction", "Interaction of blend and sampler", paragraphs(_INTERACTION_TEXT),
-                   [Table("interaction", "Blend and sampler", _columns(), [_row(square) for square in squares])], [drawing])
+                   [ReportTable("interaction", "Blend and sampler", _columns(), [_row(square) for square in squares])],
+                   [drawing])
 
 
 def _squares(study: Study) -> list[dict[str, Run]]:
@@ -300,13 +302,14 @@ def _row(square: _Square) -> dict:
             **square.found.effect.columns("interaction")}
 
 
-def _columns() -> list[Column]:
-    def blended(header: str, name: str, effect: str) -> Column:
-        return Column(header, lambda row: f"{percent(row[f'accuracy_{name}'])} ({points(row[effect])})")
+def _columns() -> list[ReportColumn]:
+    def blended(header: str, name: str, effect: str) -> ReportColumn:
+        return ReportColumn(header, lambda row: f"{percent(row[f'accuracy_{name}'])} ({points(row[effect])})")
 
     return [named("blend and sampler", "both_on"), counted("problems", "problems"),
-            Column("greedy", lambda row: percent(row["accuracy_00"])), blended("greedy, blend", "10", "blend_on_greedy"),
-            Column("sampler", lambda row: percent(row["accuracy_01"])), blended("sampler, blend", "11", "blend_on_sampler"),
+            ReportColumn("greedy", lambda row: percent(row["accuracy_00"])), blended("greedy, blend", "10", "blend_on_greedy"),
+            ReportColumn("sampler", lambda row: percent(row["accuracy_01"])),
+            blended("sampler, blend", "11", "blend_on_sampler"),
             differing("interaction (points)", "interaction"), differing("sum of the two effects (points)", "sum_of_both"),
             differing("effect of both (points)", "together"), counted("problems left out", "left_out")]
 

@@ -10,7 +10,7 @@ from dflash_mcmc.config.identity import followed
 from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.parts import Column, Drawing, Section, Table, count, counted, named, paragraphs
+from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportTable, Section, count, counted, named, paragraphs
 from dflash_mcmc.report.published import published_settings
 from dflash_mcmc.report.reading import Run, blended_layers
 from dflash_mcmc.report.study import Study
@@ -53,7 +53,7 @@ def _settings(run: Run) -> dict[str, object]:
             **{key: value for key, value in run.identity.items() if key not in (*_LEFT_OUT, "model")}}
 
 
-def _differences(columns: Mapping[str, Mapping[str, object]]) -> Table:
+def _differences(columns: Mapping[str, Mapping[str, object]]) -> ReportTable:
     """One row per setting with several values, one column per run or source."""
     rows = []
     for key in dict.fromkeys(key for of in columns.values() for key in of):
@@ -61,22 +61,23 @@ def _differences(columns: Mapping[str, Mapping[str, object]]) -> Table:
         if len({json.dumps(value) for value in values.values() if value is not None}) > 1:
             rows.append({"setting": key, **values})
 
-    def column(name: str) -> Column:
-        return Column(name, lambda row: "-" if row[name] is None else str(row[name]), number=False)
+    def column(name: str) -> ReportColumn:
+        return ReportColumn(name, lambda row: "-" if row[name] is None else str(row[name]), number=False)
 
-    return Table("configuration", "Differences of configuration", [named("setting", "setting"), *map(column, columns)], rows)
+    return ReportTable("configuration", "Differences of configuration", [named("setting", "setting"), *map(column, columns)],
+                       rows)
 
 
-def _extra(runs: list[Run]) -> Table:
+def _extra(runs: list[Run]) -> ReportTable:
     """One row per run: what it samples from, its cost per token, and the parameters that it adds."""
     rows = [{"run": run.label, "base": _BASES.get(blend := run.component("blend"), blend), "sampler": run.component("sampler"),
              "forwards_per_token": _forwards(run), "extra_parameters": extra_parameters(run)} for run in runs]
-    forwards = Column("token-forwards / token",
-                      lambda row: "-" if row["forwards_per_token"] is None else f"{row['forwards_per_token']:.1f}")
-    parameters = Column("extra parameters",
-                        lambda row: "unknown" if row["extra_parameters"] is None else count(row["extra_parameters"]))
-    return Table("extra_parameters", "Extra parameters", [named("run", "run"), named("base distribution", "base"),
-                                                          named("sampler", "sampler"), forwards, parameters], rows)
+    forwards = ReportColumn("token-forwards / token",
+                            lambda row: "-" if row["forwards_per_token"] is None else f"{row['forwards_per_token']:.1f}")
+    parameters = ReportColumn("extra parameters",
+                              lambda row: "unknown" if row["extra_parameters"] is None else count(row["extra_parameters"]))
+    return ReportTable("extra_parameters", "Extra parameters", [named("run", "run"), named("base distribution", "base"),
+                                                                named("sampler", "sampler"), forwards, parameters], rows)
 
 
 def _forwards(run: Run) -> float | None:
@@ -185,13 +186,14 @@ def provenance_section(study: Study) -> Section:
     identities = {run.label: run.identity for run in study.runs}
     keys = list(dict.fromkeys(key for identity in identities.values() for key in identity))
     varying = [key for key in keys if len({json.dumps(identity.get(key)) for identity in identities.values()}) > 1]
-    tables = [Table("provenance", "Runs", _columns(), [_row(run) for run in study.runs])]
+    tables = [ReportTable("provenance", "Runs", _columns(), [_row(run) for run in study.runs])]
     if varying:
         rows = [{"run": label, **{key: identity.get(key) for key in varying}} for label, identity in identities.items()]
-        tables.append(Table("identities", "Settings that differ", [named("run", "run"), *map(_field, varying)], rows))
+        tables.append(ReportTable("identities", "Settings that differ", [named("run", "run"), *map(_field, varying)], rows))
     first = study.runs[0].identity
     shared = [{"field": key, "value": json.dumps(first.get(key), ensure_ascii=False)} for key in keys if key not in varying]
-    tables.append(Table("shared", "Settings that all runs share", [named("field", "field"), named("value", "value")], shared))
+    tables.append(ReportTable("shared", "Settings that all runs share", [named("field", "field"), named("value", "value")],
+                              shared))
     tables.append(_packages(study.runs))
     return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), tables)
 
@@ -218,25 +220,25 @@ def _joined(run: Run, of: Callable[[dict], str | None]) -> str:
     return ", ".join(dict.fromkeys(str(value) for start in run.sessions if (value := of(start))))
 
 
-def _columns() -> list[Column]:
-    def text(header: str, key: str) -> Column:
-        return Column(header, lambda row: str(row[key] or "-"), number=False)
+def _columns() -> list[ReportColumn]:
+    def text(header: str, key: str) -> ReportColumn:
+        return ReportColumn(header, lambda row: str(row[key] or "-"), number=False)
 
-    started = Column("first start", lambda row: (row["started"] or "-")[:16].replace("T", " "), number=False)
+    started = ReportColumn("first start", lambda row: (row["started"] or "-")[:16].replace("T", " "), number=False)
     return [named("run", "run"), text("experiment", "experiment"), text("identity", "identity"),
             counted("problems", "problems"), counted("chains", "chains"), counted("records", "records"),
             counted("expected", "expected"), text("state", "state"), counted("starts", "starts"), started,
             text("commit (* modified)", "commit"), text("host", "host"), text("device", "device"), text("Python", "python")]
 
 
-def _field(key: str) -> Column:
+def _field(key: str) -> ReportColumn:
     def text(row: dict) -> str:
         value = row[key]
         return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return Column(key, text, number=False)
+    return ReportColumn(key, text, number=False)
 
 
-def _packages(runs: list[Run]) -> Table:
+def _packages(runs: list[Run]) -> ReportTable:
     """Package versions over all starts of all runs."""
     versions: dict[str, list[str]] = {}
     for run in runs:
@@ -245,4 +247,4 @@ def _packages(runs: list[Run]) -> Table:
                 if version and version not in versions.setdefault(name, []):
                     versions[name].append(version)
     rows = [{"package": name, "versions": ", ".join(found)} for name, found in versions.items()]
-    return Table("packages", "Packages", [named("package", "package"), named("versions", "versions")], rows)
+    return ReportTable("packages", "Packages", [named("package", "package"), named("versions", "versions")], rows)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import (
-    Column,
     Drawing,
+    ReportColumn,
+    ReportTable,
     Section,
-    Table,
     accurate,
     count,
     counted,
@@ -66,9 +66,9 @@ def section(study: Study) -> Section:
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
     text += [f"{entry.shown}: {remark}." for entry, row in zip(runs, ends, strict=True)
              if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
-    return Section("overall", "Overall", text, [Table("overall", "All runs", columns, rows),
-                                                Table("verdicts", "Verdicts", _verdict_columns(), verdicts),
-                                                Table("ends", "Why answers ended", _end_columns(), ends)],
+    return Section("overall", "Overall", text, [ReportTable("overall", "All runs", columns, rows),
+                                                ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
+                                                ReportTable("ends", "Why answers ended", _end_columns(), ends)],
                    [Drawing(f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval.",
                             lambda: _figure(study))])
 
@@ -81,21 +81,21 @@ def summary_of(entry: Entry) -> dict:
     return {**summary, "correct": float(entry.outcomes.correct.sum()), "complete": entry.run.complete}
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[ReportColumn]:
     """The columns of `report/table.py`, so that the page and the terminal agree."""
-    def cell(number: int) -> Column:
-        return Column(HEADERS[number], lambda row: row_of("", row)[number])
+    def cell(number: int) -> ReportColumn:
+        return ReportColumn(HEADERS[number], lambda row: row_of("", row)[number])
     return [cell(number) for number in range(1, len(HEADERS))]
 
 
-def _verdict_columns() -> list[Column]:
+def _verdict_columns() -> list[ReportColumn]:
     """The count of every verdict, and the accuracy by string match."""
     return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
-            Column("accuracy", lambda row: percent(row["accuracy"])),
-            Column("string match", lambda row: percent(row["same_string"] and row["same_string"] / row["num_samples"]))]
+            ReportColumn("accuracy", lambda row: percent(row["accuracy"])),
+            ReportColumn("string match", lambda row: percent(row["same_string"] and row["same_string"] / row["num_samples"]))]
 
 
-def _end_columns() -> list[Column]:
+def _end_columns() -> list[ReportColumn]:
     """The count of every reason why a sequence ended."""
     names = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
     return [named("run", "run"), *(counted(names.get(reason, reason.replace("_", " ")), f"finish_reason/{reason}")
@@ -147,7 +147,7 @@ def cost_section(study: Study) -> Section:
         for row in rows:
             row[f"front_{cost}"] = _on_front(row, rows, cost)
     return Section("cost", "Accuracy against cost", paragraphs(_COST_TEXT),
-                   [Table("cost", "Cost of an answer", _cost_columns(), rows)],
+                   [ReportTable("cost", "Cost of an answer", _cost_columns(), rows)],
                    [Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
                             lambda: _cost_figure(study, rows))])
 
@@ -167,9 +167,9 @@ def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
         and (other[cost] < row[cost] or other["accuracy"] > row["accuracy"]) for other in rows)
 
 
-def _cost_columns() -> list[Column]:
-    def front(header: str, cost: str) -> Column:
-        return Column(header, lambda row: "yes" if row[f"front_{cost}"] else "-", number=False)
+def _cost_columns() -> list[ReportColumn]:
+    def front(header: str, cost: str) -> ReportColumn:
+        return ReportColumn(header, lambda row: "yes" if row[f"front_{cost}"] else "-", number=False)
 
     return [named("run", "run"), shared("accuracy", "accuracy"),
             numbered("token-forwards", "token_forwards", ",.0f"),
@@ -242,9 +242,10 @@ def measures_section(study: Study) -> Section | None:
     if not rows:
         return None
     columns = [named("run", "run"), named("number", "number"), counted("samples", "samples"), numbered("mean", "mean", ".4g"),
-               Column("95 % interval", _interval), numbered("least", "least", ".4g"), numbered("greatest", "greatest", ".4g")]
+               ReportColumn("95 % interval", _interval), numbered("least", "least", ".4g"),
+               numbered("greatest", "greatest", ".4g")]
     return Section("measures", "Numbers of the samplers", paragraphs(_MEASURES_TEXT),
-                   [Table("sampler_measures", "Numbers of the samplers", columns, rows)], [])
+                   [ReportTable("sampler_measures", "Numbers of the samplers", columns, rows)], [])
 
 
 def _interval(row: dict) -> str:

@@ -11,10 +11,10 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import (
     P_VALUES,
-    Column,
     Drawing,
+    ReportColumn,
+    ReportTable,
     Section,
-    Table,
     accurate,
     count,
     counted,
@@ -82,7 +82,7 @@ def section(study: Study) -> Section | None:
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
     return Section("paired", "Compared with the baseline",
                    paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
-                   [Table("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
+                   [ReportTable("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
                    [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
                             lambda: _figure(title, shown))])
 
@@ -139,14 +139,14 @@ def _or_none(needed: Callable[..., int], difference: float, varies: float, level
         return None
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[ReportColumn]:
     return [
         named("run", "run"), counted("problems", "problems"), differing("difference (points)", "difference"),
         *P_VALUES,
         named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
         counted("only baseline correct", "only_baseline"), counted("none correct", "neither"), named("test", "test"),
         counted("problems to detect 3 points", "problems_for_3_points"),
-        Column("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
+        ReportColumn("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
         counted("problems left out", "left_out"),
     ]
 
@@ -199,7 +199,7 @@ def overlap_section(study: Study) -> Section | None:
             "With several chains per problem, the counts are expected values for one random chain of each run."]
     columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
                named("description", "description")]
-    return Section("overlap", "Answer overlap", text, [Table("overlap", f"{a} and {b}", columns, rows)],
+    return Section("overlap", "Answer overlap", text, [ReportTable("overlap", f"{a} and {b}", columns, rows)],
                    [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
                             lambda: _overlap_figure(rows, found, n))])
 
@@ -297,20 +297,20 @@ def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence
     return rows
 
 
-def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> Table:
+def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> ReportTable:
     """One row per run, one column per stratum."""
     wide: dict[str, dict] = {}
     for row in rows:
         wide.setdefault(row["run"], {"run": row["run"]})[row["stratum"]] = row
     problems = {stratum: max((row["problems"] for row in rows if row["stratum"] == stratum), default=0) for stratum in strata}
 
-    def column(stratum: str) -> Column:
+    def column(stratum: str) -> ReportColumn:
         def text(row: dict) -> str:
             part = row.get(stratum)
             return "-" if part is None else f"{percent(part['accuracy'])} ({count(part['correct'])}/{part['n']:,})"
-        return Column(f"{stratum}, n = {problems[stratum]:,}", text)
+        return ReportColumn(f"{stratum}, n = {problems[stratum]:,}", text)
 
-    return Table(name, title, [named("run", "run"), *map(column, strata)], list(wide.values()), data=rows)
+    return ReportTable(name, title, [named("run", "run"), *map(column, strata)], list(wide.values()), data=rows)
 
 
 def _strata_figure(study: Study, rows: list[dict]) -> Figure:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.identity import followed
-from dflash_mcmc.report.parts import Drawing, Section, Table, accurate, counted, named, numbered, paragraphs, shared
+from dflash_mcmc.report.parts import Drawing, ReportTable, Section, accurate, counted, named, numbered, paragraphs, shared
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -116,7 +116,7 @@ def _named(found: Sequence[_Swept], prefix: str) -> list[tuple[str, _Swept]]:
             for name, number, swept in zip(names, numbers, found, strict=True)]
 
 
-def _table(swept: _Swept, name: str) -> Table:
+def _table(swept: _Swept, name: str) -> ReportTable:
     rows = []
     for values, runs in swept.runs.items():
         records = swept.records(values)
@@ -128,7 +128,7 @@ def _table(swept: _Swept, name: str) -> Table:
     columns = [*(named(axis, axis) for axis in swept.over), shared("accuracy", "accuracy"), counted("samples", "n"),
                counted("runs", "runs"), shared("MH accept", "acceptance"),
                numbered("token-forwards per sample", "token_forwards", ",.0f"), named("state", "state")]
-    return Table(name, f"{swept.title}, over {' and '.join(swept.over)}", columns, rows)
+    return ReportTable(name, f"{swept.title}, over {' and '.join(swept.over)}", columns, rows)
 
 
 def _map(swept: _Swept) -> Figure:

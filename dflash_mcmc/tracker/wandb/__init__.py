@@ -103,16 +103,18 @@ class WandbRun(TrackedRun):
         """Records so far."""
         self._recent: deque[tuple[float, int, dict]] = deque()
         """Time, step and values of what was logged lately."""
-        self._begin()
+        self._run, self._defined = self._begun()
         if mode == "offline":
             from tqdm import tqdm
 
             # A run's bar is on the terminal's last line. This clears it, and shows it again below the line.
             tqdm.write(f"W&B is offline ({why}); to upload this run: wandb sync {Path(self._run.dir).parent}", file=sys.stderr)
 
-    def _begin(self) -> None:
-        self._run, self._defined = self._open(), {"finished"}
-        self._run.define_metric("finished", hidden=True, summary="none")
+    def _begun(self) -> tuple[wandb.Run, set[str]]:
+        """An open run of W&B, and the metrics that are defined in it."""
+        run = self._open()
+        run.define_metric("finished", hidden=True, summary="none")
+        return run, {"finished"}
 
     def log(self, metrics: dict, step: int) -> None:
         """Logs a sample. `step`, the number of samples so far, is the x axis: a resumed run continues the count."""
@@ -170,7 +172,7 @@ class WandbRun(TrackedRun):
 
         with contextlib.suppress(Exception):  # it contacts the dead process
             wandb.teardown()
-        self._begin()
+        self._run, self._defined = self._begun()
         for _, step, values in self._recent:
             self._run.log(values, step, commit=True)
 

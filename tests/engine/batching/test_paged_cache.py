@@ -9,11 +9,14 @@ import torch
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache
+from dflash_mcmc.engine.batching.chains import LiveChain, Slot
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.paged_cache import NO_PAGE, WASTE, OutOfPages, PagedCache, PagedMemory, PagePool, PageTable
+from dflash_mcmc.engine.batching.scheduler import PagePreemption
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import SamplingParams, Score
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import HORIZON, PROMPTS, SAMPLERS, STOPS, chains, multiple_try, power_smc, temperature
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
@@ -71,6 +74,49 @@ def test_draws_wait_where_pages_are_few(model, monkeypatch):
     many, _ = run(model, RUN["multiple_try"], 500)
     assert not stopped
     assert_equal(few, many)
+
+
+class PagesOf:
+    """Stands for the rows and the memory of slots, each of which holds one page, and notes what the preemption does."""
+
+    num_pages = page_size = 8
+
+    def __init__(self):
+        self.num_free_pages, self.done = 0, []
+
+    def _free(self, what, slot):
+        self.done.append((what, slot.chain.tag))
+        self.num_free_pages += 1
+
+    def stop(self, slot):
+        self._free("stop", slot)
+
+    def move_to_host(self, slot):
+        self._free("move", slot)
+
+    def holds_pages(self, slot):
+        return ("move", slot.chain.tag) not in self.done
+
+    def take(self, slot):
+        slot.row = None
+
+
+@pytest.mark.parametrize(("pages", "pinned", "done"), [
+    (1, None, [("stop", "new")]), (2, None, [("stop", "new"), ("stop", "mid")]),
+    (3, None, [("stop", "new"), ("stop", "mid"), ("move", "rests late")]),
+    (4, None, [("stop", "new"), ("stop", "mid"), ("move", "rests late"), ("move", "rests")]),
+    (3, "new", [("stop", "mid"), ("stop", "old"), ("move", "rests late")])], ids=str)
+def test_the_draws_that_began_last_lose_their_pages_first(pages, pinned, done):
+    """The oldest goes on, so that the run does. Slots that rest lose their pages when no other draw is left."""
+    slots, memory = {}, PagesOf()
+    for row, (name, clock) in enumerate([("mid", 2.0), ("old", 1.0), ("new", 3.0), ("rests", 0.0), ("rests late", 0.5)]):
+        slot = slots[name] = Slot(LiveChain(name, iter(())))
+        slot.chain.slots.append(slot)
+        slot.row, slot.clock = row, clock
+        slot.operation = None if "rests" in name else Draw(Trajectory.start(PROMPTS[0]), 9, SamplingParams(), Key(0))
+    stopped = PagePreemption(memory, memory).free(lambda: pages, lambda: list(slots.values()), slots.get(pinned))
+    assert memory.done == done
+    assert [slot.chain.tag for slot in stopped] == [name for what, name in done if what == "stop"]
 
 
 def test_writing_to_shared_pages_would_be_seen(model, monkeypatch):

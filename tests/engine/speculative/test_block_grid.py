@@ -106,6 +106,16 @@ def test_drawing_from_the_draft_is_reference(qwen3, reference, blend):
         same(batched[tag].result, reference(blend).run(chain))
 
 
+@pytest.mark.parametrize(("blend", "source", "blocks"), [
+    (NoBlend(), "blended", 0), (NoBlend(), "base", 0), (NoBlend(), "draft", 3), (BLEND, "blended", 3), (BLEND, "base", 3)])
+def test_a_score_drafts_blocks_only_where_something_reads_them(qwen3, blend, source, blocks):
+    """12 tokens after a prompt of 5: they are in three blocks of 5, whose first tokens nothing drafts."""
+    def chain():
+        return ChainResult((yield Score(Trajectory.start(np.arange(5, 10)), np.arange(20, 32), SamplingParams(), source)))
+
+    assert run(qwen3, [(0, chain())], blend)[0].cost.blocks_drafted == blocks
+
+
 DRAFT_MH = {"draft": {}, "mixture": {"proposal": "mixture"}, "start": {"cut": "start", "early_reject": "eps"}}
 
 

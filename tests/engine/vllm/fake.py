@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.vllm.core import EndedRequest
-from dflash_mcmc.engine.vllm.drawing import BatchRows
+from dflash_mcmc.engine.vllm.drawing import RequestRows
 from dflash_mcmc.engine.vllm.ledger import FIELD, Drawn, Ledger, StopTable, Ticket
 
 
@@ -45,7 +45,7 @@ class FakeCore:
                  forbidden: Sequence[int] = ()):
         self._model, self._rows, self._preempt_every, self._chunks = model, rows, preempt_every, chunks
         self.ledger, self.broken = Ledger(), set(broken)
-        self._batch = BatchRows(self.ledger, forbidden, "cpu")
+        self._batch = RequestRows(self.ledger, forbidden, "cpu")
         self.waiting, self.running, self.steps = list[Request](), list[Request](), 0
         self.preempted, self.aborted = 0, list[int]()
         self._logits: dict[tuple[int, ...], np.ndarray] = {}

@@ -185,6 +185,13 @@ def test_other_processes_are_invisible_and_own_ones_end_with_the_program(found, 
     assert not [place for place in os.listdir("/proc") if place.isdigit() and name.encode() in _command(place)]
 
 
+def test_a_signal_to_the_programs_group_reaches_nothing_outside_its_namespace(found, run):
+    """A group or session of outside would have the number 0. The first process has the same user where that is not root."""
+    needs(found, "processes")
+    assert run("import os\nassert os.getpgrp() == os.getsid(0) == 1").passed
+    assert run("import os\nos.killpg(0, 9)").word == "killed"
+
+
 ESCAPES = {
     "setsid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(os.setsid)",
     "setpgid": "c.prctl(1, 0, 0, 0, 0)\ntry_to(lambda: os.setpgid(0, 0))",

@@ -300,7 +300,7 @@ def test_low_confidence_tokens_have_their_own_rows():
     table = tables.decomposition(tokens)
     low, every = (pick(table, tokens=name, component="+ features") for name in ("p_target < 0.01", "all"))
     assert (low["factor"], low["n"], every["factor"], every["n"]) == (5.0, 1, 108 / 24, 3)
-    values = tables.VALUES.row(tables.Result(tokens, table))
+    values = tables.VALUES.row(tables.DeepReadoutResult(tokens, table))
     assert (values["features_factor_low_confidence"], values["features_factor"]) == (5.0, 4.5)
     assert (values["num_tokens"], values["num_low_confidence_tokens"]) == (3, 1)
 
@@ -366,7 +366,7 @@ def test_tables_without_a_token():
     assert {row["factor"] for row in table} == {None}
     assert tables.blocks(tokens) == tables.block_curves(tokens) == []
     assert tables.position_curves(tokens) == []
-    assert tables.VALUES.row(tables.Result(tokens, table))["mean_rank_mask"] is None
+    assert tables.VALUES.row(tables.DeepReadoutResult(tokens, table))["mean_rank_mask"] is None
 
 
 def qwen3_4b() -> dict:

@@ -1,0 +1,78 @@
+"""A mistake in the options of a sampler is one line that names the field and the given value."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.composing import composed
+from tests.refusals import refused
+
+MISTAKES = [
+    ("sampler=draft_mh draft=tiny sampler.num_blocks=999",
+     "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
+    ("sampler=draft_mh draft=ngram", "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_mh"),
+    ("sampler=draft_mh draft=none", "draft: given 'none'; allowed: a draft"),
+    ("sampler=draft_mh draft=tiny decoder=speculative_match",
+     "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
+    ("sampler=draft_mh draft=tiny sampler.early_reject=eps sampler.proposal=mixture",
+     "sampler.early_reject: given 'eps'; allowed: off with"),
+    ("sampler=draft_refine draft=tiny sampler.num_blocks=999",
+     "sampler.num_blocks: given 999; allowed: at most dataset.max_new_tokens="),
+    ("sampler=draft_refine draft=ngram", "draft: given 'ngram'; allowed: tiny, smollm2 or dflash with sampler=draft_refine"),
+    ("sampler=draft_refine draft=tiny decoder=speculative_match",
+     "decoder: given 'speculative_match'; allowed: plain with sampler=draft_refine"),
+    ("sampler=draft_refine draft=tiny blend=draft blend.grid=cut",
+     "blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh"),
+    ("sampler=draft_refine draft=tiny sampler.early_reject=exact sampler.proposal_temperature=2",
+     "sampler.early_reject: given 'exact'; allowed: auto, off, since the proposal's temperature 2 is not between"),
+    ("sampler=draft_refine draft=tiny sampler.floor=0", "sampler.floor: given 0.0; allowed: a number > 0"),
+    ("sampler=lookahead sampler.num_candidates=1", "sampler.num_candidates: given 1"),
+    ("sampler=lookahead sampler.num_rollouts=0", "sampler.num_rollouts"),
+    ("sampler=lookahead sampler.rollout_length=100000", "sampler.rollout_length: given 100000"),
+    ("sampler=lookahead sampler.block_size=0", "sampler.block_size: given 0"),
+    ("sampler=lookahead sampler.rollout_length=-1", "sampler.rollout_length"),
+    ("sampler=multiple_try sampler.num_tries=0", "sampler.num_tries: given 0"),
+    ("sampler=multiple_try sampler.form=both", "sampler.form: given 'both'"),
+    ("sampler=multiple_try sampler.num_blocks=999", "sampler.num_blocks: given 999"),
+    ("sampler=multiple_try sampler.form=multiple_try sampler.early_reject=exact", "sampler.early_reject: given 'exact'"),
+    ("sampler=multiple_try sampler.alpha=0.5 sampler.early_reject=exact", "sampler.early_reject: given 'exact'"),
+    ("sampler=multiple_try sampler.proposal_temperature=2 sampler.early_reject=exact", "sampler.early_reject: given 'exact'"),
+    ("sampler=power_mh sampler.cut=entropy sampler.entropy_power=-1", "sampler.entropy_power: given -1.0"),
+    ("sampler=power_mh sampler.cut=entropy sampler.rule=published", "sampler.cut: given 'entropy'"),
+    ("sampler=power_mh sampler.cut=entropy blend=draft draft=tiny blend.grid=cut sampler.rescore=true",
+     "sampler.cut: given 'entropy'"),
+    ("sampler=power_mh sampler.schedule=adaptive sampler.rule=published",
+     "sampler.schedule: given 'adaptive'; allowed: 'published' with sampler.rule=published"),
+    ("sampler=power_mh sampler.schedule=adaptive sampler.after_eos=return",
+     "sampler.after_eos: given 'return'; allowed: 'continue' with sampler.schedule=adaptive"),
+    ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=multinomial sampler.num_particles=1",
+     "sampler.num_particles: given 1"),
+    ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=systematic", "sampler.resampling: given 'systematic'"),
+    ("sampler=power_smc sampler.wrapper=csmc sampler.resampling=multinomial sampler.ramp=8", "sampler.ramp: given 8"),
+    ("sampler=power_smc sampler.wrapper=pimh sampler.num_steps=0", "sampler.num_steps: given 0"),
+    ("sampler=power_smc sampler.ess_threshold=0", "sampler.ess_threshold: given 0"),
+    ("sampler=power_smc sampler.ess_threshold=1.5", "sampler.ess_threshold"),
+    ("sampler=power_smc sampler.num_particles=0", "sampler.num_particles: given 0"),
+    ("sampler=power_smc sampler.ramp=100000", "sampler.ramp: given 100000"),
+    ("sampler=power_smc sampler.proposal=draft", "sampler.proposal: given 'draft'"),
+    ("sampler=replica_exchange sampler.alphas=[2]", "sampler.alphas: given [2.0]"),
+    ("sampler=replica_exchange sampler.alphas=[2,1]", "sampler.alphas: given [2.0, 1.0]"),
+    ("sampler=replica_exchange sampler.alphas=[1,1]", "sampler.alphas: given [1.0, 1.0]"),
+    ("sampler=replica_exchange sampler.alphas=[-1,1]", "sampler.alphas: given [-1.0, 1.0]"),
+    ("sampler=replica_exchange sampler.alphas=[0,1]", "sampler.alphas: given [0.0, 1.0]"),
+    ("sampler=replica_exchange sampler.temperatures=[1,0,1]", "sampler.temperatures"),
+    ("sampler=replica_exchange sampler.temperatures=[1]", "sampler.temperatures: given [1.0]"),
+    ("sampler=replica_exchange sampler.output=0", "sampler.output: given 0"),
+    ("sampler=replica_exchange sampler.output=4", "sampler.output: given 4"),
+    ("sampler=replica_exchange sampler.num_blocks=999", "sampler.num_blocks: given 999"),
+    ("sampler=replica_exchange sampler.temperatures=[2,1,1] sampler.early_reject=exact",
+     "sampler.early_reject: given 'exact'"),
+    ("sampler=replica_exchange sampler.alphas=[0.5,1] sampler.early_reject=exact", "sampler.early_reject: given 'exact'"),
+]
+"""Overrides, and the start of the line."""
+
+
+@pytest.mark.parametrize(("overrides", "start"), MISTAKES, ids=[overrides for overrides, _ in MISTAKES])
+def test_a_mistake_is_one_line_that_names_the_field(tmp_path, overrides, start):
+    with refused(start=start):
+        composed(tmp_path, *overrides.split())
