@@ -345,8 +345,10 @@ def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int
     for together in (sets[first : first + most] for first in range(0, len(sets), most)):
         numbers = [number for number, request in enumerate(requests) if request.stop in together]
         longest = max(len(requests[number].prompt) for number in numbers)
+        # The engine takes memory for its widest sampler, and the narrower ones fit into it.
         config = copy.copy(max((own[number] for number in numbers), key=lambda each: each.sampler.width()))
         config.dataset = copy.copy(config.dataset)
+        # An engine has positions for its longest prompt and answer together: a short prompt leaves room for a longer answer.
         config.dataset.max_new_tokens = max(
             len(requests[number].prompt) + requests[number].max_new_tokens for number in numbers) - longest
         config.dataset.stop = [] if mixes else list(*together)

@@ -230,6 +230,7 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
             left_out.append(f"left out: {entry.folder}: {why}")
     if not runs:
         raise UserError("; ".join(left_out) or "runs: given nothing; allowed: at least one run")
+    # Runs that the command line names keep the order in which it names them.
     if not any(entry.named for entry in found):
         runs = _ordered(runs)
     return labelled(_with_expected(runs)), left_out

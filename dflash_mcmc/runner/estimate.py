@@ -64,6 +64,7 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
         tasks = tasks_of(_with_lengths(job, found))
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(found.share))
         known = runs.setdefault(_settings(job.config), run)
+        # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run
     estimates = [run.estimate for run in runs.values()]

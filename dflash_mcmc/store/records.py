@@ -154,6 +154,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
         "trace": list(result.trace),
     }
+    # A field without a value is left out, so that the records of runs without it keep their bytes and checksums.
     if done.prefill_seconds is not None:
         record["prefill_seconds"] = round(done.prefill_seconds, 6)
     if grade.grade_seconds is not None:

@@ -249,12 +249,14 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     ends = (kind != Status.LIVE) & offered
     ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
     found = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
+    # A token that ends its draw is kept. One whose logits were not numbers is not.
     following = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
     gained = offered & (slot < following[:, None]) & live[:, None]
     count = gained.sum(dim=1)
     _keep(state, offer, gained)
     if floors:
         last = weight.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]
+        # A row that gained nothing has no last token: for it `following` was clamped to the first slot.
         state.weight[:batch] = torch.where(count > 0, last, state.weight[:batch])
     if states is not None:
         after = states.gather(1, (following - 1).clamp(min=0)[:, None])[:, 0]

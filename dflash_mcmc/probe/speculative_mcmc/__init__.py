@@ -275,6 +275,7 @@ class SpeculativeMCMC(ProblemProbe):
         drafted = sequences.drafted_along(drafter, reading, tokens, anchors)
         before = reading.hidden[0, anchors[:, None] + torch.arange(n, device=tokens.device)]
         names = {_name(temperature): temperature for temperature in self.temperatures()}
+        # For all blocks at once: the numbers of a block must not depend on how many blocks are read together.
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
                     for name in names}
         laws: dict[str, dict[str, list[float]]] = {name: {"kl": [], "tvd": []} for name in ("p", *names)}
