@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from dflash_mcmc.runs import table as runs_table
 from dflash_mcmc.store import locks
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import hash_of
+from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records, record_line
 from dflash_mcmc.store.records import DAMAGED, IDENTITY, NUM_FILES, sample_schema
@@ -149,6 +151,22 @@ def test_a_link_in_a_run_folder_is_refused_before_anything_is_cut(whole, name):
     with pytest.raises(UserError, match=rf"{name}: is a link to .*precious'; allowed: a regular file"):
         opened(whole)
     assert aim.read_bytes() == b"a line without its end"
+
+
+def test_a_temporary_file_has_a_new_name_and_follows_no_link(tmp_path, monkeypatch):
+    names, replace = [], os.replace
+    monkeypatch.setattr("os.replace", lambda source, aim: (names.append(Path(source).name), replace(source, aim)))
+    for _ in range(2):
+        write_atomically(tmp_path / "file", "content")
+    assert len({*names, "file"}) == 3
+    aim = tmp_path / "precious"
+    aim.write_text("kept")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "known")
+    write_atomically(tmp_path / "file", "content")
+    (tmp_path / names[2]).symlink_to(aim)
+    with pytest.raises(UserError, match="File exists"):
+        write_atomically(tmp_path / "file", "other")
+    assert (aim.read_text(), (tmp_path / "file").read_text()) == ("kept", "content")
 
 
 def test_records_of_another_run_are_refused_with_file_and_line(whole):
