@@ -31,8 +31,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         UserError: for ids that the model does not know, and for a field that the law does not have.
     """
     import dflash_mcmc as dm
-    from dflash_mcmc.api import scoring
-    from dflash_mcmc.api.targets import model_of
+    from dflash_mcmc.api.choices import model_of
+    from dflash_mcmc.api.sampling import pairs_of
     from dflash_mcmc.engine.batching.prompt_encoder import id_bound
     from dflash_mcmc.verify.audit import audit
     from dflash_mcmc.verify.drawn import DrawnText
@@ -42,6 +42,6 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     else:
         stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
     target = model_of(model, tokenizer, chat=False).load("cpu")
-    pairs = scoring.pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
+    pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
     texts = (DrawnText(f"answer {number}", pair.prompt, pair.answer) for number, pair in enumerate(pairs))
     return audit(target, texts, stated.law(), level)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import figure as style
 from dflash_mcmc.report import page
-from dflash_mcmc.report.parts import Column, Drawing, ReportPart, Section, Table
+from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import NEAR, Audit
 
@@ -41,7 +41,7 @@ def verdict(found: Audit) -> str:
             f"{100 * found.top.high:.1f} points too often")
 
 
-def tables(found: Audit) -> list[Table]:
+def tables(found: Audit) -> list[ReportTable]:
     """The tables: the bets with the largest evidence, and what else was measured."""
     if found.top is None:
         return []
@@ -51,16 +51,16 @@ def tables(found: Audit) -> list[Table]:
             order.append(place)
     bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, "evidence": found.each[place].evidence,
              "red_at": found.each[place].red_at} for place in order]
-    columns = [Column("departure", lambda row: row["kind"], False),
-               Column("what the bet says", lambda row: row["says"], False),
-               Column("evidence", lambda row: f"10^{row['evidence']:.1f}"),
-               Column("red after tokens", lambda row: "-" if row["red_at"] is None else f"{row['red_at']:,}")]
+    columns = [ReportColumn("departure", lambda row: row["kind"], False),
+               ReportColumn("what the bet says", lambda row: row["says"], False),
+               ReportColumn("evidence", lambda row: f"10^{row['evidence']:.1f}"),
+               ReportColumn("red after tokens", lambda row: "-" if row["red_at"] is None else f"{row['red_at']:,}")]
     shares = [{"share": "most likely token", "shift": found.top}]
-    shifts = [Column("share of tokens", lambda row: row["share"], False),
-              Column("drawn - stated, points", lambda row: f"{100 * row['shift'].value:+.2f}"),
-              Column("interval", lambda row: f"{100 * row['shift'].low:+.2f} to {100 * row['shift'].high:+.2f}")]
-    return [Table("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
-            Table("shift", "What was drawn against what the law expects", shifts, shares)]
+    shifts = [ReportColumn("share of tokens", lambda row: row["share"], False),
+              ReportColumn("drawn - stated, points", lambda row: f"{100 * row['shift'].value:+.2f}"),
+              ReportColumn("interval", lambda row: f"{100 * row['shift'].low:+.2f} to {100 * row['shift'].high:+.2f}")]
+    return [ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
+            ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
 
 def notes(found: Audit) -> list[str]:
