@@ -93,6 +93,8 @@ def test_command_runs(command, tmp_path, real_data):
         assert (" of 4 samples" if "grader.extract" in command else "0 verdicts changed") in done.stdout
     elif ".drafts check" in command:
         assert "healthy: tau is" in done.stdout
+    elif ".verify" in command:
+        assert "GREEN: no evidence against the stated law" in done.stdout
     elif ".train" in command:
         assert "draft written to" in done.stdout
     elif "rejection_sampling" in command:
@@ -223,7 +225,7 @@ def test_the_drafter_of_the_page_has_what_an_engine_asks_for():
     exec(code[code.index("class RepeatDrafter:") :], found)
     drafter = found["RepeatDrafter"](3)
     wanted = {*Drafter.__annotations__, *(name for name in vars(Drafter) if not name.startswith("_"))}
-    assert {"num_drafted", "token_bytes", "num_weights", "propose"} <= wanted
+    assert {"num_drafted", "token_bytes", "propose"} <= wanted
     assert [name for name in wanted if not hasattr(drafter, name)] == []
 
 

@@ -119,8 +119,7 @@ class CheckpointDraft(Draft):
         shape = self._shape(folder)
         dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         return DraftSize(self.num_drafted(shape),
-                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype),
-                         num_weights=self.checkpoint_size().parameters)
+                         CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
 
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters without the target's embedding and head, hidden size, layers, and the target's layers that it reads.
@@ -141,8 +140,12 @@ class CheckpointDraft(Draft):
         record = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("training")
         return record if isinstance(record, dict) else {}
 
-    def network(self, target: LanguageModel) -> Any:
-        """The network with its weights, on the target's device. Raises UserError if draft and target do not fit."""
+    def network(self, target: LanguageModel, packs: bool = True) -> Any:
+        """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
+
+        Args:
+            packs: whether its linear layers are replaced on a CPU (`row_linear.py`). It then has no gradients.
+        """
         from dflash_mcmc.draft.network.checkpoint import check_copies, check_pair
 
         folder, family = self._checkpoint().local(), self.family()
@@ -152,7 +155,7 @@ class CheckpointDraft(Draft):
         if family.copies:
             embedding = target.decoder.get_input_embeddings().weight
             check_copies(folder, family, dict(zip(family.copies, (embedding, target.head.weight), strict=True)))
-        return _network(str(folder), self.dtype, str(target.device), family)
+        return _network(str(folder), self.dtype, str(target.device), family, packs)
 
     def _shape(self, folder: Path) -> Any:
         """Raises UserError for a config that is not of this kind."""
@@ -163,12 +166,16 @@ class CheckpointDraft(Draft):
 
 
 @lru_cache(maxsize=1)
-def _network(folder: str, dtype: str, device: str, family: Family) -> Any:
+def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) -> Any:
     import torch
 
     from dflash_mcmc.draft.network import checkpoint
+    from dflash_mcmc.engine.batching import row_linear
 
-    return checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
+    network = checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
+    if packs:
+        row_linear.replace_layers(network)
+    return network
 
 
 def check_features(config: Config, user: str) -> None:
@@ -194,6 +201,16 @@ def check_adapting(config: Config, mode: str) -> None:
                               "there, and learning along the chain would change that law")
 
 
-def load_feature_drafter(config: Config, target: LanguageModel) -> DFlashDrafter:
-    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
-    return cast("DFlashDrafter", config.draft.load(target))
+def load_feature_drafter(config: Config, target: LanguageModel, packs: bool = True) -> DFlashDrafter:
+    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target.
+
+    Args:
+        packs: False for a DFlash network with gradients; see `CheckpointDraft.network`.
+    """
+    if packs:
+        return cast("DFlashDrafter", config.draft.load(target))
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+
+    draft = cast(CheckpointDraft, config.draft)
+    network = draft.network(target, packs=False)
+    return DFlashDrafter(network, target, draft.num_drafted(network.shape) + 1)

@@ -89,13 +89,13 @@ class DFlashDraft(CheckpointDraft):
         shape, keys = self._shape(folder), found.companion
         assert keys is not None  # every DFlash checkpoint has a cache
         return found._replace(companion=features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
-                              token_bytes=keys.token_bytes(), num_weights=None)
+                              token_bytes=keys.token_bytes())
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
-        network = self.network(target)
+        network = self.network(target, packs=self.adapt == "none")
         block_size = self.num_drafted(network.shape) + 1
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)

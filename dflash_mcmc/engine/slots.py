@@ -108,7 +108,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
     """
-    from dflash_mcmc.engine.batching.plan import Workload, options_within, plan
+    from dflash_mcmc.engine.batching.plan import Workload, plan
 
     processes = ranks.place().total
     share = -(-num_draws // processes)
@@ -118,4 +118,4 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     length = prompt_length + config.dataset.max_new_tokens
     hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
-    return options_within(work, planned), planned
+    return options, planned

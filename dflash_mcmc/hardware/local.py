@@ -45,8 +45,6 @@ class Local(Hardware):
                                "chains, in one forward of the target")
     skip_identical: bool = runtime(True, "take the tokens that a proposal shares with the state without a forward of the "
                                    "model")
-    few_rows: bool = runtime(True, "compute fewer than 8 chains without padding to 8 rows, with the same bits; takes a second "
-                             "copy of the weights; in float32 on a CPU with num_slots below 8")
     attention: Literal["auto", "grouped", "sdpa", "eager", "flash_attention_2"] = runtime(
         "auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU")
     cuda_graphs: bool = runtime(True, "replay decode steps as CUDA graphs on a GPU")

@@ -41,8 +41,8 @@ class HFModel(Model):
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
         "auto", "precision of weights and activations; auto = the checkpoint's own")
-    head_copy: bool | None = runtime(None, "keep a float32 copy of the head's weights; false multiplies the checkpoint's own, "
-                                     "with float32 sums too; null = true on a CPU, where it is faster")
+    head_copy: bool | None = runtime(None, "keep a float32 copy of the head's weights, packed on a CPU; false multiplies the "
+                                     "checkpoint's own, with float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
@@ -174,7 +174,7 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     finally:
         log.set_verbosity(before)
     _check_weights(path, loading)
-    return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy)
+    return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
 def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:

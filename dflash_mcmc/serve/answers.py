@@ -36,6 +36,8 @@ class Reply(NamedTuple):
     answer: DrawnAnswer
     pieces: Sequence[bytes] | None
     """The bytes of each token; None if they were not asked for."""
+    token_ids: bool = False
+    """Whether the token ids were asked for."""
 
 
 class Envelope(NamedTuple):
@@ -92,7 +94,8 @@ def _choice(chat: bool, number: int, reply: Reply, place: str) -> dict[str, Any]
     answer, log_p = reply.answer, reply.answer.result.trajectory.log_p.tolist()
     logprobs = None if reply.pieces is None else (_chat_logprobs if chat else _logprobs)(log_p, reply.pieces)
     content = {place: {"role": "assistant", "content": answer.text}} if chat else {"text": answer.text}
-    return {"index": number, **content, "logprobs": logprobs, "finish_reason": _REASONS[answer.finish_reason],
+    ids = {"token_ids": answer.result.trajectory.tokens.tolist()} if reply.token_ids else {}
+    return {"index": number, **content, **ids, "logprobs": logprobs, "finish_reason": _REASONS[answer.finish_reason],
             "dflash_mcmc": answer.details()}
 
 

@@ -127,7 +127,8 @@ class Service:
             if left := self.workers.drop(numbers):
                 self.metrics.add("dropped_total", left)
         texts = self._texts if asked.logprobs else None
-        replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist())) for answer in drawn]
+        replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist()), asked.token_ids)
+                   for answer in drawn]
         self._count(drawn, prompt_tokens)
         request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
                                         + " ".join(f"{key}={value}" for key, value in answers.usage(replies, 0).items()

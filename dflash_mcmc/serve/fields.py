@@ -13,7 +13,8 @@ from dflash_mcmc.serve.answers import Refused
 PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
              "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
 """Sampling fields of OpenAI and their bounds."""
-_BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", *PENALTIES)
+_BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
+         *PENALTIES)
 _KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
@@ -36,6 +37,8 @@ class RequestFields(NamedTuple):
     stop: tuple[str, ...] | None
     max_tokens: int | None
     logprobs: bool
+    token_ids: bool
+    """Whether the answer has its token ids (`return_token_ids`, as vLLM has it)."""
     stream: bool
     include_usage: bool
     sampler: Mapping[str, Any]
@@ -83,7 +86,8 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
         refuse("stream_options", options, '{"include_usage": true or false}')
     return RequestFields(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
                  _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given), _logprobs(given, chat),
-                 _flag(given, "stream"), options.get("include_usage", False), _sampler(given), openai)
+                 _flag(given, "return_token_ids"), _flag(given, "stream"),
+                 options.get("include_usage", False), _sampler(given), openai)
 
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:

@@ -159,7 +159,7 @@ def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:
     """The engine. Raises ConfigError if the responses do not fit the model's positions or the memory."""
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.plan import Workload, options_within
+    from dflash_mcmc.engine.batching.plan import Workload
     from dflash_mcmc.engine.batching.plan import plan as plan_memory
 
     prompt_length, horizon, hardware = max(map(len, prompts)), plan.responses.max_new_tokens, plan.hardware
@@ -170,7 +170,7 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     length = prompt_length + horizon
     work = Workload(model, length, prompt_length, hardware.options())
     planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
-    return BatchedEngine(model, None, planned.num_slots, length, options_within(work, planned), prompt_length,
+    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length,
                          num_pages=planned.num_pages)
 
 

@@ -48,7 +48,7 @@ def against_transformers(subject: Subject, sizes: Sizes) -> list[dict]:
     """(j) Comparison with `generate(assistant_model=...)` of transformers for the same draft, one chain at a time."""
     if not subject.draft:
         return []
-    theirs, reason = assistant(subject.draft.load(subject.model).network)
+    theirs, reason = assistant(subject.draft.network(subject.model, packs=False))
     return [row for value in (0.0, 1.0) for row in _at(subject, sizes.decoder_chains, value, theirs, reason)]
 
 

@@ -1,4 +1,4 @@
-"""Compares plain decoding of chains of equal length with `transformers.generate`: one chain, and a batch."""
+"""Compares plain decoding of chains of equal length with `transformers.generate`: one chain, and batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from dflash_mcmc.engine.batching import few_rows
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.rng import Key
@@ -24,26 +23,21 @@ _PROMPT, _MOST_TOKENS = 48, 64
 
 
 def against_generate(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(o) One chain and 32 chains of equal length compared with `generate`, in turns, without stop ids."""
+    """(o) 1, 8 and 32 chains of equal length compared with `generate`, in turns, without stop ids."""
     horizon = min(subject.horizon, _MOST_TOKENS)
     endless = subject._replace(model=subject.model.without_stops())
     rows = []
-    for chains in (1, 32):
+    for chains in (1, 8, 32):
         # Prompts differ, because the engine reads equal prompts once.
         prompts = [np.resize(subject.prompts[number % len(subject.prompts)], _PROMPT) for number in range(chains)]
         cases: dict[str, Callable[[], None]] = {
             "generate": _generate(subject.causal_lm, prompts, horizon),
             "engine": _engine(endless, prompts, horizon, Options())}
-        if chains == 1:
-            cases["engine, few_rows=false"] = _engine(endless, prompts, horizon, Options(few_rows=False))
         found = _fastest(cases)
         for name, (seconds, processor) in found.items():
             rows.append({"chains": chains, "by": name, "ms a token": 1e3 * seconds / (chains * horizon),
                          "rate / generate": found["generate"][0] / seconds,
                          "rate / generate, CPU time": found["generate"][1] / processor})
-        if chains == 1:
-            padded = few_rows.of(endless.model, few_rows.EngineSteps(1)) is None
-            rows[1]["rows of a step"], rows[2]["rows of a step"] = 8 if padded else 1, 8
     return rows
 
 

@@ -135,12 +135,11 @@ def memory(subject: Subject, sizes: Sizes) -> list[dict]:
     rows, longest = [], max(map(len, subject.prompts))
     for count in (8, sizes.slots):
         work = Workload(subject.model, longest + subject.horizon, longest, Options())
-        planned, copied = predict(work, count), work.copied_bytes(count)
+        planned = predict(work, count)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peak = pool.apply(_peak_bytes, (subject.name, subject.horizon, count))
         rows.append({"slots": count, "planned MB": planned.total / 1e6, "planned caches MB": planned.caches / 1e6,
-                     "copied weights MB": copied / 1e6, "peak MB": peak / 1e6,
-                     "peak / planned": peak / (planned.total + copied)})
+                     "peak MB": peak / 1e6, "peak / planned": peak / planned.total})
     return rows
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -66,7 +67,7 @@ def mid(horizon: int) -> Subject:
                 if ".layers." in name and parameter.dim() == 2:
                     parameter.mul_(_LAYER_GAIN)
             causal_lm.lm_head.weight.normal_(0.0, _LOGIT_SCALE / _HIDDEN_SIZE**0.5)
-    model = LanguageModel(causal_lm, stop_ids=range(_NUM_STOPS))
+    model = LanguageModel(copy.deepcopy(causal_lm), stop_ids=range(_NUM_STOPS), packs=True)  # `generate` keeps its own
     return Subject("mid", causal_lm, model, random_prompts(_VOCAB_SIZE), horizon)
 
 

@@ -148,7 +148,7 @@ def main(verb: str, *names: str) -> None:
             found = draw(name, Path(outputs))
         if verb == "store":
             STORED.mkdir(exist_ok=True)
-            (STORED / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
+            (STORED / f"{name}.json").write_text(json.dumps(as_stored(found), separators=(",", ":")) + "\n")
             print(f"{name}: stored, {found['folder']}, {len(found['records'])} records", flush=True)
             continue
         lines = differences(as_stored(found), stored(name), 0.0)

@@ -92,11 +92,6 @@ class AdaptiveDrafter(DFlashDrafter):
         self._keys = self._values = torch.zeros(0)
 
     @property
-    def num_weights(self) -> int | None:
-        """See `Drafter`."""
-        return None
-
-    @property
     def learns_online(self) -> bool:
         """Whether it learns from verified blocks."""
         return self.settings.mode == "online"

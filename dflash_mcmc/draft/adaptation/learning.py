@@ -23,6 +23,7 @@ import torch
 from torch.nn.functional import embedding, log_softmax, pad
 
 from dflash_mcmc.draft.network.dflash import DFlash, block_pass
+from dflash_mcmc.engine.batching import row_linear
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.rng import Key
 
@@ -83,6 +84,8 @@ class LowRankDraft:
     """
 
     def __init__(self, network: DFlash, modules: str, rank: int):
+        if row_linear.has_row_layers(network):
+            raise ValueError("given a network without gradients; allowed: one that is loaded with packs=False")
         self.rank, self.size = rank, 0
         self.network = copy.deepcopy(network, {id(weight): weight for weight in network.parameters()})
         self._parts: list[_Part] = []

@@ -18,6 +18,7 @@ import torch
 
 from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.engine import slots
+from dflash_mcmc.engine.batching.row_linear import RowLinear
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.model.files import precision_name
@@ -176,6 +177,10 @@ def with_shape(network: DFlash, **changes: object) -> DFlash:
     with torch.device("meta"):
         changed = type(network)(dataclasses.replace(network.shape, **changes))  # type: ignore[arg-type]
     changed.load_state_dict(network.state_dict(), assign=True)
+    for name, module in network.named_modules():
+        if isinstance(module, RowLinear):  # no other layer reads packed weights
+            parent, _, own = name.rpartition(".")
+            setattr(changed.get_submodule(parent), own, module)
     return changed.eval().requires_grad_(False)
 
 

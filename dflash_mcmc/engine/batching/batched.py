@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-from dflash_mcmc.engine.batching import attention, few_rows
+from dflash_mcmc.engine.batching import attention, step_bits
 from dflash_mcmc.engine.batching.cache import SlotCache, num_recent
 from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
@@ -150,12 +150,12 @@ class BatchedEngine:
         padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
         num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
         companion = proposer.companion if proposer else None
-        made = few_rows.EngineSteps(num_slots, proposer, speculation.rule if speculation else None)
-        few = few_rows.of(model, made) if few_rows.asked_for(options, num_slots, implementation, proposer) else None
-        ladder = ladder._replace(most_few=few.most if few else 0)
-        grid = None if drafter is None else _grid(drafter, blend, num_rows, 1 if few else ladder.row_step, model.device)
+        made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
+        if step_bits.free_rows(model, made, implementation):
+            ladder = ladder._replace(row_step=1)
+        grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if companion else None, grid, few)
+                             proposer if companion else None, grid)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix

@@ -315,8 +315,7 @@ class DecodeLoop:
         floors = any(isinstance(slot.operation, Draw) and slot.operation.floor is not None for slot in slots)
         for _ in range(self.steps_per_sync):
             keys = self._memory.reserve_step(self._top[:batch], self.stepper.reach)
-            with self._memory.runner.step_of(batch):
-                self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, floors, self._riders)
+            self.stepper.step(self._memory.cache, self.rows, batch, keys, self.groups, floors, self._riders)
             self._top[:live] += self.stepper.tokens_a_step
             if self._tracer:
                 self._tracer.keep(slots)

@@ -6,10 +6,12 @@ exact in float32. What matters is therefore the precision of the sums, and not t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from dflash_mcmc.engine.batching import row_linear
 
 _PIECE = 2**19
 """Weights that are converted to float32 at once where the device has no product with float32 sums. They stay in the cache of
@@ -36,27 +38,29 @@ class Float32Head:
 
     Args:
         linear: the head of a model of `transformers`.
-        copied: keep a copy of the weights in float32. Otherwise the weights stay in the checkpoint's precision. None means
-            True on a CPU, where a copy is faster, and False on a GPU, where it is not. Weights in float32 are never copied.
+        copied: keep a copy of the weights in float32, on a CPU as `row_linear.py` multiplies them. Otherwise the weights stay
+            as the checkpoint has them. None means True on a CPU, where a copy is faster, and False on a GPU, where it is not.
+            On a GPU, weights in float32 are never copied.
 
     Attributes:
         weight: (vocabulary, width).
+        prepared: the weights of `row_linear.multiply`; None without them.
         bias: float32 (vocabulary,), or None.
         forbidden: bool (vocabulary,), True for tokens whose logit is always -inf.
-        product: computes the product and adds the bias, in place of PyTorch's linear layer; None for that.
     """
 
     def __init__(self, linear: Any, copied: bool | None = None):
         weight = linear.weight.detach()
-        self.weight = weight.float() if keeps_copy(copied, weight.device) else weight
+        copies = keeps_copy(copied, weight.device)
+        self.prepared = row_linear.prepared(weight.float()) if copies else None
+        self.weight = weight.float() if copies and self.prepared is None else weight
         self.bias: torch.Tensor | None = None if linear.bias is None else linear.bias.detach().float()
-        self.product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
         self.forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (..., vocabulary) of hidden states (..., width) after the final norm."""
-        if self.product is not None:
-            return self.product(hidden.float(), self.bias)
+        if self.prepared is not None and not (torch.is_grad_enabled() and hidden.requires_grad):
+            return row_linear.multiply(hidden.float(), self.prepared, self.bias)
         if self.weight.dtype == torch.float32:
             return torch.nn.functional.linear(hidden.float(), self.weight, self.bias)
         flat = hidden.flatten(0, -2) if hidden.ndim > 1 else hidden[None]

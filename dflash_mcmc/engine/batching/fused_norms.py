@@ -10,12 +10,13 @@ from torch.nn.functional import rms_norm
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 _SCALES = (1e-3, 1.0, 1e3)
+_COUNTS = (1, 3, 8)
 
 
-def fused(decoder: torch.nn.Module, most: int) -> dict[torch.nn.Module, Norm]:
-    """The fused form of each norm of a decoder whose bits it has, by random inputs of at most `most` rows."""
+def fused(decoder: torch.nn.Module) -> dict[torch.nn.Module, Norm]:
+    """The fused form of each norm of a decoder whose bits it has, by random inputs."""
     found = {module: _norm(module) for module in decoder.modules() if _is_plain(module)}
-    return {module: norm for module, norm in found.items() if _agrees(module, norm, most)}
+    return {module: norm for module, norm in found.items() if _agrees(module, norm)}
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
@@ -30,8 +31,8 @@ def _norm(module: Any) -> Norm:
     return lambda rows: rms_norm(rows, size, module.weight, epsilon)
 
 
-def _agrees(module: Any, norm: Norm, most: int) -> bool:
+def _agrees(module: Any, norm: Norm) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = [scale * torch.randn(count, 1, module.weight.numel(), generator=generator)
-            for scale in _SCALES for count in range(1, most + 1)]
+            for scale in _SCALES for count in _COUNTS]
     return all(torch.equal(norm(each), module(each)) for each in rows)

@@ -72,9 +72,6 @@ class Options(NamedTuple):
     steps_between_checks: int | None = None
     """Decode steps between two checks for ended draws. None means 1 on a CPU and for a model with recurrent layers, and 4 on a
     GPU otherwise, where a check has to wait."""
-    few_rows: bool = True
-    """Compute steps of fewer than 8 rows without padding, in an engine of fewer than 8 slots, in float32 on a CPU, where this
-    gives the bits of 8 rows."""
     snapshot_every: int = 256
     """Positions between two snapshots of the states of recurrent layers."""
 

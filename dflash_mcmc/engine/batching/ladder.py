@@ -1,7 +1,7 @@
 """The shapes of forwards.
 
 On a CPU in float32 the numbers of a row must not depend on the rest of the batch. Multiples of 8 rows and 64 keys ensure this
-(notebook: Bits). Fewer than 8 rows need no padding where `few_rows.py` says so. On a GPU each shape is a captured graph. There
+(notebook: Bits). Any number of rows ensures it where `step_bits.py` says so. On a GPU each shape is a captured graph. There
 the shapes grow by factors of two, so that they are few.
 """
 
@@ -21,12 +21,10 @@ class Ladder(NamedTuple):
     row_step: int
     key_step: int
     doubling: bool
-    most_few: int = 0
-    """Batches of at most so many rows are allowed as they are (`few_rows.py`)."""
 
     def batch(self, rows: int) -> int:
         """Rows of a decode step."""
-        return rows if 0 < rows <= self.most_few else self._fit(rows, self.row_step)
+        return self._fit(rows, self.row_step)
 
     def keys(self, length: int) -> int:
         """Length of the keys of a decode step."""

@@ -9,7 +9,7 @@ summed in the order of their weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, delta_net
+from dflash_mcmc.engine.batching import attention, delta_net, fused_norms, row_linear
 from dflash_mcmc.engine.batching.attention import unmasked_types
 from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
@@ -174,10 +174,12 @@ class LanguageModel:
 
     Args:
         head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
+        packs: whether the decoder's linear layers may be replaced (`row_linear.py`), and norms be fused, in the model itself.
+            It then has no gradients.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any = None, stop_ids: Iterable[int] = (),
-                 head_copy: bool | None = None):
+                 head_copy: bool | None = None, packs: bool = False):
         refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self._cache_argument = cache_argument(self.decoder)
@@ -205,6 +207,8 @@ class LanguageModel:
         self._refuse_unsupported(model)
         self.cache_shape = self._measured_cache(model, recurrent)
         self.turn = Turn()
+        if packs and not self.has_experts and not self.recurrent_nets:
+            self._pack()
 
     def without_stops(self) -> LanguageModel:
         """The same model, whose generations end at their horizon alone."""
@@ -263,18 +267,14 @@ class LanguageModel:
         """Bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn."""
         return self._float32_head.forbidden
 
+    @property
+    def head_keeps_bits(self) -> bool:
+        """Whether the bits of a row of logits do not depend on the number of rows, by `row_linear.py`."""
+        return self._float32_head.prepared is not None
+
     def forbid(self, tokens: Sequence[int]) -> None:
         """Sets the logits of tokens to -inf."""
         self._float32_head.forbid(tokens)
-
-    @contextmanager
-    def multiplied_by(self, product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]) -> Iterator[None]:
-        """A context in which `product(rows, bias)` computes the product of the head."""
-        self._float32_head.product = product
-        try:
-            yield
-        finally:
-            self._float32_head.product = None
 
     @contextmanager
     def tapped(self, layers: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
@@ -331,6 +331,13 @@ class LanguageModel:
         """
         text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text if self.stop_strings is None else self.stop_strings.cut(text)
+
+    def _pack(self) -> None:
+        """Replaces the linear layers, and fuses the norms that keep their bits."""
+        row_linear.replace_layers(self.decoder)
+        with torch.inference_mode():
+            for module, norm in fused_norms.fused(self.decoder).items():
+                module.forward = norm
 
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.attention import Reach
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.delta_net import replay
-from dflash_mcmc.engine.batching.few_rows import FewRows
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -44,16 +43,14 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
-        few_rows: computes steps of few rows; None if they are padded.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
-                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
-                 few_rows: FewRows | None = None):
+                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
-        self.key_step, self.prefill_chunk, self.few_rows = key_step, prefill_chunk, few_rows
+        self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []
         self._keys = torch.arange(length, device=model.device)
@@ -76,16 +73,9 @@ class ModelRunner:
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
-            if self.few_rows is not None:
-                stack.enter_context(self.few_rows.installed())
             features = self.drafter.tapped_layers if self.drafter else ()
             self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
             yield
-
-    def step_of(self, batch: int) -> AbstractContextManager[None]:
-        """A context for the forwards of a decode step of `batch` rows, the draft's included, and for their logits."""
-        few = self.few_rows
-        return nullcontext() if few is None or batch > few.most else few.step(self.model)
 
     @property
     def tapped(self) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from dflash_mcmc.engine.batching import attention, few_rows
+from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import (
     PIECE,
     CacheShape,
@@ -27,8 +27,9 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.paged_cache import NUM_RESERVED, PAGE_SIZE, PagedCache, PagedMemory
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows
+from dflash_mcmc.engine.batching.row_linear import is_small
 from dflash_mcmc.engine.speculative.drafter import Drafter
-from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import ranks
 
 
@@ -73,11 +74,13 @@ class TargetShape(NamedTuple):
         return CacheShape(attending, key_heads, dim, dim, self.dtype, recurrent)
 
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights and of the float32 copy of the head; None if not known."""
+        """Bytes of the weights and of the float32 copy of the head (`Float32Head`); None if not known."""
         if self.num_parameters is None:
             return None
-        copied = keeps_copy(self.head_copy, self.device) and self.dtype != torch.float32
-        return self.num_parameters * self.dtype.itemsize + (4 * self.vocab_size * self.config.hidden_size if copied else 0)
+        size = self.vocab_size * self.config.hidden_size
+        packed = self.device.type == "cpu" and not is_small(size)
+        copied = keeps_copy(self.head_copy, self.device) and (packed or self.dtype != torch.float32)
+        return self.num_parameters * self.dtype.itemsize + (4 * size if copied else 0)
 
 
 class DraftSize(NamedTuple):
@@ -87,8 +90,6 @@ class DraftSize(NamedTuple):
     companion: CacheShape | None = None
     token_bytes: int = 0
     """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""
-    num_weights: int | None = 0
-    """Weights in its files; None if they are not known, or if the draft learns while it is used."""
 
 
 class Workload(NamedTuple):
@@ -152,25 +153,6 @@ class Workload(NamedTuple):
                                           - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
         return PAGE_SIZE * self.token_bytes + states
 
-    def copied_bytes(self, num_slots: int) -> int:
-        """Bytes of the copy of the weights that an engine of few slots makes (`few_rows.py`); 0 where it makes none."""
-        model, drafter = self.model, self.drafter
-        if not few_rows.asked_for(self.options, num_slots, self.implementation, drafter):
-            return 0
-        if isinstance(model, TargetShape) or isinstance(drafter, DraftSize):
-            return self._copied_bytes_by_files(model)
-        return few_rows.num_bytes(model, drafter) if few_rows.fits(model, drafter) else 0
-
-    def _copied_bytes_by_files(self, model: LanguageModel | TargetShape) -> int:
-        """`copied_bytes` before the weights are loaded."""
-        cache, drafter = model.cache_shape, self.drafter
-        drafted = drafter.companion if drafter else None
-        plain = model.device.type == "cpu" and all(shape.dtype == torch.float32 for shape in (cache, drafted) if shape)
-        weights = model.weight_bytes() if isinstance(model, TargetShape) else few_rows.num_bytes(model)
-        if not (plain and weights) or cache.recurrent:
-            return 0
-        return weights + 4 * (drafter.num_weights or 0 if drafter else 0)
-
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
         ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
@@ -213,8 +195,6 @@ class MemoryPlan(NamedTuple):
     """Memory for all of this. None if it is not known."""
     states: int = 0
     """The part of `caches` for the states and inputs of recurrent layers."""
-    copies: int = 0
-    """The second copy of the weights that `hardware.few_rows` makes where it fits beside the total; not part of the total."""
 
     @property
     def total(self) -> int:
@@ -239,8 +219,7 @@ class MemoryPlan(NamedTuple):
         uses += [f"keys and values {_size(self.caches - self.states)} for {self.num_slots} slots of {lengths}"]
         uses += [f"recurrent states {_size(self.states)}"] if self.states else []
         uses += [f"work space {_size(self.total - self.caches)}"]
-        uses += [f"second copy of the weights {_size(self.copies)} (hardware.few_rows)"] if self.copies else []
-        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total - self.copies)} of {_size(self.limit)}"]
+        uses += [] if self.limit is None else [f"free {_size(self.limit - self.total)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
 
 
@@ -296,18 +275,7 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
     paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
-    planned = (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
-    copied = work.copied_bytes(planned.num_slots)
-    return planned._replace(copies=copied if planned.total + copied <= limit else 0)
-
-
-def options_within(work: Workload, planned: MemoryPlan) -> Options:
-    """The options of an engine that keeps to a plan: without `few_rows` where the plan has no second copy of the weights."""
-    if not work.copied_bytes(planned.num_slots) or planned.copies:
-        return work.options
-    note("hardware.few_rows: a second copy of the weights does not fit beside the keys and values, so that steps are padded "
-         "to 8 rows; the numbers are the same")
-    return work.options._replace(few_rows=False)
+    return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
 
 
 def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:

@@ -7,7 +7,6 @@ A drafter has
     tapped_layers: decoder layers of the target whose outputs it needs for every token.
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
     token_bytes: bytes that it keeps for each position of a row outside that cache.
-    num_weights: weights of its linear layers; None if it learns while it is used.
 
 The slots of a `SlotwiseDrafter` depend on the tokens drafted before them in the block, although the network runs once per
 block. The law of a drafted token x_j is q_j(. | anchor, x_0, ..., x_(j-1)). It is known only when the tokens before it are
@@ -33,7 +32,6 @@ from dflash_mcmc.draft.network.dflash import DFlash, block_mask
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.float32_head import soft_capped
-from dflash_mcmc.engine.batching.joint_product import linears
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows, Status
@@ -91,10 +89,6 @@ class Drafter(Protocol):
     companion: CacheShape | None
     token_bytes: int
 
-    @property
-    def num_weights(self) -> int | None:
-        """See the module's docstring."""
-
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
@@ -127,11 +121,6 @@ class DFlashDrafter:
         self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
         self._embedding = target.decoder.get_input_embeddings().weight
         self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
-
-    @property
-    def num_weights(self) -> int | None:
-        """See `Drafter`."""
-        return sum(layer.weight.numel() for layer in linears(self.network))
 
     @property
     def plain_head(self) -> bool:
@@ -202,7 +191,7 @@ class DFlashDrafter:
 class SelfDrafter:
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
 
-    reads_tokens, token_bytes, num_weights = False, 0, 0
+    reads_tokens, token_bytes = False, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
@@ -230,7 +219,7 @@ class NgramDrafter:
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens, token_bytes, num_weights = 0, True, 0, 0
+    target_forwards, reads_tokens, token_bytes = 0, True, 0
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 

@@ -133,7 +133,7 @@ class Adaptation(ProblemProbe):
         from dflash_mcmc.probe.adaptation.walks import Walker
 
         model = config.model.load(work.device)
-        walker = Walker(load_feature_drafter(config, model), self.settings())
+        walker = Walker(load_feature_drafter(config, model, packs=False), self.settings())
         for unit, answer in answers(config, model, work, self.answers):
             if reason := answer.skipped(least=2):
                 yield unit, {"skipped": reason}

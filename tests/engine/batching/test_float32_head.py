@@ -26,7 +26,8 @@ def test_log_p_hardly_depends_on_the_copy(linear):
     exact = (hidden.double() @ linear.weight.double().T + bias).log_softmax(dim=-1)
     for copied in (True, False, None):
         head = Float32Head(linear, copied)
-        assert head.weight.dtype == (torch.bfloat16 if copied is False else torch.float32)
+        held = head.weight if head.prepared is None else head.prepared
+        assert held.dtype == (torch.bfloat16 if copied is False else torch.float32)
         log_p = head.logits(hidden).double().log_softmax(dim=-1)
         assert log_p.shape == (5, 2, 20_000)
         assert (log_p - exact).abs().max() < 2e-5
@@ -44,9 +45,10 @@ def test_forbidden_tokens_and_single_states(linear):
         assert logits.isneginf().nonzero().flatten().tolist() == [3, 19_999] == head.forbidden.nonzero().flatten().tolist()
 
 
-def test_weights_in_float32_are_never_copied():
+def test_weights_in_float32_are_copied_only_to_be_packed():
     linear = SimpleNamespace(weight=torch.ones(12, 8), bias=None)
     assert Float32Head(linear, True).weight.data_ptr() == linear.weight.data_ptr() == Float32Head(linear).weight.data_ptr()
+    assert Float32Head(linear, False).prepared is None
 
 
 def test_pieces_of_the_weights_do_not_make_a_row_depend_on_the_batch():

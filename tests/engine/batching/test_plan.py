@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from dflash_mcmc.blend.none import NoBlend
-from dflash_mcmc.engine.batching import few_rows
-from dflash_mcmc.engine.batching import plan as memory_plan
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import Workload, options_within, plan, predict
-from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.engine.batching.plan import Workload, plan, predict
+from dflash_mcmc.errors import ConfigError
 from tests.targets import random_model
-
-
-def wide_model() -> LanguageModel:
-    """One of the widths that few rows are made for."""
-    return LanguageModel(random_model("qwen3", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                                      num_attention_heads=4, num_key_value_heads=4, head_dim=16), stop_ids=(3, 7))
 
 
 @pytest.fixture(scope="module")
@@ -106,38 +96,3 @@ def test_pages_take_what_is_planned(model):
     pages, rows = engine._memory.cache.memory.pages[0], engine._loop.rows
     held = pages.keys.nbytes + pages.values.nbytes + rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     assert predict(work, 12, 77).caches == held
-
-
-def test_the_second_copy_of_the_weights_is_planned_where_it_fits(random_weights):
-    """`few_rows` of an engine of fewer than 8 slots. The plan counts what the engine's products take, or none."""
-    wide = wide_model()
-    work, copied = Workload(wide, 150, 100, Options()), few_rows.num_bytes(wide)
-    enough = (predict(work, 3).total + copied) / 1e9
-    found = plan(work, 3, 1000, enough)
-    assert found.copies == copied
-    assert f"second copy of the weights {copied / 1e6:.3g} MB (hardware.few_rows)" in found.describe()
-    assert plan(work, 3, 1000, enough - 2e-9).copies == 0
-    assert plan(work, 8, 1000, None).copies == 0
-    assert plan(work._replace(options=Options(few_rows=False)), 3, 1000, None).copies == 0
-    if (made := few_rows.of(wide, few_rows.EngineSteps(3))) is not None:  # where this machine gives few rows the bits of eight
-        assert made.num_bytes == copied
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["memory_gb", "free memory"])
-def test_an_engine_makes_the_second_copy_where_its_plan_has_it(given, monkeypatch, capsys, random_weights):
-    """`hardware.memory_gb` counts, whatever is free, and the free memory where it is null."""
-    note.cache_clear()
-    wide = wide_model()
-    work, copied = Workload(wide, 150, 100, Options()), few_rows.num_bytes(wide)
-    enough = predict(work, 3).total + copied
-    for room, fits in ((enough, True), (enough - 2, False)):
-        free = 1 if given else math.ceil(room / 0.9)
-        monkeypatch.setattr(memory_plan.psutil, "virtual_memory", lambda free=free: type("Memory", (), {"available": free}))
-        planned = plan(work, 3, 1000, room / 1e9 if given else None)
-        options = options_within(work, planned)
-        assert (planned.copies == copied, options.few_rows) == (fits, fits)
-        engine = BatchedEngine(wide, NoBlend(), 3, 150, options, prompt_length=100)
-        assert engine._memory.runner.few_rows is (few_rows.of(wide, few_rows.EngineSteps(3)) if fits else None)
-    error = capsys.readouterr().err
-    assert error.startswith("hardware.few_rows: a second copy of the weights does not fit")
-    assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Steps of few slots with a draft have the bits of eight slots, where a comparison on this machine says so."""
+"""Steps with a draft have as many rows as chains and the bits of padded ones, where a comparison on this machine says so."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.batching import few_rows, few_rows_bits
+from dflash_mcmc.engine.batching import row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.plan import Workload, plan, predict
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import NgramDrafter, SelfDrafter
 from dflash_mcmc.rng import Key
@@ -58,9 +57,12 @@ def engine_of(subject, slots: int, drafter, decoder=None, blend=None, num_pages:
 
 
 def is_the_same(subject, sampler, slots: int, drafter, decoder=None, blend=None, **options) -> None:
-    """The records of few slots with few rows are those without."""
-    on, off = (engine_of(subject, slots, drafter, decoder, blend, few_rows=few, **options) for few in (True, False))
-    assert off._memory.runner.few_rows is None
+    """The records of steps with any number of rows are those of padded steps."""
+    on = engine_of(subject, slots, drafter, decoder, blend, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_bits, "free_rows", lambda *given: False)
+        off = engine_of(subject, slots, drafter, decoder, blend, **options)
+    assert off._loop._ladder.row_step == 8
     assert records(on, subject.prompts[:3], sampler) == records(off, subject.prompts[:3], sampler)
 
 
@@ -97,8 +99,8 @@ def test_pages_have_the_same_records(embedded, decoder):
     is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), decoder and DECODERS[decoder], num_pages=40)
 
 
-def steps_of(model, name: str = "dflash", block_size: int = 3, most: int = 1, rule=rules.match) -> few_rows.EngineSteps:
-    return few_rows.EngineSteps(most, draft(model, name, block_size), rule)
+def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match) -> step_bits.EngineSteps:
+    return step_bits.EngineSteps(draft(model, name, block_size), rule)
 
 
 @pytest.mark.parametrize("name", ["dflash", "self", "ngram"])
@@ -110,62 +112,60 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
         return forward(self, cache, rows, tokens, *rest)
 
     drafter, decoder = draft(embedded.model, name, 3), match()
-    steps = few_rows.EngineSteps(1, drafter, decoder.speculation(drafter).rule)
-    for on, padded in ((True, few_rows.of(embedded.model, steps) is None), (False, True)):
-        engine = engine_of(embedded, 1, drafter, decoder, few_rows=on)
+    steps = step_bits.EngineSteps(drafter, decoder.speculation(drafter).rule)
+    free = step_bits.free_rows(embedded.model, steps, step_bits.ATTENTION)
+    for allowed in (free, False):
+        monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
+        engine = engine_of(embedded, 1, drafter, decoder)
         monkeypatch.setattr(ModelRunner, "forward", counted)
         fed.clear()
         list(engine.run([(0, SAMPLERS["greedy"].chain(embedded.prompts[0][:65], 8, Key(0)))]))
         monkeypatch.undo()
         # The prompt is read in one piece of 64 tokens.
-        assert {rows for rows, queries in fed if queries in (1, 3)} == {8 if padded else 1}
+        assert {rows for rows, queries in fed if queries in (1, 3)} == {1 if allowed else 8}
         assert any(queries == 3 for _, queries in fed)
 
 
 @pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
 def test_a_failed_comparison_leads_to_eights(embedded, wrong, monkeypatch):
-    few_rows._KNOWN.clear()
-    monkeypatch.setattr(few_rows_bits, wrong, lambda *given: False)
-    assert few_rows.of(embedded.model, steps_of(embedded.model)) is None
-    few_rows._KNOWN.clear()
+    step_bits._KNOWN.clear()
+    monkeypatch.setattr(step_bits, wrong, lambda *given: False)
+    assert not step_bits.free_rows(embedded.model, steps_of(embedded.model), step_bits.ATTENTION)
+    step_bits._KNOWN.clear()
 
 
-def found(subject, steps: few_rows.EngineSteps) -> few_rows.FewRows:
-    few_rows._KNOWN.clear()
-    few = few_rows.of(subject.model, steps)
-    if few is None:
-        pytest.skip("this processor gives few rows other bits than eight: steps have eight rows here")
-    few_rows._KNOWN.clear()  # it is changed below
-    return few
+def agreeing(subject) -> step_bits.EngineSteps:
+    steps = steps_of(subject.model)
+    if not step_bits.free_rows(subject.model, steps, step_bits.ATTENTION):
+        pytest.skip("this processor gives fewer rows other bits: steps are padded to eights here")
+    return steps
 
 
 @pytest.mark.parametrize("where", ["verification", "draft"])
 @torch.inference_mode()
-def test_another_product_is_found_out(embedded, where):
+def test_another_product_is_found_out(embedded, where, monkeypatch):
     """A last bit of one layer is enough. The layer is the target's last one, or the draft's."""
-    steps = steps_of(embedded.model)
-    few = found(embedded, steps)
-    assert few_rows_bits.steps_agree(few, embedded.model, steps)
+    steps = agreeing(embedded)
     network = embedded.model.layers[-1] if where == "verification" else steps.drafter.network.layers[-1]
-    own = few._forwards[network.mlp.down_proj]
-    few._forwards[network.mlp.down_proj] = lambda rows: (
-        torch.nextafter(own(rows), torch.tensor(torch.inf)) if few._on else own(rows))
-    assert not few_rows_bits.steps_agree(few, embedded.model, steps)
+    layer = network.mlp.down_proj
+    own = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda rows: (
+        torch.nextafter(own(rows), torch.tensor(torch.inf)) if len(rows) == 1 else own(rows)))
+    assert not step_bits.steps_agree(embedded.model, steps)
 
 
 @torch.inference_mode()
 def test_attention_of_fewer_slots_with_other_bits_is_found_out(embedded, monkeypatch):
     from dflash_mcmc.engine.batching import attention
 
-    steps, own = steps_of(embedded.model), attention.grouped_attention
-    few = found(embedded, steps)
+    steps, own = agreeing(embedded), attention.grouped_attention
 
     def other(module, query, *rest, **kwargs):
         mixed, weights = own(module, query, *rest, **kwargs)
-        return (mixed if len(query) == 8 else torch.nextafter(mixed, torch.tensor(torch.inf))), weights
+        return (mixed if len(query) == step_bits.ROWS else torch.nextafter(mixed, torch.tensor(torch.inf))), weights
 
     monkeypatch.setattr(attention, "grouped_attention", other)  # the draft calls it by this name
-    assert not few_rows_bits.steps_agree(few, embedded.model, steps)
+    assert not step_bits.steps_agree(embedded.model, steps)
 
 
 def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
@@ -174,61 +174,16 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
     def rule(block, chance):
         verdict = rules.match(block, chance)
         kept.append(verdict.accepted[0])
-        return verdict._replace(accepted=verdict.accepted * (len(block.drafted) == 8))
+        return verdict._replace(accepted=verdict.accepted * (len(block.drafted) == step_bits.ROWS))
 
-    assert few_rows_bits.draws_agree(512, steps_of(embedded.model))
-    assert not few_rows_bits.draws_agree(512, steps_of(embedded.model, rule=rule))
+    assert step_bits.draws_agree(512, steps_of(embedded.model))
+    assert not step_bits.draws_agree(512, steps_of(embedded.model, rule=rule))
     assert max(kept) > 0
 
 
-def test_a_draft_in_another_precision_or_one_that_learns_has_eights(embedded):
-    other = component("draft", "tiny", dtype="bfloat16", block_size=3).load(embedded.model)
-    assert not few_rows.fits(embedded.model, other)
-    assert few_rows.of(embedded.model, few_rows.EngineSteps(1, other, rules.match)) is None
+def test_a_draft_that_learns_keeps_its_layers_and_has_eights(embedded):
     learning = component("draft", "tiny", adapt="online").load(embedded.model)
-    assert few_rows.asked_for(Options(), 1, "grouped", draft(embedded.model, "dflash", 3))
-    assert not few_rows.asked_for(Options(), 1, "grouped", learning)
-    assert component("draft", "tiny", adapt="online").size().num_weights is None
-
-
-def test_changed_weights_of_the_draft_are_noticed(embedded):
-    drafter, sampler = draft(embedded.model, "dflash", 5), draft_mh()
-    engine = engine_of(embedded, 1, drafter)
-    before = records(engine, embedded.prompts[:3], sampler)
-    weight = drafter.network.layers[1].mlp.up_proj.weight
-    kept = weight.detach().clone()
-    try:
-        with torch.no_grad():
-            weight.mul_(1.5)
-        changed = records(engine_of(embedded, 1, drafter, few_rows=False), embedded.prompts[:3], sampler)
-        assert changed != before
-        assert records(engine, embedded.prompts[:3], sampler) == changed
-        assert records(engine_of(embedded, 1, drafter), embedded.prompts[:3], sampler) == changed
-    finally:
-        with torch.no_grad():
-            weight.copy_(kept)
-
-
-def test_the_second_copy_of_the_drafts_weights_is_planned(embedded):
-    model, drafter = embedded.model, draft(embedded.model, "dflash", 3)
-    copied = few_rows.num_bytes(model, drafter)
-    assert copied == few_rows.num_bytes(model) + 4 * drafter.num_weights
-    work = Workload(model, 150, 100, Options(), drafter)
-    enough = (predict(work, 2).total + copied + 1) / 1e9
-    assert plan(work, 2, 1000, enough).copies == copied
-    assert plan(work, 2, 1000, enough - 3e-9).copies == 0
-    assert plan(work, 8, 1000, None).copies == 0
-    size = component("draft", "tiny", block_size=3).size()
-    early = plan(work._replace(drafter=size), 2, 1000, None).copies  # by the files, norms included
-    assert copied <= early < 1.01 * copied
-    assert found(embedded, steps_of(model, most=2)).num_bytes == copied
-
-
-@pytest.mark.parametrize("count", [1, 3, 8, 9, 16, 21])
-def test_padded_rows_keep_their_places(count):
-    """Nine rows of three slots are padded to 16, where eight slots have 24."""
-    generator = torch.Generator().manual_seed(5)
-    rows, weight, bias = (torch.randn(shape, generator=generator) for shape in ((24, 192), (64, 192), (64,)))
-    found = few_rows._padded(rows[:count].view(count, 1, -1), weight, bias)
-    assert found.shape == (count, 1, 64)
-    torch.testing.assert_close(found[:, 0], torch.nn.functional.linear(rows, weight, bias)[:count], rtol=0, atol=1e-4)
+    replaced = row_linear.has_row_layers(embedded.model.decoder)
+    assert step_bits.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
+    assert not step_bits.fits(embedded.model, learning)
+    assert not step_bits.free_rows(embedded.model, step_bits.EngineSteps(learning, rules.match), step_bits.ATTENTION)

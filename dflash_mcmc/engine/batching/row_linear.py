@@ -1,0 +1,128 @@
+"""Linear layers on a CPU in which the bits of a row do not depend on the number of rows.
+
+Large layers in float32, and all in bfloat16, have weights in oneDNN's own order ("packed"). Such a product is faster than one
+that packs its weights at each call (notebook, "Packed products"), and keeps the bits from two rows on. A call of it costs more
+than a small product in float32. Small layers have PyTorch's own product, which keeps the bits of multiples of four rows. Other
+numbers of rows are padded. `keeps_bits` checks this on the machine that it runs on, with weights that are multiplied. Where
+it is not so, layers stay as they are, and steps have rows of `ladder.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear, pad
+
+_SMALL = 3 * 2**15
+"""Weights of a float32 layer up to which PyTorch's own product is as fast as a packed one (notebook, "Packed products")."""
+_PLAIN_STEP = 4
+"""PyTorch's product has multiples of so many rows."""
+_COUNTS = range(1, 10)
+_MOST = 40
+"""Numbers of rows that are compared: `_COUNTS` with the first rows of `_MOST`."""
+
+
+class RowLinear(torch.nn.Module):
+    """A linear layer. It takes the place of a `torch.nn.Linear`, without gradients.
+
+    Args:
+        prepared: the weights, from `prepared`.
+        bias: (outputs,), or None.
+    """
+
+    def __init__(self, prepared: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = prepared.shape
+        self.weight = torch.nn.Parameter(prepared, requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs (..., outputs) of rows (..., inputs)."""
+        return multiply(rows, self.weight, self.bias)
+
+
+def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """rows W^T + bias, (..., outputs), in the precision of the weights.
+
+    Args:
+        rows: (..., inputs).
+        weight: from `prepared`.
+    """
+    count = rows.numel() // rows.shape[-1]
+    missing = int(count == 1) if weight.is_mkldnn else -count % _PLAIN_STEP
+    if not missing:
+        return _product(rows, weight, bias)
+    flat = rows.reshape(count, -1)
+    padded = flat.expand(1 + missing, -1) if count == 1 else pad(flat, (0, 0, 0, missing))
+    return _product(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
+
+
+def prepared(weight: torch.Tensor) -> torch.Tensor | None:
+    """Weights (outputs, inputs) of `multiply`: packed, or as they are; None where the bits of a row would not be kept."""
+    if weight.device.type != "cpu":
+        return None
+    weight = weight.detach()
+    if weight.dtype == torch.float32 and is_small(weight.numel()) and keeps_bits(weight):
+        return weight
+    if not _is_packable(weight):
+        return None
+    packed = _packed(weight)
+    return packed if keeps_bits(packed) else None
+
+
+def is_small(num_weights: int) -> bool:
+    """Whether a float32 layer of so many weights is multiplied as it is."""
+    return num_weights <= _SMALL
+
+
+@torch.no_grad()
+def replace_layers(network: torch.nn.Module) -> bool:
+    """Replaces all linear layers of a network by `RowLinear`, in place, or none. Returns whether it has.
+
+    A layer with one output stays: its product is one with a vector.
+    """
+    places = [(parent, name, layer) for parent in network.modules() for name, layer in parent._modules.items()
+              if type(layer) is torch.nn.Linear and layer.out_features > 1]
+    alike = {(layer.weight.shape, layer.weight.dtype): layer for _, _, layer in places}
+    chosen = {key: prepared(layer.weight) for key, layer in alike.items()}
+    if not places or any(weight is None for weight in chosen.values()):
+        return False
+    made: dict[int, RowLinear] = {}  # a layer with several places is replaced by one
+    for parent, name, layer in places:
+        if id(layer) not in made:
+            weight = layer.weight.detach()
+            like = chosen[weight.shape, weight.dtype]
+            made[id(layer)] = RowLinear(_packed(weight) if like is not None and like.is_mkldnn else weight, layer.bias)
+        setattr(parent, name, made[id(layer)])
+    return True
+
+
+def has_row_layers(network: torch.nn.Module) -> bool:
+    """Whether `replace_layers` has replaced the layers of a network."""
+    return any(isinstance(module, RowLinear) for module in network.modules())
+
+
+@torch.no_grad()
+def keeps_bits(weight: torch.Tensor) -> bool:
+    """Whether the bits of a row do not depend on the number of rows, for random rows and weights of `multiply`."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(_MOST, weight.shape[1], generator=generator).to(weight.dtype)
+    expected = multiply(rows, weight, None)
+    return all(torch.equal(multiply(rows[:count].clone(), weight, None), expected[:count]) for count in _COUNTS)
+
+
+def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return linear(rows, weight, bias)
+
+
+def _is_packable(weight: torch.Tensor) -> bool:
+    """Whether this processor and this PyTorch have packed products of such weights."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32 or bfloat16
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -1,0 +1,47 @@
+"""Audits: does an engine draw its tokens from the law that it states?
+
+    from dflash_mcmc.verify import verify
+    found = verify("outputs/models/smollm2", prompts, answers, temperature=0.8, top_p=0.95)
+    print(found.is_red)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash_mcmc.verify.audit import Audit
+
+
+def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
+           level: float = 1e-3, **law: float) -> Audit:
+    """Audits the tokens that an engine drew against the law that it states.
+
+    Args:
+        model: the target: a folder, a hub name, or a loaded model of transformers with its tokenizer.
+        prompts: token ids of each prompt, at least one token.
+        answers: token ids of the answer to each prompt. A stop id that was drawn belongs to it.
+        tokenizer: of a loaded model.
+        level: the probability of a false alarm that is allowed, whenever one looks.
+        law: the stated fields of `SamplingParams`, such as `temperature` and `top_p`; temperature 1 without truncation unless
+            given.
+
+    Raises:
+        UserError: for ids that the model does not know, and for a field that the law does not have.
+    """
+    import dflash_mcmc as dm
+    from dflash_mcmc.api.choices import model_of
+    from dflash_mcmc.api.sampling import pairs_of
+    from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+    from dflash_mcmc.verify.audit import audit
+    from dflash_mcmc.verify.drawn import DrawnText
+
+    if law.get("temperature") == 0.0:
+        stated = dm.component("sampler", "greedy")
+    else:
+        stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
+    target = model_of(model, tokenizer, chat=False).load("cpu")
+    pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
+    texts = (DrawnText(f"answer {number}", pair.prompt, pair.answer) for number, pair in enumerate(pairs))
+    return audit(target, texts, stated.law(), level)

@@ -1,0 +1,134 @@
+"""`python -m dflash_mcmc.verify TARGET ...`: whether an engine draws tokens from the law that it states."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.config.command import check_command, prepare
+from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.process import program
+from dflash_mcmc.registry import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.ops import SamplingParams
+    from dflash_mcmc.verify.audit import Audit
+    from dflash_mcmc.verify.drawn import DrawnText
+
+RED = 1
+"""The exit code of an audit that finds another law."""
+_GIVEN = ("model", "dataset", "sampler", "blend", "hardware", "num_chains", "seed", "paths")
+_HELP = """\
+Audits what an engine drew: do the tokens follow the law that it states? TARGET is one of
+
+  outputs/NAME/RUN          a run folder of this package
+  texts.jsonl               texts of any engine: prompt_ids or prompt, and ids or text, in each line
+  http://HOST:PORT/v1       a server, which is asked for the texts of dataset=..., num_chains of each problem
+
+    python -m dflash_mcmc.verify texts.jsonl model=tiny sampler.temperature=0.8 sampler.top_p=0.95
+
+For texts of other engines, model=... is the checkpoint that the engine claims to run, and the fields of
+sampler=temperature (or sampler=greedy) state the law: temperature 1 without truncation unless given. Output: the verdict,
+what explains it, and verify.json and verify.html in the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
+
+  --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
+  --out FOLDER      default: OUTPUTS/verify/NAME
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    program.run(_main, arguments)
+
+
+def _main(arguments: list[str]) -> None:
+    if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    parser = program.OneLineParser("python -m dflash_mcmc.verify", add_help=False)
+    parser.add_argument("target")
+    parser.add_argument("--level", type=float, default=1e-3)
+    parser.add_argument("--out", type=Path)
+    given, overrides = parser.parse_known_args(arguments)
+    if unknown := [text for text in overrides if text.startswith("-")]:
+        raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.verify --help")
+    if not 0.0 < given.level < 1.0:
+        raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
+    is_server = given.target.startswith(("http://", "https://"))
+    path = Path(given.target)
+    if not is_server and not path.exists():
+        raise UserError(f"TARGET: given {given.target!r}, which does not exist; allowed: a run folder, a JSON Lines file, or "
+                        "the address of a server")
+    config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
+    name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
+    folder = given.out or Path(config.paths.outputs) / "verify" / name
+    found = _audited(given.target, path, config, given.level, folder)
+    from dflash_mcmc.verify import report
+
+    report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.")
+    print(report.text(found))
+    print(f"\nwritten to {folder}")
+    if found.is_red:
+        sys.exit(RED)
+
+
+def _audited(target: str, path: Path, config: Config, level: float, folder: Path) -> Audit:
+    from dflash_mcmc.verify import drawn
+    from dflash_mcmc.verify.audit import audit
+
+    note("reading the model")
+    model = config.model.load(config.hardware.resolve())
+    law: SamplingParams | None = config.sampler.law() if config.sampler.draws_once else None
+    texts: Iterable[DrawnText]
+    if path.is_dir():
+        texts = drawn.of_run(path, model, config.model.chat)
+    else:
+        assert law is not None
+        if target.startswith("http"):
+            file = folder / "drawn.jsonl"
+            drawn.draw(target.rstrip("/"), config, model, law, file)
+        else:
+            file = path
+        texts = drawn.of_file(file, model, law)
+    return audit(model, _with_bar(texts), law, level, config.blend)
+
+
+def _with_bar(texts: Iterable[DrawnText]) -> Iterable[DrawnText]:
+    from tqdm.auto import tqdm
+
+    return tqdm(texts, unit="text", desc="auditing")
+
+
+def _stated(overrides: list[str]) -> Config:
+    """The checked configuration of overrides. Raises UserError."""
+    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
+    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
+        raise UserError(f"{min(others)}: given with verify; allowed: {', '.join(_GIVEN)}, and their fields")
+    fixed = ["tracker=none", *(["sampler=temperature", "sampler.temperature=1.0"] if "sampler" not in names else [])]
+    command = check_command([*fixed, *overrides])
+    if len(command.jobs) != 1 or command.sweep is not None:
+        raise UserError("verify: given several values or a flag of Hydra; allowed: one model and one law")
+    config = command.jobs[0].config
+    if not config.sampler.draws_once:
+        raise ConfigError("sampler", name_of(config.sampler), "temperature or greedy: the law of each token")
+    return config
+
+
+def _of_run(folder: Path, overrides: list[str]) -> Config:
+    """The configuration of a run folder. Raises UserError."""
+    from dflash_mcmc.grid.snapshot import read_point
+
+    if overrides:
+        raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"TARGET: given {str(folder)!r}, which has no config.yaml; allowed: the folder of a run")
+    prepare()
+    return read_point(folder / "config.yaml")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The audit of a law: reads what was drawn along the target, one text after another, and keeps the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.forcing.layers import pieces
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.verify.evidence import Bet, BetEvidence, Evidence, Payments, Shift, bets_of, payments, shift_of
+
+if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.verify.drawn import DrawnText
+
+NEAR = 0.1
+"""The distance from the kept tokens, in nats, within which a token outside counts as a near-tie of another rounding."""
+_OFF = 0.02
+"""The mean distance a token of a stated log p, in nats, above which it is wrong."""
+
+
+class Audit(NamedTuple):
+    """What an audit has found.
+
+    Attributes:
+        law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain.
+        bets: the bets, and `each` the evidence of each.
+        together: the evidence of all, which decides.
+        course: (texts, 2), tokens and log10 of the evidence of all together after each text.
+        top: the shift of the share of most likely tokens.
+        outside: the tokens that the law cannot draw: text, place in it, and distance from the kept ones in nats.
+        near_ties: the number of them within NEAR.
+        log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
+            is stated.
+        texts, tokens, encoded_again: their numbers.
+    """
+
+    law: SamplingParams | None
+    level: float
+    bets: tuple[Bet, ...]
+    each: tuple[BetEvidence, ...]
+    together: BetEvidence
+    course: np.ndarray
+    top: Shift | None
+    outside: tuple[tuple[str, int, float], ...]
+    near_ties: int
+    log_p_error: tuple[float, float] | None
+    texts: int
+    tokens: int
+    encoded_again: int
+
+    @property
+    def is_red(self) -> bool:
+        """Whether the texts do not follow what was stated."""
+        impossible = len(self.outside) > self.near_ties
+        wrong = self.log_p_error is not None and self.log_p_error[0] > _OFF
+        return impossible or wrong or self.together.red_at is not None
+
+    @property
+    def best(self) -> int:
+        """The bet with the largest evidence."""
+        return max(range(len(self.each)), key=lambda place: self.each[place].evidence)
+
+
+def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams | None, level: float,
+          blend: Blend | None = None) -> Audit:
+    """Audits texts against a law.
+
+    Args:
+        law: how each token was drawn from the target's logits, as it is stated; None compares log p alone.
+        level: the probability of a false alarm that is allowed.
+        blend: a change of the target by its layers.
+
+    Raises:
+        ConfigError: for a blend that needs a draft.
+    """
+    if blend is not None and blend.needs_draft:
+        raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
+    evidence = Evidence(bets_of(law or SamplingParams(temperature=0.0)), level)
+    course, tops, outside, errors, again = [], [], [], [], 0
+    for text in texts:
+        paid = _read(model, text, law or SamplingParams(), blend)
+        if text.log_p is not None:
+            errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))
+        again += text.encoded_again
+        if law is not None:
+            evidence.add(paid.log)
+            tops.append(np.stack([paid.top, paid.expected_top]))
+            outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
+        else:
+            evidence.tokens += len(text.tokens)
+        course.append((evidence.tokens, evidence.together().evidence))
+    if not course:
+        raise ConfigError("TARGET", "no text", "at least one text with a token")
+    drawn, expected = np.concatenate(tops, axis=1) if tops else np.empty((2, 0))
+    return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course),
+                 shift_of(drawn, expected, level) if len(drawn) and law is not None and law.temperature > 0.0 else None,
+                 tuple(outside), sum(distance <= NEAR for _, _, distance in outside),
+                 (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
+
+
+@torch.no_grad()
+def _read(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
+    layers = () if blend is None else blend.tapped_layers(len(model.layers))
+    sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)
+    reading, first = sequences.read(model, sequence[None], layers), len(text.prompt) - 1
+    last, outputs = (reading.hidden[0, first:-1], [output[0, first:-1] for output in reading.outputs])
+
+    def logits(piece: slice) -> torch.Tensor:
+        state = last[piece]
+        if blend is not None and not blend.is_null:
+            state = blend.mix(state, [output[piece] for output in outputs], model.final_norm)
+        return sequences.checked(model.logits(state))
+
+    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))))

@@ -1,0 +1,177 @@
+"""The texts to audit: those of a run folder, of a JSON Lines file, or of a server that is asked for them."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dflash_mcmc.dataset.inputs.sources import lines_of
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+from dflash_mcmc.errors import ConfigError, UserError, reason_of, writing
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.runner import build
+
+if TYPE_CHECKING:
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+_PROMPTS, _ANSWERS = ("prompt_ids", "prompt"), ("ids", "text")
+_AT_ONCE = 8
+"""Requests that are sent to a server at a time."""
+_PATIENCE = 600.0
+"""Seconds to wait for an answer."""
+_ALLOWED = 'one JSON object a line with "prompt_ids" or "prompt", and with "ids" or "text"'
+
+
+class DrawnText(NamedTuple):
+    """A text that an engine drew, token ids int64."""
+
+    name: str
+    """The place it comes from, for messages."""
+    prompt: np.ndarray
+    tokens: np.ndarray
+    """The tokens that were drawn. A stop id that was drawn belongs to them."""
+    log_p: float | None = None
+    """The log probability that the engine states, in nats; None if it states none."""
+    encoded_again: bool = False
+    """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
+
+
+def of_run(folder: Path, model: LanguageModel, chat: bool) -> Iterator[DrawnText]:
+    """The texts of a run's records. Raises UserError for a run without tokens or prompts."""
+    from dflash_mcmc.store.described import read_problems
+    from dflash_mcmc.store.reading import each_record
+
+    prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
+    for record in each_record(folder):
+        name = f"{record['problem']}, chain {record['chain']}"
+        if record["problem"] not in prompts or "tokens" not in record:
+            raise UserError(f"{folder}: the record of {name} has no prompt or no tokens; allowed: a run of samples")
+        if tokens := record["tokens"]:
+            yield DrawnText(name, prompts[record["problem"]], np.array(tokens, np.int64), record["log_p"])
+
+
+def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:
+    """The texts of a JSON Lines file. Raises UserError for a line that is none, or that states another law."""
+    bound = min(id_bound(model.tokenizer), model.vocab_size)
+    try:
+        for number, line in lines_of(file):
+            where = f"{file}: line {number}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{where} is not JSON: {reason_of(error, 120)}; allowed: {_ALLOWED}") from error
+            if (text := _of_row(row, where, model, bound, law)) is not None:
+                yield text
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"{file}: cannot be read: {reason_of(error, 120)}; allowed: a JSON Lines file") from error
+
+
+def _of_row(row: Any, where: str, model: LanguageModel, bound: int, law: SamplingParams) -> DrawnText | None:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no JSON object; allowed: {_ALLOWED}")
+    for name, stated in law._asdict().items():
+        if name in row and row[name] != stated:
+            raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
+                            f"(sampler.{name}={row[name]!r})")
+    (asked, prompt), (kind, answer) = (next(((key, row[key]) for key in keys if row.get(key) is not None), ("", None))
+                                       for keys in (_PROMPTS, _ANSWERS))
+    if prompt is None or answer is None:
+        raise UserError(f"{where} lacks {' or '.join(_PROMPTS if prompt is None else _ANSWERS)}; allowed: {_ALLOWED}")
+    start = _ids(prompt, f"{where}: {asked}", model, bound, asked == "prompt")
+    tokens = _ids(answer, f"{where}: {kind}", model, bound, False)
+    return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
+
+
+def _ids(value: object, where: str, model: LanguageModel, bound: int, starts: bool) -> np.ndarray:
+    if isinstance(value, str):
+        return model.encode(value, starts)
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < bound for token in value):
+        raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {bound - 1} (the model's)")
+    return np.array(value, np.int64)
+
+
+def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
+    """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
+
+    It asks for `num_chains` texts of each problem, with a seed for each. Texts that the file has already are not asked for
+    again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it drew
+    (`return_token_ids`, which vLLM and the server of this package have).
+
+    Raises:
+        UserError: if the server cannot be reached, refuses a request, or returns no token ids.
+    """
+    prompts = build.prompts(config, model, config.dataset.problems())
+    name = _served(url)
+    known = _known(file)
+    wanted = [(problem, chain) for problem in prompts for chain in range(config.num_chains) if (problem, chain) not in known]
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def ask(key: tuple[str, int]) -> dict[str, object]:
+        problem, chain = key
+        body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
+                "seed": config.seed + chain, "return_token_ids": True, **_asked(law)}
+        found = _sent(f"{url}/completions", json.dumps(body).encode())
+        return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], **_answer(found, url), **law._asdict()}
+
+    from tqdm.auto import tqdm
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines:
+        for row in tqdm(pool.map(ask, wanted), total=len(wanted), unit="text", desc="asking", disable=not wanted):
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+
+
+def _asked(law: SamplingParams) -> dict[str, float]:
+    """The parameters of a request. What has no effect is not sent: servers refuse what they do not know."""
+    always = ("temperature", "top_p")
+    return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
+
+
+def _known(file: Path) -> Collection[tuple[str, int]]:
+    if not file.exists():
+        return ()
+    rows = [json.loads(line) for _, line in lines_of(file)]
+    return {(row["problem"], row["chain"]) for row in rows}
+
+
+def _served(url: str) -> str:
+    """The name of the only model, or of the first one, of a server."""
+    found = _sent(f"{url}/models")
+    try:
+        return found["data"][0]["id"]
+    except (LookupError, TypeError) as error:
+        raise ConfigError("TARGET", url, "an OpenAI-style server: its /models names no model") from error
+
+
+def _sent(url: str, content: bytes | None = None) -> Any:
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise UserError(f"{url}: refused with {error.code}: {error.read(400).decode(errors='replace')}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{url}: no answer: {reason_of(error, 120)}; allowed: the address of an OpenAI-style server that "
+                        "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
+
+
+def _answer(found: Any, url: str) -> dict[str, object]:
+    """The token ids of an answer, wherever a server puts them."""
+    try:
+        choice = found["choices"][0]
+        ids = choice.get("token_ids")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
+    if not ids:
+        raise UserError(f"{url}: returns no token ids; allowed: a server that has return_token_ids (vLLM, "
+                        "python -m dflash_mcmc.serve), or a JSON Lines file of texts")
+    return {"ids": ids, "finish_reason": choice.get("finish_reason")}

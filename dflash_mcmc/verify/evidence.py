@@ -1,0 +1,269 @@
+"""Evidence against a stated law that may be looked at after every token: test martingales, and an interval for a shift.
+
+A bet pays q(x) / p(x) for a token x, where p is the stated law and q another one. If the tokens follow p, the product of the
+payments is a martingale that starts at 1. It reaches 1 / level with a probability of at most `level`, at whatever token one
+stops (Ville 1939; Ramdas et al. 2022, arXiv 2210.01948). The mean of several such products is one too.
+
+Most bets tilt the stated law p: q(x) is proportional to p(x) * exp(strength * f(x)). With f = log p this is another
+temperature, with f = 1 for the most likely token a draft's mistake, with f = 1 for tokens of the answer so far a penalty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine.batching.logits_processor import History, argmax, counts_of, process
+from dflash_mcmc.forcing.layers import log_probability
+from dflash_mcmc.ops import SamplingParams
+
+_POWERS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.25, 2.0)
+"""The powers of p whose temperatures are tried, as shares of the stated one."""
+_STRENGTHS = (-1.0, -0.2, -0.05, 0.05, 0.2, 1.0)
+"""The strengths of tilts in nats."""
+_CUTS = (SamplingParams(top_p=0.8), SamplingParams(top_p=0.9), SamplingParams(top_p=0.95), SamplingParams(top_k=20),
+         SamplingParams(top_k=50), SamplingParams(min_p=0.05), SamplingParams(min_p=0.1))
+"""The truncations that are tried where none is stated."""
+_SLIP = 1e-3
+"""The share of tokens that these bets let fall outside of the truncation, so that one token does not end the bet."""
+_CANDIDATES = 1024
+"""The most likely tokens that are sorted for a truncation by mass. A row with less mass in them is left as it is."""
+
+
+class Bet(NamedTuple):
+    """A law that may explain the tokens better than the stated one."""
+
+    group: str
+    """The kind of departure. Each kind has the same share of the stake, and each bet the same share of its kind."""
+    says: str
+    """What is wrong with the tokens if the bet wins."""
+
+
+class BetEvidence(NamedTuple):
+    """The evidence of a bet, or of all together, in factors of ten: log10 of the product of payments."""
+
+    evidence: float
+    """After the last token."""
+    largest: float
+    """The largest after any token."""
+    red_at: int | None
+    """The number of tokens after which it first reached 1 / level; None if it never did."""
+
+
+class Evidence:
+    """The products of payments of all bets, token by token.
+
+    Args:
+        bets: at least one.
+        level: the probability of a false alarm that is allowed, in (0, 1).
+    """
+
+    def __init__(self, bets: Sequence[Bet], level: float):
+        self.bets, self.level = tuple(bets), level
+        groups = [bet.group for bet in bets]
+        self._log_stake = -np.log([len(set(groups)) * groups.count(group) for group in groups])
+        self._wealth = np.zeros(len(bets))
+        self._largest = np.zeros(len(bets) + 1)
+        self._red_at = np.zeros(len(bets) + 1, np.int64)
+        self.tokens = 0
+
+    def add(self, payments: np.ndarray) -> None:
+        """Adds the log payments of further tokens, float64 (tokens, bets), in nats. -inf is a bet that is lost for good."""
+        if not len(payments):
+            return
+        wealth = self._wealth + payments.cumsum(axis=0)
+        together = _log_mean(wealth + self._log_stake)
+        paths = np.column_stack([wealth, together])
+        for place in np.flatnonzero(self._red_at == 0):
+            if len(crossed := np.flatnonzero(paths[:, place] >= -np.log(self.level))):
+                self._red_at[place] = self.tokens + crossed[0] + 1
+        self._largest = np.maximum(self._largest, paths.max(axis=0))
+        self._wealth = wealth[-1]
+        self.tokens += len(payments)
+
+    def together(self) -> BetEvidence:
+        """The evidence of all bets together. It alone has the promise of `level`."""
+        return self._evidence_of(float(_log_mean((self._wealth + self._log_stake)[None])[0]), len(self.bets))
+
+    def each(self) -> list[BetEvidence]:
+        """The evidence of each bet. It says what is wrong, once all together say that something is."""
+        return [self._evidence_of(float(wealth), place) for place, wealth in enumerate(self._wealth)]
+
+    def _evidence_of(self, wealth: float, place: int) -> BetEvidence:
+        return BetEvidence(wealth / np.log(10.0), float(self._largest[place]) / np.log(10.0), int(self._red_at[place]) or None)
+
+
+def _log_mean(logs: np.ndarray) -> np.ndarray:
+    """Logs of the sums of exp(logs), (rows, n), by rows; the shares of the stake are in `logs`."""
+    highest = logs.max(axis=-1, keepdims=True)
+    highest = np.where(np.isfinite(highest), highest, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(logs - highest).sum(axis=-1)) + highest[:, 0]
+
+
+class Shift(NamedTuple):
+    """The mean difference between what was drawn and what the law expects, with an interval that holds at every token."""
+
+    value: float
+    low: float
+    high: float
+
+
+def shift_of(drawn: np.ndarray, expected: np.ndarray, level: float) -> Shift:
+    """The shift of a share: the mean of drawn - expected, both (tokens,) in [0, 1].
+
+    The predictable plug-in empirical Bernstein interval of Waudby-Smith and Ramdas (arXiv 2010.09686, theorem 2). It covers
+    the mean over tokens, with weights that are known before each token, at all tokens together with probability 1 - level.
+    """
+    values = (drawn - expected + 1.0) / 2.0
+    before = np.arange(1, len(values) + 1)
+    means = (0.5 + values.cumsum()) / (before + 1)
+    variances = (0.25 + ((values - means) ** 2).cumsum()) / (before + 1)
+    mean, variance = np.concatenate([[0.5], means[:-1]]), np.concatenate([[0.25], variances[:-1]])
+    weight = np.minimum(np.sqrt(2.0 * np.log(2.0 / level) / (variance * before * np.log(1.0 + before))), 0.5)
+    total = weight.sum()
+    centre = (weight * values).sum() / total
+    half = (np.log(2.0 / level) + ((values - mean) ** 2 * (-np.log1p(-weight) - weight)).sum()) / total
+    return Shift(2.0 * centre - 1.0, max(-1.0, 2.0 * (centre - half) - 1.0), min(1.0, 2.0 * (centre + half) - 1.0))
+
+
+class Payments(NamedTuple):
+    """What the tokens of a text pay, and what they are.
+
+    Attributes:
+        log: float64 (tokens, bets), in nats. A token that the law cannot draw pays nothing.
+        top: float64 (tokens,), 1 where the token is the most likely one.
+        expected_top: float64 (tokens,), the probability of the most likely token.
+        outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0.
+        target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
+    """
+
+    log: np.ndarray
+    top: np.ndarray
+    expected_top: np.ndarray
+    outside: np.ndarray
+    target_log_p: np.ndarray
+
+
+def bets_of(law: SamplingParams) -> list[Bet]:
+    """The bets against a law. A law at temperature 0 leaves nothing to bet on: every other token is a mistake."""
+    if law.temperature == 0.0:
+        return [Bet("none", "nothing: every token is certain")]
+    made = [Bet("temperature", f"temperature {law.temperature / power:.3g} instead of {law.temperature:.3g}")
+            for power in _POWERS]
+    for group, what in (("most likely token", "the most likely token"), ("first token", "the most likely token at the start"),
+                        ("repetition", "a token that the answer has already"), ("prompt", "a token that the prompt has")):
+        made += [Bet(group, f"{what}: {math.exp(strength):.2g} times its odds") for strength in _STRENGTHS]
+    if not law.truncates:
+        made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
+    return made
+
+
+def _named(cut: SamplingParams) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in cut._asdict().items() if value != getattr(SamplingParams(), name))
+
+
+@torch.no_grad()
+def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
+             pieces: Sequence[slice]) -> Payments:
+    """What the tokens of one text pay.
+
+    Args:
+        logits: the target's float32 logits (n, vocabulary) that predict a piece of the tokens.
+        prompt: token ids of the prompt, int64.
+        tokens: token ids of the answer, int64 (tokens,).
+        pieces: the pieces, in order, that cover the tokens.
+    """
+    parts = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
+    return Payments(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> Payments:
+    drawn = torch.from_numpy(tokens[piece]).to(logits.device)
+    history = _history(logits, prompt, tokens, law, piece)
+    kept = process(logits, law, history)
+    log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
+    best = argmax(kept)
+    of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
+    possible = of_drawn.isfinite()
+    whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
+    least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
+    beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
+    top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
+    if law.temperature == 0.0:
+        paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
+    else:
+        paid = torch.stack(list(_log_payments(log_p, drawn, best, prompt, tokens, law, piece)), dim=1)
+        paid = torch.where(possible[:, None], paid, 0.0)
+    return Payments(*(each.cpu().numpy() for each in (paid, top, expected, beyond, log_probability(logits, drawn))))
+
+
+def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, best: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray,
+                  law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
+    """The log payments (tokens,) of each bet, in the order of `bets_of`."""
+    of_drawn, p = log_p.gather(1, drawn[:, None])[:, 0].double(), log_p.exp()
+    top, expected = (drawn == best).double(), p.gather(1, best[:, None])[:, 0].double()
+    for power in _POWERS:
+        yield (power - 1.0) * of_drawn - (power * log_p).logsumexp(dim=-1).double()
+    yield from _tilts(top, expected)
+    first = torch.zeros_like(top)
+    if piece.start == 0:
+        first[0] = 1.0
+    yield from _tilts(top * first, expected * first)
+    answer, before = _first_places(tokens, piece, p.device)
+    repeated = (drawn[:, None] == answer) & before
+    yield from _tilts(repeated.any(dim=1).double(), (p[:, answer] * before).sum(dim=1).double())
+    ids = torch.from_numpy(np.unique(prompt)).to(p.device)
+    yield from _tilts(torch.isin(drawn, ids).double(), p[:, ids].sum(dim=1).double())
+    if not law.truncates:
+        highest = p.topk(min(_CANDIDATES, p.shape[1]), dim=-1)
+        own = of_drawn.exp()
+        for cut in _CUTS:
+            mass, least = _kept(highest.values.double(), cut)
+            inside = own >= least
+            yield (inside * (1.0 - _SLIP) / mass + _SLIP).log()
+
+
+def _tilts(drawn: torch.Tensor, share: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The log payments of tilts towards a set of tokens: whether a token is in it, and the set's probability, (tokens,)."""
+    for strength in _STRENGTHS:
+        yield strength * drawn - torch.log1p(share.clamp(max=1.0) * math.expm1(strength))
+
+
+def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mass and the smallest probability of the tokens that a truncation keeps, of descending probabilities (rows, n)."""
+    upto = values.cumsum(dim=-1)
+    if cut.top_k:
+        count = torch.full((len(values), 1), min(cut.top_k, values.shape[1]), device=values.device)
+    elif cut.top_p < 1.0:
+        count = (upto < cut.top_p).sum(dim=-1, keepdim=True) + 1
+    else:
+        count = (values >= cut.min_p * values[:, :1]).sum(dim=-1, keepdim=True)
+    last = (count - 1).clamp(max=values.shape[1] - 1)
+    mass, least = upto.gather(1, last)[:, 0], values.gather(1, last)[:, 0]
+    unknown = (count > values.shape[1])[:, 0]  # the set is larger than what was sorted: such a row pays nothing
+    return torch.where(unknown, 1.0, mass), torch.where(unknown, 0.0, least)
+
+
+def _first_places(tokens: np.ndarray, piece: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The different tokens of the answer up to the end of a piece, and which of them stand before each of its tokens."""
+    ids, first = np.unique(tokens[: piece.stop], return_index=True)
+    before = first[None] < np.arange(piece.start, min(piece.stop, len(tokens)))[:, None]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(before).to(device)
+
+
+def _history(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> History:
+    """The earlier tokens of each row, as far as the law's penalties need them."""
+    if not law.has_penalty:
+        return History()
+    counts, rows = counts_of(tokens[: piece.start], logits[0]), []
+    seen = counts_of(prompt, logits[0])
+    for token in tokens[piece]:
+        rows.append(counts.clone())
+        counts[token] += 1.0
+    stacked = torch.stack(rows)
+    return History(seen=(stacked + seen) > 0, counts=stacked)

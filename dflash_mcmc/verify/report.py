@@ -1,0 +1,127 @@
+"""The text, the JSON and the page of an audit. The verdict is in the first line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.errors import writing
+from dflash_mcmc.report import figure as style
+from dflash_mcmc.report import page
+from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
+from dflash_mcmc.store.files import write_atomically
+from dflash_mcmc.verify.audit import NEAR, Audit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def verdict(found: Audit) -> str:
+    """The verdict in a sentence."""
+    size = f"{found.tokens:,} tokens of {found.texts:,} texts"
+    impossible = len(found.outside) - found.near_ties
+    if impossible:
+        name, place, distance = max(found.outside, key=lambda each: each[2])
+        return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {distance:.2f} "
+                f"nats below those that it keeps ({name}, token {place})")
+    if found.together.red_at is not None:
+        return (f"RED after {found.together.red_at:,} tokens: the texts do not follow the stated law; best explanation: "
+                f"{found.bets[found.best].says} (evidence 10^{found.each[found.best].evidence:.1f}; {size})")
+    if found.is_red:
+        assert found.log_p_error is not None
+        return f"RED: the stated log p is off by {found.log_p_error[0]:.3f} nats a token on average ({size})"
+    if found.law is None:
+        return f"GREEN: the stated log p is right. The texts are states of a chain, whose law has no test here ({size})"
+    if found.top is None:
+        return f"GREEN: every token is the most likely one ({size})"
+    return (f"GREEN: no evidence against the stated law in {size} (10^{found.together.evidence:.1f}, red at "
+            f"10^{-math.log10(found.level):.0f}); excluded: most likely tokens {-100 * found.top.low:.1f} points too rare or "
+            f"{100 * found.top.high:.1f} points too often")
+
+
+def tables(found: Audit) -> list[ReportTable]:
+    """The tables: the bets with the largest evidence, and what else was measured."""
+    if found.top is None:
+        return []
+    order: list[int] = []  # the best bet of each kind; the JSON has all
+    for place in sorted(range(len(found.bets)), key=lambda place: -found.each[place].evidence):
+        if found.bets[place].group not in (found.bets[other].group for other in order):
+            order.append(place)
+    bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, "evidence": found.each[place].evidence,
+             "red_at": found.each[place].red_at} for place in order]
+    columns = [ReportColumn("departure", lambda row: row["kind"], False),
+               ReportColumn("what the bet says", lambda row: row["says"], False),
+               ReportColumn("evidence", lambda row: f"10^{row['evidence']:.1f}"),
+               ReportColumn("red after tokens", lambda row: "-" if row["red_at"] is None else f"{row['red_at']:,}")]
+    shares = [{"share": "most likely token", "shift": found.top}]
+    shifts = [ReportColumn("share of tokens", lambda row: row["share"], False),
+              ReportColumn("drawn - stated, points", lambda row: f"{100 * row['shift'].value:+.2f}"),
+              ReportColumn("interval", lambda row: f"{100 * row['shift'].low:+.2f} to {100 * row['shift'].high:+.2f}")]
+    return [ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
+            ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
+
+
+def notes(found: Audit) -> list[str]:
+    """What limits the verdict."""
+    said = []
+    if found.near_ties:
+        said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {NEAR} nats: near-ties of another "
+                    "rounding. They count neither for nor against the law.")
+    if found.encoded_again:
+        said.append(f"{found.encoded_again} of {found.texts} texts came without token ids and were encoded again. Where other "
+                    "tokens were drawn for the same text, the audit reads the wrong ones.")
+    if found.log_p_error is not None:
+        mean, most = found.log_p_error
+        said.append(f"Stated and recomputed log p differ by {mean:.2g} nats a token on average, and by at most {most:.2g}.")
+    return said
+
+
+def text(found: Audit) -> str:
+    """The verdict, the tables and the notes for a terminal."""
+    return "\n\n".join([verdict(found), *(page.text_of(table) for table in tables(found)), *notes(found)])
+
+
+def write(found: Audit, folder: Path, title: str) -> None:
+    """Writes verify.json and verify.html. Raises UserError if they cannot be written."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    drawings = [Drawing("evidence", "Evidence against the stated law after each text", lambda: _course(found))]
+    section = Section("law", "The law of a token", [_EXPLAINED], tables(found), drawings if found.top is not None else ())
+    with style.style(math=False):
+        for drawing in section.drawings:
+            style.save(drawing.make(), folder, drawing.name)
+    heading = page.Heading(verdict(found), title, notes(found))
+    with writing(folder / "verify.html"):
+        write_atomically(folder / "verify.html", page.html(heading, [ReportPart("", "", (), [section])], folder))
+        write_atomically(folder / "verify.json", json.dumps(values(found), indent=1) + "\n")
+
+
+_EXPLAINED = (
+    "Each row is a bet that another law explains the tokens. Evidence 10^3 means that the bet has multiplied its stake by "
+    "1,000, which happens to a right engine with a probability of at most 1 in 1,000, whenever one looks. All bets together "
+    "decide. The largest says what is wrong.")
+
+
+def values(found: Audit) -> dict[str, object]:
+    """Everything that was measured, for JSON."""
+    return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
+            "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again,
+            "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
+            "outside": [{"text": name, "token": place, "nats": distance} for name, place, distance in found.outside],
+            "log_p_error": found.log_p_error,
+            "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
+
+
+def _course(found: Audit) -> Figure:
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(7.5, 3.4), layout="constrained")
+    axes = made.subplots()
+    colour = style.WRONG if found.is_red else style.RIGHT
+    axes.plot(found.course[:, 0], found.course[:, 1], color=colour)
+    axes.axhline(-math.log10(found.level), color=style.INK, linewidth=0.9, linestyle="--", label="red from here on")
+    axes.set(xlabel="tokens", ylabel="evidence, powers of ten")
+    axes.legend()
+    return made

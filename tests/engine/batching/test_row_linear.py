@@ -1,0 +1,239 @@
+"""Products that keep the bits of a row, and steps with as many rows as chains, where this machine allows both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from dflash_mcmc.engine.batching import float32_head, fused_norms, row_linear, step_bits
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.batching.row_linear import RowLinear
+from dflash_mcmc.engine.batching.step_bits import EngineSteps
+from dflash_mcmc.rng import Key
+from tests.bench.subject import subject_of
+from tests.engine.batching.test_batched import power_mh, temperature
+from tests.targets import random_model
+
+WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+            head_dim=16)
+"""Widths for which steps are compared; the models of `targets.py` have others."""
+PRECISIONS = [torch.float32, torch.bfloat16]
+PRODUCTS = pytest.mark.parametrize("small", [2**30, 0], ids=["plain", "packed"])
+"""Float32 layers of at most so many weights have PyTorch's own product."""
+
+
+def wide(family: str = "qwen3", packs: bool = True, **changes) -> LanguageModel:
+    return LanguageModel(random_model(family, **{**WIDE, **changes}), stop_ids=(3, 7), packs=packs)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return subject_of("tiny", 24)
+
+
+def prepared(weight: torch.Tensor) -> torch.Tensor:
+    found = row_linear.prepared(weight)
+    if found is None:
+        pytest.skip("this processor has no product of this precision that keeps bits: layers stay as they are")
+    return found
+
+
+def records(model: LanguageModel, prompts, sampler, slots: int, chains: int) -> tuple[list, BatchedEngine]:
+    """Tokens, log p and log q of chains in the order of their numbers, and the engine."""
+    longest = max(map(len, prompts))
+    engine = BatchedEngine(model, None, slots, longest + 16, prompt_length=longest)
+    done = engine.run((number, sampler.chain(prompts[number % len(prompts)], 16, Key(number))) for number in range(chains))
+    results = [chain.result.trajectory for chain in sorted(done, key=lambda chain: chain.tag)]
+    return [(t.tokens.tolist(), t.log_p.tolist(), t.log_q.tolist()) for t in results], engine
+
+
+@pytest.mark.parametrize("sampler", [temperature(temperature=0.7, top_p=0.9), power_mh()], ids=["truncated", "power_mh"])
+def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampler, monkeypatch):
+    prompts = embedded.prompts[:3]
+    found = [records(embedded.model, prompts, sampler, slots, 4)[0] for slots in (1, 3, 12)]
+    monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
+    padded, engine = records(embedded.model, prompts, sampler, 4, 4)
+    assert engine._loop._ladder.row_step == 8
+    assert found == [padded] * 3
+
+
+@PRODUCTS
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_families_have_the_bits_of_padded_steps(family, small, random_weights, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    model, prompts = wide(family), [np.arange(5, 17), np.arange(8, 30)]
+    found = records(model, prompts, temperature(), 2, 4)[0]
+    monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
+    assert found == records(model, prompts, temperature(), 2, 4)[0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, precision, monkeypatch, random_weights):
+    fed, forward = [], ModelRunner.forward
+    dtype = getattr(torch, precision)
+    model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
+    free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    assert free or not row_linear.has_row_layers(model.decoder) or precision == "bfloat16"
+
+    def counted(self, cache, rows, tokens, *rest):
+        fed.append(tokens.shape)
+        return forward(self, cache, rows, tokens, *rest)
+
+    monkeypatch.setattr(ModelRunner, "forward", counted)
+    for allowed in (free, False):
+        monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
+        fed.clear()
+        records(model, [np.arange(5, 17)], temperature(), 1, 1)
+        assert {rows for rows, queries in fed if queries == 1} == {1 if allowed else 8}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (192, 128), (576, 192), (1536, 576), (2560, 512), (33, 17)])
+@pytest.mark.parametrize("biased", [False, True])
+@PRODUCTS
+def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, biased, dtype, small, monkeypatch):
+    """Of 1 to 128 rows, for one and two threads; the values are those of a linear layer."""
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    generator, threads = torch.Generator().manual_seed(1), torch.get_num_threads()
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((outputs, inputs), (outputs,)))
+    added, rows = bias if biased else None, torch.randn(128, inputs, generator=generator).to(dtype)
+    exact = linear(rows.double(), weight.double(), None if added is None else added.double())
+    error = 1e-3 if dtype == torch.float32 else 2**-7 * exact.abs().max()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            given = prepared(weight)
+            expected = row_linear.multiply(rows, given, added)
+            torch.testing.assert_close(expected.double(), exact, rtol=0, atol=float(error))
+            for count in (1, 2, 3, 5, 8, 13, 40, 64, 128):
+                for start in (0, (128 - count) // 2):
+                    mine = slice(start, start + count)
+                    assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added), expected[mine])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@PRODUCTS
+@pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (3, 2, 64), (3, 1, 64), (1, 64), (0, 64)])
+def test_rows_have_any_shape(shape, small, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    generator = torch.Generator().manual_seed(2)
+    weight, bias, rows = (torch.randn(each, generator=generator) for each in ((128, 64), (128,), shape))
+    layer = RowLinear(prepared(weight), bias)
+    assert (layer.in_features, layer.out_features) == (64, 128)
+    torch.testing.assert_close(layer(rows), linear(rows, weight, bias), rtol=0, atol=1e-4)
+
+
+@PRODUCTS
+def test_layers_are_replaced_in_place_and_keep_their_numbers(small, random_weights, monkeypatch):
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Sequential(torch.nn.Linear(128, 64, bias=False)),
+                                  torch.nn.Linear(64, 1))
+    network.append(network[0])  # one layer at two places
+    rows, count = torch.randn(4, 64), sum(parameter.numel() for parameter in network.parameters())
+    with torch.no_grad():
+        expected = network[:3](rows)
+        if not row_linear.replace_layers(network):
+            pytest.skip("this processor has no product that keeps bits")
+        torch.testing.assert_close(network[:3](rows), expected)
+    assert row_linear.has_row_layers(network)
+    assert network[0] is network[3]
+    assert type(network[2]) is torch.nn.Linear
+    assert sum(parameter.numel() for parameter in network.parameters()) == count
+
+
+@PRODUCTS
+@pytest.mark.parametrize("wrong", ["rows", "one row"])
+def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, small, monkeypatch, random_weights):
+    """A last bit is enough. Nothing is replaced then, and the head keeps its plain copy."""
+    own = row_linear.multiply
+
+    def other(rows, weight, bias):
+        found, count = own(rows, weight, bias), rows.numel() // rows.shape[-1]
+        return torch.nextafter(found, torch.tensor(torch.inf)) if count == (1 if wrong == "one row" else 8) else found
+
+    monkeypatch.setattr(row_linear, "_SMALL", small)
+    prepared(torch.eye(64))
+    monkeypatch.setattr(row_linear, "multiply", other)
+    model = wide()
+    assert not row_linear.has_row_layers(model.decoder)
+    assert not model.head_keeps_bits
+    assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
+
+
+@pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
+def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights):
+    monkeypatch.setattr(step_bits, wrong, lambda *given: False)
+    model = wide()
+    assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
+
+
+@pytest.mark.parametrize("changes", [{"intermediate_size": 48}, {"hidden_size": 96}, {"packs": False}])
+def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weights):
+    """A vectorised function computes the rest by other instructions."""
+    assert not step_bits.free_rows(wide(**changes), EngineSteps(), step_bits.ATTENTION)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_small_layers_have_the_plain_product_in_float32(dtype, monkeypatch):
+    """If the plain one does not keep the bits, they are packed."""
+    monkeypatch.setattr(row_linear, "_SMALL", 64 * 64)
+    small, large = (torch.zeros(outputs, 64, dtype=dtype) for outputs in (64, 65))
+    assert prepared(small).is_mkldnn == (dtype == torch.bfloat16)
+    assert prepared(large).is_mkldnn
+    monkeypatch.setattr(row_linear, "keeps_bits", lambda weight: weight.is_mkldnn)
+    assert prepared(small).is_mkldnn
+
+
+def test_a_model_of_the_user_keeps_its_layers(random_weights):
+    model = random_model("qwen3", **WIDE)
+    before = [type(module) for module in model.modules()]
+    LanguageModel(model)
+    assert [type(module) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_prepared_head_has_float32_sums_and_gradients(dtype, random_weights):
+    layer = torch.nn.Linear(64, 192).to(dtype)
+    head = float32_head.Float32Head(layer)
+    prepared(layer.weight.float())
+    hidden = torch.randn(3, 64).to(dtype).requires_grad_()
+    exact = linear(hidden.double(), layer.weight.double(), layer.bias.double())
+    with torch.no_grad():
+        found = head.logits(hidden)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+    logits = head.logits(hidden)
+    torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
+    logits.sum().backward()
+    torch.testing.assert_close(hidden.grad.double(), layer.weight.double().sum(0).expand(3, -1), rtol=0.02, atol=0.02)
+    assert float32_head.Float32Head(layer, copied=False).prepared is None
+
+
+def test_a_norm_is_fused_only_if_it_has_the_same_bits(random_weights):
+    class OtherRMSNorm(torch.nn.Module):
+        """Like a norm of Llama by its attributes. It scales before it divides."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.linspace(0.5, 3, 64)), 1e-6
+
+        def forward(self, rows):
+            rows = rows * self.weight
+            return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    model = wide(packs=False)
+    norms = [module for module in model.decoder.modules() if type(module).__name__ == "Qwen3RMSNorm"]
+    with torch.inference_mode():
+        found = fused_norms.fused(model.decoder)
+        assert set(found) <= set(norms)
+        rows = torch.randn(2, 1, model.config.hidden_size)
+        assert all(torch.equal(norm(rows[..., : len(module.weight)]), module(rows[..., : len(module.weight)]))
+                   for module, norm in found.items())
+        assert not fused_norms.fused(torch.nn.Sequential(OtherRMSNorm()))

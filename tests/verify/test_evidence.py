@@ -1,0 +1,94 @@
+"""Payments under the stated law have a mean of one for every bet, so that evidence is a martingale: by enumeration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.engine.oracle import exact_law
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.verify.evidence import Bet, Evidence, bets_of, payments, shift_of
+
+VOCABULARY = 9
+LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
+        SamplingParams(min_p=0.2), SamplingParams(temperature=1.4, top_p=0.9, top_k=6),
+        SamplingParams(repetition_penalty=1.3), SamplingParams(frequency_penalty=0.5, presence_penalty=0.3))
+
+
+def logits_of(places: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(places, VOCABULARY)) * 2.0).float()
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("place", [0, 3])
+def test_the_mean_payment_of_every_bet_is_one(law, place):
+    """At a token of the answer, over all tokens that could stand there, with the law of the reference implementation."""
+    logits, prompt, before = logits_of(place + 1, 3), np.array([2, 5]), np.array([1, 5, 1])[:place]
+    p = np.exp(exact_law.process(logits[-1].double().numpy(), law, prompt, before))
+    means = np.zeros(len(bets_of(law)))
+    for token in range(VOCABULARY):
+        tokens = np.append(before, token)
+        pieces = [slice(0, 3), slice(3, len(tokens))] if place else [slice(0, 1)]
+        paid = payments(lambda piece: logits[piece], prompt, tokens, law, pieces)
+        means += p[token] * np.exp(paid.log[-1])
+        assert (paid.outside[-1] > 0.0) == (p[token] == 0.0)
+        of_first = [bet.group == "first token" for bet in bets_of(law)]
+        assert not paid.log[-1][of_first].any() if place else paid.log[-1][of_first].all() or law.truncates
+    assert means == pytest.approx(np.ones(len(means)), abs=2e-6)
+
+
+def test_a_bet_wins_where_its_law_holds():
+    """Tokens at temperature 0.5 under a stated 1: the bet on it has the largest evidence, and first tokens show nothing."""
+    rng, law = np.random.default_rng(0), SamplingParams()
+    logits, ledger = logits_of(400, 1), Evidence(bets_of(law), 1e-3)
+    sharp = torch.softmax(logits.double() / 0.5, dim=-1).numpy()
+    tokens = np.array([rng.choice(VOCABULARY, p=row) for row in sharp])
+    ledger.add(payments(lambda piece: logits[piece], np.array([0]), tokens, law, [slice(0, 300), slice(300, 400)]).log)
+    each = ledger.each()
+    assert ledger.bets[max(range(len(each)), key=lambda place: each[place].evidence)].says == "temperature 0.5 instead of 1"
+    assert ledger.together().red_at is not None
+    assert ledger.tokens == 400
+    of_first = [one for bet, one in zip(ledger.bets, each, strict=True) if bet.group == "first token"]
+    assert max(abs(one.evidence) for one in of_first) < 1.0
+
+
+def test_a_clean_law_is_red_at_most_as_often_as_stated():
+    """2,000 clean audits of 200 tokens at a level of 0.1: at most 0.1 of them, plus three standard errors."""
+    rng, red = np.random.default_rng(7), 0
+    share, strengths = 0.3, np.array([-0.5, 0.2, 1.0])
+    for _ in range(2_000):
+        ledger = Evidence([Bet("a", "1"), Bet("a", "2"), Bet("b", "3")], 0.1)
+        drawn = rng.random(200) < share
+        ledger.add(strengths * drawn[:, None] - np.log1p(share * np.expm1(strengths)))
+        red += ledger.together().red_at is not None
+    assert red <= 200 + 3 * np.sqrt(2_000 * 0.09)
+
+
+def test_pieces_of_texts_add_up():
+    """Evidence, its largest value and the token of the first alarm do not depend on how the tokens are cut into texts."""
+    paid = np.random.default_rng(2).normal(0.05, 0.4, size=(300, 4))
+    bets = [Bet("a", "1"), Bet("a", "2"), Bet("b", "3"), Bet("c", "4")]
+    whole, cut = Evidence(bets, 1e-2), Evidence(bets, 1e-2)
+    whole.add(paid)
+    for start in range(0, 300, 7):
+        cut.add(paid[start : start + 7])
+    assert cut.together() == pytest.approx(whole.together())
+    assert cut.each() == [pytest.approx(each) for each in whole.each()]
+    stakes = np.array([1 / 6, 1 / 6, 1 / 3, 1 / 3])
+    path = np.log10(np.exp(paid.cumsum(axis=0)) @ stakes)
+    assert whole.together().evidence == pytest.approx(path[-1])
+    assert whole.together().red_at == (np.flatnonzero(path >= 2.0)[0] + 1)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05])
+def test_the_interval_of_a_shift_covers_it_at_every_token(shift):
+    """200 runs at a level of 0.1, each looked at after 50, 200 and 1,000 tokens."""
+    rng, missed = np.random.default_rng(5), 0
+    for _ in range(200):
+        expected = rng.uniform(0.2, 0.7, 1_000)
+        drawn = (rng.random(1_000) < expected + shift).astype(float)
+        found = [shift_of(drawn[:n], expected[:n], 0.1) for n in (50, 200, 1_000)]
+        missed += not all(one.low <= shift <= one.high for one in found)
+        assert found[-1].high - found[-1].low < 0.2
+    assert missed <= 20

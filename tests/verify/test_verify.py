@@ -1,0 +1,266 @@
+"""Audits of what engines drew: run folders with and without faults, files of texts, a server, and what is refused."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dflash_mcmc as dm
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve.app import built
+from dflash_mcmc.verify import __main__ as program
+from dflash_mcmc.verify import verify
+from tests import runs
+
+PROMPTS = [np.array(ids) for ids in ([5, 17, 200, 31], [40, 41, 42], [300, 12, 9, 77, 5])]
+
+
+class Drawn(NamedTuple):
+    """Prompts and answers, token ids."""
+
+    prompts: list[np.ndarray]
+    answers: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return dm.component("model", "tiny")
+
+
+def drawn_by(sampler: Any, num_chains: int = 16) -> Drawn:
+    """What the embedded model draws: up to 48 tokens for each chain of three prompts."""
+    found = dm.sample(dm.component("model", "tiny"), None, PROMPTS, sampler=sampler, num_chains=num_chains, max_new_tokens=48,
+                      progress=False)
+    return Drawn([PROMPTS[one.prompt] for one in found], [one.tokens for one in found])
+
+
+@pytest.fixture(scope="module")
+def warm() -> Drawn:
+    return drawn_by(dm.Temperature(temperature=0.7))
+
+
+def lines(drawn: Drawn) -> str:
+    return "".join(json.dumps({"prompt_ids": prompt.tolist(), "ids": answer}) + "\n"
+                   for prompt, answer in zip(*drawn, strict=True))
+
+
+def told(arguments: list[str], capsys) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    with pytest.raises(SystemExit) as end:
+        program.main(arguments)
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(("fault", "kind"), [
+    (None, None), ("greedy_bonus", "most likely token"), ("greedy_first", "first token")])
+def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    overrides = ["experiment=faults", "draft=tiny", "dataset.limit=20", "num_chains=3", "dataset.max_new_tokens=32"]
+    result = runs.execute(make_config(*overrides, f"decoder.fault={fault or 'null'}"))
+    code, out, _ = told([str(result.folder)], capsys)
+    found = json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())
+    assert found["red"] == (fault is not None) == (code == 1)
+    assert found["log_p_error"][0] < 1e-5
+    best = max(found["bets"], key=lambda bet: bet["evidence"])
+    if fault is None:
+        assert out.startswith("GREEN: no evidence")
+        assert found["together"]["largest"] < 3.0
+    else:
+        assert best["group"] == kind
+        assert out.startswith("RED after")
+        assert best["says"] in out.splitlines()[0]
+    page = (tmp_path / "verify" / result.folder.name / "verify.html").read_text()
+    assert found["verdict"].split(":")[0] in page
+    assert "<svg" in page
+
+
+def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm, tiny, tmp_path, capsys):
+    file = tmp_path / "texts.jsonl"
+    file.write_text(lines(warm))
+    common = [str(file), "model=tiny", f"paths.outputs={tmp_path}"]
+    code, out, _ = told([*common, "sampler.temperature=0.7"], capsys)
+    assert code == 0
+    assert out.startswith("GREEN")
+    assert f"{sum(map(len, warm.answers)):,} tokens of" in out
+    code, out, _ = told(common, capsys)
+    assert code == 1
+    assert out.startswith("RED after")
+    assert "temperature 0.8 instead of 1" in out
+    found = verify(tiny, *warm)
+    assert found.is_red
+    assert found.tokens == sum(map(len, warm.answers))
+
+
+def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(warm, tiny):
+    cut = verify(tiny, *warm, temperature=0.7, top_p=0.5)
+    assert cut.is_red
+    assert len(cut.outside) > cut.near_ties
+    assert verify(tiny, *warm, temperature=0.0).is_red
+    clean = verify(tiny, *drawn_by("greedy", 1), temperature=0.0)
+    assert not clean.is_red
+    assert not clean.outside
+    near = cut._replace(outside=cut.outside[:2], near_ties=2, log_p_error=None, together=clean.together)
+    assert not near.is_red
+
+
+def test_a_truncation_that_is_not_stated_is_named(tiny):
+    found = verify(tiny, *drawn_by(dm.Temperature(temperature=1.6, top_p=0.8)), temperature=1.6)
+    assert found.is_red
+    assert found.bets[found.best].says == "top_p=0.8, which is not stated"
+
+
+def test_penalties_are_a_part_of_the_law(tiny):
+    drawn = drawn_by(dm.Temperature(temperature=1.0, frequency_penalty=1.5))
+    assert not verify(tiny, *drawn, frequency_penalty=1.5).is_red
+    ignored = verify(tiny, *drawn)
+    assert ignored.is_red
+    assert ignored.bets[ignored.best].group == "repetition"
+
+
+def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = runs.execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2",
+                                      "dataset.max_new_tokens=12", "model=tiny", "dataset=arith"))
+    code, out, _ = told([str(result.folder)], capsys)
+    assert code == 0
+    assert out.startswith("GREEN: the stated log p is right")
+    wrong = [one._replace(log_p=one.log_p - 1.0) for one in _texts(result.folder)]
+    from dflash_mcmc.verify.audit import audit
+    found = audit(dm.component("model", "tiny").load("cpu"), wrong, None, 1e-3, dm.component("blend", "layer"))
+    assert found.is_red
+
+
+def _texts(folder):
+    from dflash_mcmc.verify.drawn import of_run
+
+    return list(of_run(folder, dm.component("model", "tiny").load("cpu"), True))
+
+
+def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
+    plan, config = options.compose(["model=tiny", "sampler=temperature", "sampler.temperature=1.0", "serve.port=0",
+                                    "dataset.max_new_tokens=24", "hardware.num_slots=8"])
+    with _served(plan, config) as port:
+        arguments = [f"http://127.0.0.1:{port}/v1", "model=tiny", "dataset=arith", "dataset.limit=3", "num_chains=4",
+                     "dataset.max_new_tokens=24", "sampler.temperature=1.3", f"paths.outputs={tmp_path}"]
+        code, out, _ = told(arguments, capsys)
+        assert code == 0
+        assert "tokens of 12 texts" in out
+        file = tmp_path / "verify" / f"127.0.0.1-{port}-v1" / "drawn.jsonl"
+        kept = file.read_text()
+        file.write_text("".join(kept.splitlines(keepends=True)[:5]))
+        assert told(arguments, capsys)[1] == out
+        assert sorted(file.read_text().splitlines()) == sorted(kept.splitlines())
+        assert {json.loads(line)["temperature"] for line in kept.splitlines()} == {1.3}
+
+
+class _served:
+    """A server of this package in a thread."""
+
+    def __init__(self, plan, config):
+        self.listener = network.listening(plan.host, plan.port)
+        self.service = built(plan, config)
+        self.server = network.Server(self.service.app(), plan.header_seconds)
+
+    def __enter__(self) -> int:
+        import asyncio
+
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
+        self.thread.start()
+        return self.listener.getsockname()[1]
+
+    def __exit__(self, *_) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+        self.service.close(30)
+        self.listener.close()
+
+
+class _Other(http.server.BaseHTTPRequestHandler):
+    """A server that returns no token ids, and refuses a large seed."""
+
+    def do_GET(self) -> None:
+        self._send(200, {"data": [{"id": "other"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["seed"] > 5:
+            self._send(429, {"error": "slow down"})
+        self._send(200, {"choices": [{"text": "5"}]})
+
+    def _send(self, status: int, body: object) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        arguments = [url, "model=tiny", "dataset=arith", "dataset.limit=1", f"paths.outputs={tmp_path}"]
+        try:
+            refused = [told([*arguments, f"seed={seed}"], capsys) for seed in (0, 9)]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [code for code, _, _ in refused] == [2, 2]
+    assert "returns no token ids; allowed: a server that has return_token_ids" in refused[0][2]
+    assert "refused with 429" in refused[1][2]
+    assert "slow down" in refused[1][2]
+    code, _, err = told(arguments, capsys)
+    assert code == 2
+    assert "no answer: " in err
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("{", "line 2 is not JSON"), ("[]", "line 2 is no JSON object"), ('{"ids": [1]}', "line 2 lacks prompt_ids or prompt"),
+    ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
+    ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
+    ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
+    ('{"prompt_ids": [1], "ids": [2], "temperature": 0.5}', "line 2: temperature is 0.5, and the stated law has 1"),
+])
+def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n' + line + "\n")
+    code, _, err = told([str(file), "model=tiny", f"paths.outputs={tmp_path}"], capsys)
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "verify").exists()
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["nowhere"], "TARGET: given 'nowhere', which does not exist"), (["."], "which has no config.yaml"),
+    ([".", "--level", "2"], "--level: given 2"), ([".", "--fast"], "--fast: not an option"),
+    ([__file__, "decoder=plain"], "decoder: given with verify; allowed: model, dataset, sampler"),
+    ([__file__, "sampler=power_mh"], "temperature or greedy: the law of each token"),
+])
+def test_a_wrong_command_is_one_line(arguments, says, capsys):
+    code, _, err = told(arguments, capsys)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n')
+    _, out, _ = told([str(file), "model=tiny", f"paths.outputs={tmp_path}"], capsys)
+    assert "1 of 1 texts came without token ids and were encoded again" in out
+
+
+def test_a_field_that_no_law_has_is_refused(tiny):
+    with pytest.raises(UserError, match="top_q"):
+        verify(tiny, [np.array([1])], [np.array([2])], top_q=0.5)
