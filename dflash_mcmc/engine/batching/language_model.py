@@ -365,6 +365,9 @@ class LanguageModel:
             raw = self.head(self.hidden(probe))
             ours = soft_capped(raw, self.softcap, torch.zeros_like(self.forbidden))
             theirs = model(input_ids=probe, use_cache=False).logits
+        if theirs.isnan().any():
+            raise UserError(f"model.path: {type(model).__name__} has logits that are not numbers; allowed: a checkpoint whose "
+                            "weights are numbers, none of them NaN")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             raise refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
                                    "a linear head, with or without a soft-cap")

@@ -265,3 +265,11 @@ def test_a_refused_family_is_one_line_that_names_the_layers_and_vllm(family):
     assert str(caught.value).startswith(f"model.path: {name} ")
     assert "\n" not in str(caught.value)
     assert ("engine=vllm, which has" in str(caught.value)) == (family in ("mamba", "lfm2", "gemma3n", "gemma4", "granite"))
+
+
+def test_weights_that_are_not_numbers_are_called_so():
+    spoilt = random_model("qwen3")
+    with torch.no_grad():
+        spoilt.model.layers[0].mlp.up_proj.weight[0] = torch.nan
+    with pytest.raises(UserError, match="has logits that are not numbers; allowed: a checkpoint whose weights are numbers"):
+        LanguageModel(spoilt)
