@@ -211,7 +211,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         folders = [Found(run.folder, True) for study in studies for run in study.runs]
         heading, parts = page.heading_of(studies, [*left_out, *notes]), _parts(studies)
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
-    _write(folder, heading, parts)
+    write(folder, heading, parts)
     return Built(folder, heading, parts, studies)
 
 
@@ -235,8 +235,11 @@ def _named(section: Section, dataset: str) -> Section:
                             drawings=drawings)
 
 
-def _write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None:
-    """Writes tables, figures, Markdown and the page. The page is written last: when it exists, every file it names exists."""
+def write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None:
+    """Writes tables, figures, Markdown and the page. The page is written last: when it exists, every file it names exists.
+
+    Raises UserError.
+    """
     tables, figures = folder / "tables", folder / "figures"
     sections = [section for part in parts for section in part.sections]
     again = (folder / "report.html").is_file()

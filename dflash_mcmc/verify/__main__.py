@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.config.command import check_command, prepare
-from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.config.command import check_command
+from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.process import program
-from dflash_mcmc.registry import name_of
+from dflash_mcmc.registry import components, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RED = 1
 """The exit code of an audit that finds another law."""
 _GIVEN = ("model", "dataset", "sampler", "blend", "hardware", "num_chains", "seed", "paths")
+_OF_A_RUN = ("model", "blend", "sampler")
 _HELP = """\
 Audits what an engine drew: do the tokens follow the law that it states? TARGET is one of
 
@@ -33,7 +34,7 @@ Audits what an engine drew: do the tokens follow the law that it states? TARGET 
 
 For texts of other engines, model=... is the checkpoint that the engine claims to run, and the fields of
 sampler=temperature (or sampler=greedy) state the law: temperature 1 without truncation unless given. Output: the verdict,
-what explains it, and verify.json and verify.html in the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
+what explains it, and report.html and verify.json in the folder. Exit code: 0 green, 1 red, 2 a mistake in the command.
 
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
@@ -120,14 +121,26 @@ def _stated(overrides: list[str]) -> Config:
 
 def _of_run(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run folder. Raises UserError."""
-    from dflash_mcmc.grid.snapshot import read_point
-
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
     if not (folder / "config.yaml").is_file():
         raise UserError(f"TARGET: given {str(folder)!r}, which has no config.yaml; allowed: the folder of a run")
-    prepare()
-    return read_point(folder / "config.yaml")
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    config = check_command(["tracker=none"]).jobs[0].config
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
+            cls = components(group)[values[group].pop("name")].cls
+            setattr(config, group, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values[group])))
+        config.paths.outputs = values["paths"]["outputs"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "
+                        "it, or a JSON Lines file of texts") from error
+    config.model.check(config)
+    return config
 
 
 if __name__ == "__main__":

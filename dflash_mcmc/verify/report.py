@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import writing
+from dflash_mcmc.report import build, page
 from dflash_mcmc.report import figure as style
-from dflash_mcmc.report import page
 from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import NEAR, Audit
@@ -49,16 +49,16 @@ def tables(found: Audit) -> list[ReportTable]:
     for place in sorted(range(len(found.bets)), key=lambda place: -found.each[place].evidence):
         if found.bets[place].group not in (found.bets[other].group for other in order):
             order.append(place)
-    bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, "evidence": found.each[place].evidence,
-             "red_at": found.each[place].red_at} for place in order]
+    bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, **found.each[place]._asdict()}
+            for place in order]
     columns = [ReportColumn("departure", lambda row: row["kind"], False),
                ReportColumn("what the bet says", lambda row: row["says"], False),
                ReportColumn("evidence", lambda row: f"10^{row['evidence']:.1f}"),
                ReportColumn("red after tokens", lambda row: "-" if row["red_at"] is None else f"{row['red_at']:,}")]
-    shares = [{"share": "most likely token", "shift": found.top}]
+    shares = [{"share": "most likely token", **found.top._asdict()}]
     shifts = [ReportColumn("share of tokens", lambda row: row["share"], False),
-              ReportColumn("drawn - stated, points", lambda row: f"{100 * row['shift'].value:+.2f}"),
-              ReportColumn("interval", lambda row: f"{100 * row['shift'].low:+.2f} to {100 * row['shift'].high:+.2f}")]
+              ReportColumn("drawn - stated, points", lambda row: f"{100 * row['value']:+.2f}"),
+              ReportColumn("interval", lambda row: f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}")]
     return [ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
             ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
@@ -84,17 +84,12 @@ def text(found: Audit) -> str:
 
 
 def write(found: Audit, folder: Path, title: str) -> None:
-    """Writes verify.json and verify.html. Raises UserError if they cannot be written."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    drawings = [Drawing("evidence", "Evidence against the stated law after each text", lambda: _course(found))]
-    section = Section("law", "The law of a token", [_EXPLAINED], tables(found), drawings if found.top is not None else ())
-    with style.style(math=False):
-        for drawing in section.drawings:
-            style.save(drawing.make(), folder, drawing.name)
-    heading = page.Heading(verdict(found), title, notes(found))
-    with writing(folder / "verify.html"):
-        write_atomically(folder / "verify.html", page.html(heading, [ReportPart("", "", (), [section])], folder))
+    """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError."""
+    drawings = [Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
+    section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
+                      drawings if found.top is not None else ())
+    build.write(folder, page.Heading(verdict(found), title, ()), [ReportPart("", "", (), [section])])
+    with writing(folder / "verify.json"):
         write_atomically(folder / "verify.json", json.dumps(values(found), indent=1) + "\n")
 
 

@@ -76,7 +76,7 @@ def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config
         assert best["group"] == kind
         assert out.startswith("RED after")
         assert best["says"] in out.splitlines()[0]
-    page = (tmp_path / "verify" / result.folder.name / "verify.html").read_text()
+    page = (tmp_path / "verify" / result.folder.name / "report.html").read_text()
     assert found["verdict"].split(":")[0] in page
     assert "<svg" in page
 
@@ -135,6 +135,14 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
     from dflash_mcmc.verify.audit import audit
     found = audit(dm.component("model", "tiny").load("cpu"), wrong, None, 1e-3, dm.component("blend", "layer"))
     assert found.is_red
+
+
+def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
+    for content in ("a: [", "model: {name: hf, no_such: 1}", "model: {name: no_such}", "[]"):
+        (tmp_path / "config.yaml").write_text(content)
+        code, _, err = told([str(tmp_path)], capsys)
+        assert (code, len(err.strip().splitlines())) == (2, 1), err
+        assert "config.yaml: cannot be read: " in err
 
 
 def _texts(folder):
