@@ -231,5 +231,5 @@ def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) ->
     fields = ", ".join(known) or f"nothing, with this {parent}"
     hint = did_you_mean(last, known)
     if elsewhere:
-        hint = f" (a field of {', '.join(elsewhere)})" if parent else f" (did you mean {' or '.join(elsewhere[:3])}?)"
+        hint = f" (a field of {', '.join(elsewhere)}){hint}" if parent else f" (did you mean {' or '.join(elsewhere[:3])}?)"
     return UnknownName(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")
