@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
@@ -131,7 +131,7 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
 
     config = check_command(["tracker=none"]).jobs[0].config
     try:
-        values = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        values: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
             cls = components(group)[values[group].pop("name")].cls
             setattr(config, group, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values[group])))
