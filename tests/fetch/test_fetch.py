@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError, note
@@ -310,3 +311,18 @@ def test_the_blend_of_smollm2_reads_the_normed_layer(tmp_path):
     for experiment, norm in (("smollm2", "final"), ("real", "none")):
         config = composed(tmp_path, f"experiment={experiment}", "condition=blend_ps", "dataset=gsm8k", "model=tiny")
         assert config.blend.norm == norm
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_coder_0_5b", "qwen2_5_coder_1_5b"])
+def test_the_tokenizer_of_a_fetched_file_is_the_published_one(name):
+    """On every question and solution of three benchmarks, 3,966 texts; Qwen2.5 and Qwen3 have one vocabulary of texts."""
+    model = PACKAGE.parent / "outputs/models" / name
+    if not SHARED.is_dir() or not model.is_dir():
+        pytest.skip(f"needs {model} (python -m dflash_mcmc.fetch {name}) and {SHARED}")
+    fields = {"gsm8k/test.jsonl": ("question", "answer"), "math500/test.jsonl": ("problem", "solution"),
+              "humaneval/HumanEval.jsonl": ("prompt", "canonical_solution")}
+    rows = [(json.loads(line), names) for file, names in fields.items() for line in (SHARED / file).read_text().splitlines()]
+    texts = [row[field] for row, names in rows for field in names]
+    made, published = (AutoTokenizer.from_pretrained(path) for path in (model, SHARED / "qwen3_tokenizer"))
+    assert made(texts)["input_ids"] == published(texts)["input_ids"]
+    assert len(texts) == 3_966
