@@ -138,8 +138,8 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
 def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
     """The record of a line, and whether the line has a checksum. Raises Damaged."""
     value, checked = from_line(line)
-    run = value.pop(IDENTITY, None) if isinstance(value, dict) else None
-    if run is not None and schema.run not in (None, run):
+    run = value.pop(IDENTITY, schema.run) if isinstance(value, dict) else schema.run  # older lines lack it
+    if schema.run not in (None, run):
         raise Damaged(f"{IDENTITY}: given {run!r:.40}; allowed: {schema.run!r}, the hash of this run: the record belongs to "
                       "another run")
     if fault := schema.fault(value):
