@@ -16,7 +16,9 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
@@ -91,6 +93,15 @@ def plain(config: Config) -> dict[str, object]:
     for group in GROUPS:
         values[group] = {"name": name_of(component_of(config, group)), **values[group]}
     return {name: value for name, value in values.items() if name not in unused(config)}
+
+
+def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
+    """The node of a component of which `plain` wrote these values: `name`, and its fields.
+
+    Raises LookupError without a known name, and OmegaConfBaseException for wrong fields.
+    """
+    fields = dict(values)
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(components(group)[fields.pop("name")].cls), fields))
 
 
 def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:

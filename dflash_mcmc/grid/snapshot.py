@@ -27,11 +27,11 @@ from yaml import YAMLError
 
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.help import config_folder
-from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.config.identity import identity_hash, node_of
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
-from dflash_mcmc.registry import GROUPS, PLUGINS, components, name_of
+from dflash_mcmc.registry import GROUPS, PLUGINS, name_of
 
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -69,9 +69,7 @@ def read_point(path: Path) -> Config:
         values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
         composed = OmegaConf.structured(Config)
         for group in GROUPS:
-            of_group = values.pop(group)
-            cls = components(group)[of_group.pop("name")].cls
-            composed[group] = OmegaConf.merge(OmegaConf.structured(cls), of_group)
+            composed[group] = node_of(group, values.pop(group))
         composed.merge_with(values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: cannot be read as the configuration of a point ({reason_of(error)}); allowed: the file as "

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.identity import node_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.process import program
-from dflash_mcmc.registry import components, name_of
+from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,8 +134,7 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     try:
         values: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
-            cls = components(group)[values[group].pop("name")].cls
-            setattr(config, group, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values[group])))
+            setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
         config.paths.outputs = values["paths"]["outputs"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "

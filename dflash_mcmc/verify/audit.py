@@ -83,25 +83,26 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     """
     if blend is not None and blend.needs_draft:
         raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
-    evidence = Evidence(bets_of(law or SamplingParams(temperature=0.0)), level)
+    read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
+    evidence = Evidence(bets_of(read), level)
     course, tops, outside, errors, again = [], [], [], [], 0
     for text in texts:
-        paid = _read(model, text, law or SamplingParams(), blend)
+        paid = _read(model, text, read, blend)
+        evidence.add(paid.log)
         if text.log_p is not None:
             errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))
         again += text.encoded_again
         if law is not None:
-            evidence.add(paid.log)
             tops.append(np.stack([paid.top, paid.expected_top]))
             outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
-        else:
-            evidence.tokens += len(text.tokens)
         course.append((evidence.tokens, evidence.together().evidence))
     if not course:
         raise ConfigError("TARGET", "no text", "at least one text with a token")
-    drawn, expected = np.concatenate(tops, axis=1) if tops else np.empty((2, 0))
-    return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course),
-                 shift_of(drawn, expected, level) if len(drawn) and law is not None and law.temperature > 0.0 else None,
+    top = None
+    if read.temperature > 0.0:
+        drawn, expected = np.concatenate(tops, axis=1)
+        top = shift_of(drawn, expected, level)
+    return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
                  tuple(outside), sum(distance <= NEAR for _, _, distance in outside),
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 

@@ -190,23 +190,24 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     best = argmax(kept)
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
     possible = of_drawn.isfinite()
-    whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
-    least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
-    beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
+    beyond = torch.zeros_like(of_drawn)
+    if not possible.all():
+        whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
+        least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
+        beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
     top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
     if law.temperature == 0.0:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
     else:
-        paid = torch.stack(list(_log_payments(log_p, drawn, best, prompt, tokens, law, piece)), dim=1)
+        paid = torch.stack(list(_log_payments(log_p, drawn, top, expected, prompt, tokens, law, piece)), dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
     return Payments(*(each.cpu().numpy() for each in (paid, top, expected, beyond, log_probability(logits, drawn))))
 
 
-def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, best: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray,
-                  law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
+def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,
+                  tokens: np.ndarray, law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
     """The log payments (tokens,) of each bet, in the order of `bets_of`."""
     of_drawn, p = log_p.gather(1, drawn[:, None])[:, 0].double(), log_p.exp()
-    top, expected = (drawn == best).double(), p.gather(1, best[:, None])[:, 0].double()
     for power in _POWERS:
         yield (power - 1.0) * of_drawn - (power * log_p).logsumexp(dim=-1).double()
     yield from _tilts(top, expected)

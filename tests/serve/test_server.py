@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -19,12 +18,11 @@ from dflash_mcmc.api.choices import Samplers, turn_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options
-from dflash_mcmc.serve.app import built
-from dflash_mcmc.serve.network import Server
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
 from tests.composing import composed
 from tests.conftest import ROOT
+from tests.serving import Served
 
 QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
 KEY = "a-key-of-the-tests"
@@ -35,23 +33,8 @@ OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dat
              "serve.allowed_hosts=[friend.example]", f"serve.api_key={KEY}"]
 
 
-class Running:
-    """A server in a thread of this process."""
-
-    def __init__(self, overrides: list[str]):
-        plan, config = options.compose(overrides)
-        self.listener = network.listening(plan.host, plan.port)
-        self.port = self.listener.getsockname()[1]
-        self.service = built(plan, config)
-        self.server = Server(self.service.app(), plan.header_seconds)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(processes.HANG)
-        self.service.close(30)
-        self.listener.close()
+class Running(Served):
+    """Such a server, with requests to it."""
 
     def client(self, key: str = KEY) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=processes.HANG)

@@ -12,11 +12,10 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.serve import network, options
-from dflash_mcmc.serve.app import built
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import verify
 from tests import runs
+from tests.serving import Served
 
 PROMPTS = [np.array(ids) for ids in ([5, 17, 200, 31], [40, 41, 42], [300, 12, 9, 77, 5])]
 
@@ -152,9 +151,10 @@ def _texts(folder):
 
 
 def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
-    plan, config = options.compose(["model=tiny", "sampler=temperature", "sampler.temperature=1.0", "serve.port=0",
-                                    "dataset.max_new_tokens=24", "hardware.num_slots=8"])
-    with _served(plan, config) as port:
+    overrides = ["model=tiny", "sampler=temperature", "sampler.temperature=1.0", "serve.port=0", "dataset.max_new_tokens=24",
+                 "hardware.num_slots=8"]
+    with Served(overrides) as served:
+        port = served.port
         arguments = [f"http://127.0.0.1:{port}/v1", "model=tiny", "dataset=arith", "dataset.limit=3", "num_chains=4",
                      "dataset.max_new_tokens=24", "sampler.temperature=1.3", f"paths.outputs={tmp_path}"]
         code, out, _ = told(arguments, capsys)
@@ -166,28 +166,6 @@ def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
         assert told(arguments, capsys)[1] == out
         assert sorted(file.read_text().splitlines()) == sorted(kept.splitlines())
         assert {json.loads(line)["temperature"] for line in kept.splitlines()} == {1.3}
-
-
-class _served:
-    """A server of this package in a thread."""
-
-    def __init__(self, plan, config):
-        self.listener = network.listening(plan.host, plan.port)
-        self.service = built(plan, config)
-        self.server = network.Server(self.service.app(), plan.header_seconds)
-
-    def __enter__(self) -> int:
-        import asyncio
-
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
-        self.thread.start()
-        return self.listener.getsockname()[1]
-
-    def __exit__(self, *_) -> None:
-        self.server.should_exit = True
-        self.thread.join()
-        self.service.close(30)
-        self.listener.close()
 
 
 class _Other(http.server.BaseHTTPRequestHandler):

@@ -367,7 +367,6 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
     """Drafts the blocks of the walks again, as the engine has drafted them and in every alternative."""
     from tqdm.auto import tqdm
 
-
     subject = _subject(config, drafter, model, other)
     changed = forced.alternatives(subject)
     settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)

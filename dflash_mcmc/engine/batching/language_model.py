@@ -356,7 +356,7 @@ class LanguageModel:
         shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
         if len(shapes) > 1:
             raise refused(model, "has layers whose keys differ in shape",
-                                   "the same number of key heads and the same dimensions in every layer")
+                          "the same number of key heads and the same dimensions in every layer")
         return CacheShape(len(layers), *shapes.pop(), recurrent)
 
     def _refuse_unsupported(self, model: torch.nn.Module) -> None:
@@ -370,11 +370,11 @@ class LanguageModel:
                             "weights are numbers, none of them NaN")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             raise refused(model, "does more to its logits than a linear head and a soft-cap (a scale)",
-                                   "a linear head, with or without a soft-cap")
+                          "a linear head, with or without a soft-cap")
         with self.attending("grouped"):
             if not (self.masks.plain or attention.agrees(self.decoder, self.config, self.device)):
                 raise refused(model, f"has other windows than its layer_types say ({self.masks.reaches})",
-                                       "windows and chunks by layer_types")
+                              "windows and chunks by layer_types")
         if self.device.type == "cpu" and depends_on_batch(self.decoder):
             note(f"model.path: the experts of {type(model).__name__} are computed for all tokens of a batch together, so that "
                  "the last bits of a record depend on the other samples in its batch")

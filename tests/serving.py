@@ -1,0 +1,36 @@
+"""A server in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Self
+
+from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve.app import built
+from tests import processes
+
+
+class Served:
+    """A server on a port of its own, from its construction to `stop`."""
+
+    def __init__(self, overrides: list[str]):
+        plan, config = options.compose(overrides)
+        self.listener = network.listening(plan.host, plan.port)
+        self.port = self.listener.getsockname()[1]
+        self.service = built(plan, config)
+        self.server = network.Server(self.service.app(), plan.header_seconds)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(processes.HANG)
+        self.service.close(30)
+        self.listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
