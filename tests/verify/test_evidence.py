@@ -56,7 +56,7 @@ def test_a_bet_wins_where_its_law_holds():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.8])
 def test_a_truncation_before_the_temperature_is_seen(temperature):
-    """llama.cpp's order keeps more tokens below temperature 1, all of which are explained, and fewer above, where a bet wins."""
+    """llama.cpp's order keeps more tokens below temperature 1, all of them explained, and fewer above, where a bet wins."""
     rng, law = np.random.default_rng(1), SamplingParams(temperature=temperature, top_p=0.8)
     logits, ledger = logits_of(400, 1), Evidence(bets_of(law), 1e-3)
     p = torch.softmax(logits.double(), dim=-1)
