@@ -28,7 +28,7 @@ from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.process import ranks
+from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Sweep(NamedTuple):
     """Whether a sweeper chooses the points, such as Optuna's; otherwise they are a grid."""
 
 
-def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
+def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
     """The overrides of every job of a grid. For a search, those of one point and of its variants.
 
     A variant has another value from one list, or the other end of one range. With the variants the caller checks every value.
@@ -73,9 +73,9 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
         return
     first = [values[0] for values in lists]
     yield first
-    for place, values in enumerate(lists):
+    for index, values in enumerate(lists):
         for value in values[1:]:
-            yield [*first[:place], value, *first[place + 1 :]]
+            yield [*first[:index], value, *first[index + 1 :]]
 
 
 def _values(override: Override, searches: bool) -> list[str]:
@@ -163,15 +163,15 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}
     effects = {texts: _effects(job) for texts, job in jobs.items()}
     alike: dict[str, list[int]] = {}
-    for number, texts in enumerate(kept):
-        alike.setdefault(effects[texts], []).append(number)
+    for index, texts in enumerate(kept):
+        alike.setdefault(effects[texts], []).append(index)
     named = [{composing.parse(text).get_key_element(): text for text in texts} for texts in points]
     values = {name: {point[name] for point in named} for name in named[0]}
-    for same, numbers in alike.items():
-        first = points[numbers[0]]
-        needed = kept[numbers[0]]
-        if len(numbers) > 1:
-            needed = _without_idle_values(composing, named, values, numbers, needed, same)
+    for effects_of_all, indices in alike.items():
+        first = points[indices[0]]
+        needed = kept[indices[0]]
+        if len(indices) > 1:
+            needed = _without_idle_values(composing, named, values, indices, needed, effects_of_all)
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
 
@@ -196,8 +196,8 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
     for name in swept:
         more = idle | {name}
         left = tuple(text for text in texts if text not in {first[other] for other in more})
-        combined = {tuple(points[number][other] for other in swept if other in more) for number in alike
-                    if all(points[number][other] == first[other] for other in swept if other not in more)}
+        combined = {tuple(points[index][other] for other in swept if other in more) for index in alike
+                    if all(points[index][other] == first[other] for other in swept if other not in more)}
         if len(combined) == math.prod(len(values[other]) for other in more) and _does(composing, left, effects):
             idle, texts = more, left
     return texts
@@ -318,10 +318,10 @@ class SweepOutcomes:
             traceback.print_exception(error)
         reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
         if ranks.rank():
-            print_error(reason)
+            program.print_error(reason)
         elif not self._searches:  # the sweeper of a search prints it
-            given = " ".join(text for text in overrides if text not in self._common)
-            tell(f"failed: {given}: {reason}")
+            texts = " ".join(text for text in overrides if text not in self._common)
+            tell(f"failed: {texts}: {reason}")
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_JobOutcome(overrides, "failed", reason))
 
@@ -345,23 +345,17 @@ class SweepOutcomes:
                 tell(f"failed: {label}: {reason}")
         elif failed and len(states) > 1:
             print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
-        found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
+        values = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
                  if outcome.value is not None}
-        if self._searches and found:
-            best = max(found.values())
-            label, *alike = [label for label, value in found.items() if value == best]
+        if self._searches and values:
+            best = max(values.values())
+            label, *alike = [label for label, value in values.items() if value == best]
             tie = f", a tie with {len(alike)} more" if alike else ""
-            print(f"best of {len(found)}: {objective} {best:.4g} with {label}{tie}")
+            print(f"best of {len(values)}: {objective} {best:.4g} with {label}{tie}")
         same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
         print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
               f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
         return self._exit_code
-
-
-def print_error(reason: str) -> None:
-    """Prints an error in one line. In a launch of several processes the line has the number of the process."""
-    process = f" (process {ranks.rank()})" if ranks.rank() else ""
-    tell(f"error{process}: {reason}")
 
 
 def objective_of(name: str, summary: dict) -> float | None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dflash_mcmc.errors import UserError, of_memory, of_the_disk, tell
+from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 
 STOPPED, USER_ERROR = 143, 2
@@ -47,6 +48,12 @@ def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -
     sys.exit(guarded(lambda: body(arguments)))
 
 
+def print_error(reason: object) -> None:
+    """Prints an error in one line. In a launch of several processes the line has the number of the process."""
+    process = f" (process {ranks.rank()})" if ranks.rank() else ""
+    tell(f"error{process}: {reason}")
+
+
 def guarded(body: Callable[[], None]) -> int:
     """Runs a program and returns its exit code. A mistake of the user is printed in one line."""
     try:
@@ -59,7 +66,7 @@ def guarded(body: Callable[[], None]) -> int:
         shown = of_the_disk(error) or of_memory(error) or error
         if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):
             raise
-        tell(f"error: {shown}")
+        print_error(shown)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"\nstopped; {_HINT}", file=sys.stderr)

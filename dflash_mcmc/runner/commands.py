@@ -36,7 +36,11 @@ def checked(arguments: list[str]) -> Command:
 
 
 def within_budget(command: Command, measure: bool = True) -> Command:
-    """The command with the settings that its budgets choose. Prints how they were chosen."""
+    """The command with the settings that its budgets choose; the same command if it has none. Prints how they were chosen.
+
+    Args:
+        measure: whether short runs (pilots), which load the model and draw samples, may correct the estimates.
+    """
     chosen, plan = budget.with_settings(command, measure)
     if plan:
         chosen = _with_checks(chosen)
@@ -46,10 +50,10 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
 
 def _with_checks(command: Command) -> Command:
-    """The command with what the checks of its jobs have found. Raises UserError."""
-    memory, checked = preflight.check(command.jobs, here=not command.launcher)
-    jobs = [job._replace(prompts=found.prompts) for job, found in zip(command.jobs, checked, strict=True)]
-    return command._replace(jobs=jobs, memory=memory, lengths=tuple(found.lengths for found in checked))
+    """The command after a check of its jobs, with their encoded prompts, their lengths and their memory. Raises UserError."""
+    memory, of_jobs = preflight.check(command.jobs, here=not command.launcher)
+    jobs = [job._replace(prompts=of_job.prompts) for job, of_job in zip(command.jobs, of_jobs, strict=True)]
+    return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
 
 
 def shows(command: Command, arguments: list[str]) -> bool:

@@ -41,7 +41,7 @@ def execute(job: Job) -> RunResult:
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):
-        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair, digest) as store,
+        with (RunStore.open(run_folder(config, digest), tasks.not_in_memory, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
             restore_config(store, config)
             recorded = store.recorded()

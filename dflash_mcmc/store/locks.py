@@ -182,11 +182,11 @@ class FolderLocks:
 
     def enter(self) -> int:
         """Takes the number of a file of records that no other process writes to. Raises RunBusy."""
-        found = next((number for number in range(NUM_FILES) if self._locks.take(_WRITERS + number)), None)
-        if found is None:
+        free_number = next((file_number for file_number in range(NUM_FILES) if self._locks.take(_WRITERS + file_number)), None)
+        if free_number is None:
             raise RunBusy(f"{self._folder}: {NUM_FILES} processes draw this run already")
-        self._number = found
-        return found
+        self._number = free_number
+        return free_number
 
     def take_mutex(self) -> None:
         """Waits until no other process changes the folder."""

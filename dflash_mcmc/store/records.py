@@ -1,7 +1,7 @@
 """The format of records, and the files that hold them. `reading.py` reads the files.
 
-A record is one line of JSON with a checksum (`lines.py`), and a line counts only if it ends with a line feed. A process writes
-to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
+A record is one line of JSON with a checksum (`schema.py`), and a line counts only if it ends with a line feed. A process
+writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
 """
 
 from __future__ import annotations

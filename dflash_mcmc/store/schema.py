@@ -305,7 +305,7 @@ class Schema:
     """The fields of an object with their types.
 
     Args:
-        fields: TypedDicts; a field of a later one replaces that of an earlier one. Bounds are in `bounds.py`.
+        fields: TypedDicts; a field of a later one replaces that of an earlier one.
         may_lack: required keys that older versions do not write.
         alone: keys beside which the other required keys may be absent: `failure` in the record of a probe.
         key: keys that are required always.
