@@ -21,12 +21,9 @@ Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if shown := help.shown(arguments):
         print(shown, end="")
         return

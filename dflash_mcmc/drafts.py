@@ -33,12 +33,9 @@ DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg in 
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return

@@ -14,12 +14,9 @@ from dflash_mcmc.fields import spec_of
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["submit"] and not {"-h", "--help"} & set(arguments):
         _submit(arguments[1:])
         return

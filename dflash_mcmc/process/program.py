@@ -8,6 +8,7 @@ DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printe
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
@@ -42,10 +43,13 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a program with these arguments and exits. None means the arguments of the command line."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    sys.exit(guarded(lambda: body(arguments)))
+def command(body: Callable[[list[str]], None]) -> Callable[..., NoReturn]:
+    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line."""
+    @functools.wraps(body)
+    def main(arguments: list[str] | None = None) -> NoReturn:
+        sys.exit(guarded(lambda: body(sys.argv[1:] if arguments is None else arguments)))
+
+    return main
 
 
 def print_error(reason: object) -> None:

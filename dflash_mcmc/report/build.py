@@ -21,9 +21,8 @@ from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study, named, study_of
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import configuration_of, json_object
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """

@@ -60,9 +60,9 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
     """
     runs: dict[str, _PlannedRun] = {}
     counted = lengths or [Lengths()] * len(jobs)
-    for job, label, found in zip(jobs, point_labels(jobs), counted, strict=True):
-        tasks = tasks_of(_with_lengths(job, found))
-        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(found.share))
+    for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
+        tasks = tasks_of(_with_lengths(job, counted_lengths))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
         known = runs.setdefault(_settings(job.config), run)
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
         if known.estimate.num_samples < run.estimate.num_samples:
@@ -79,7 +79,7 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
-             *dict.fromkeys(_counted(job, found) for job, found in zip(jobs, counted, strict=True)),
+             *dict.fromkeys(_counted(job, counted_lengths) for job, counted_lengths in zip(jobs, counted, strict=True)),
              "samples that are already recorded are included"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
@@ -88,24 +88,24 @@ _ASSUMED = {"prompt": "assumed.prompt_length", "solution": "assumed.answer_lengt
 """The field that a counted length takes the place of."""
 
 
-def _used(job: Job, found: Lengths) -> dict[str, float]:
+def _used(job: Job, lengths: Lengths) -> dict[str, float]:
     """The counted lengths by name, without those whose field the command sets."""
-    given = {text.lstrip("+").partition("=")[0] for text in job.overrides}
-    return {name: value for name, field in _ASSUMED.items() if (value := getattr(found, name)) and field not in given}
+    set_fields = {text.lstrip("+").partition("=")[0] for text in job.overrides}
+    return {name: value for name, field in _ASSUMED.items() if (value := getattr(lengths, name)) and field not in set_fields}
 
 
-def _with_lengths(job: Job, found: Lengths) -> Config:
+def _with_lengths(job: Job, lengths: Lengths) -> Config:
     """The configuration with the counted lengths as its assumptions."""
-    config, used = job.config, _used(job, found)
+    config, used = job.config, _used(job, lengths)
     values: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
         values["answer_length"] = used["solution"] / config.dataset.max_new_tokens
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **values)) if values else config
 
 
-def _counted(job: Job, found: Lengths) -> str:
+def _counted(job: Job, lengths: Lengths) -> str:
     """The line that says which lengths are no assumption; empty if there is none."""
-    used = " and ".join(f"{name}s" for name in _used(job, found))
+    used = " and ".join(f"{name}s" for name in _used(job, lengths))
     return f"counted with the model's tokenizer: the mean length of {used}" if used else ""
 
 
@@ -121,10 +121,10 @@ def _problems(config: Config) -> str:
     """The line that says which part of the dataset is used; empty where no dataset is used."""
     if "dataset" not in groups_of(config):
         return ""
-    dataset, number, of = config.dataset, config.dataset.num_chosen(), config.dataset.num_all()
+    dataset, num_chosen, num_all = config.dataset, config.dataset.num_chosen(), config.dataset.num_all()
     fields = [f"dataset.{name}" for name in ("ids", "shards", "limit") if getattr(dataset, name) is not None]
-    which = f", by {' and '.join(fields)}" if number < of else ""
-    return f"problems: {number:,} of {of:,} in dataset={name_of(dataset)}{which}"
+    which = f", by {' and '.join(fields)}" if num_chosen < num_all else ""
+    return f"problems: {num_chosen:,} of {num_all:,} in dataset={name_of(dataset)}{which}"
 
 
 def _memory(config: Config) -> str:
@@ -134,10 +134,10 @@ def _memory(config: Config) -> str:
 
 def _text(rows: Sequence[Sequence[str]]) -> str:
     """The rows as a table. The columns `does not apply` and `forwards of the draft` are left out if they are empty."""
-    shown = [place for place, header in enumerate(_HEADERS)
-             if header not in (_LEFT_OUT, _DRAFT) or any(row[place] not in ("", "0") for row in rows)]
-    return tabulate([[row[place] for place in shown] for row in rows], headers=[_HEADERS[place] for place in shown],
-                    tablefmt="github", colalign=["left" if place < 2 else "right" for place in shown], disable_numparse=True)
+    shown = [column for column, header in enumerate(_HEADERS)
+             if header not in (_LEFT_OUT, _DRAFT) or any(row[column] not in ("", "0") for row in rows)]
+    return tabulate([[row[column] for column in shown] for row in rows], headers=[_HEADERS[column] for column in shown],
+                    tablefmt="github", colalign=["left" if column < 2 else "right" for column in shown], disable_numparse=True)
 
 
 def _row(label: str, estimate: CostEstimate, left_out: Sequence[str] = ()) -> list[str]:

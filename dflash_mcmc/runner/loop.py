@@ -43,7 +43,7 @@ def execute(job: Job) -> RunResult:
     with stopping.handling_signals(config.hardware.grace_seconds):
         with (RunStore.open(run_folder(config, digest), tasks.not_in_memory, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
-            restore_config(store, config)
+            restore_config(store, config)  # here, since a complete run does not reach `_describe`
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:
@@ -76,7 +76,7 @@ class _Loop:
         self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
         self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
-        self._before, self._shown, self._described = len(store.records), 0, False
+        self._num_before, self._num_shown, self._is_described = len(store.records), 0, False
         self._in_progress: set[SampleKey] = set()
         self._device = job.config.hardware.resolve()
         self._attempts.device = place_of(self._device)
@@ -134,13 +134,13 @@ class _Loop:
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]
             turn = turn % max(1, len(left))
-            found = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
-            if found is None:
+            untaken = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
+            if untaken is None:
                 turn += _MOST_TRIED
                 time.sleep(_POLL_SECONDS)
                 self._look()
             else:
-                yield found
+                yield untaken
 
     def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
         """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
@@ -172,9 +172,9 @@ class _Loop:
 
     def _describe(self) -> None:
         """Describes the run in its folder and starts the tracker, once. The configuration cannot be refused after this."""
-        if self._described:
+        if self._is_described:
             return
-        self._described = True
+        self._is_described = True
         if not ranks.rank() or not self._store.is_described():
             describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
         with self._store.mutex():
@@ -204,9 +204,9 @@ class _Loop:
     def _show(self) -> None:
         self._tracking.catch_up()
         records = self._store.records
-        self._bar.set_postfix_str(self._tasks.progress(records[self._shown :]), refresh=False)
-        self._shown = len(records)
-        self._bar.update(self._shown - self._before - self._bar.n)
+        self._bar.set_postfix_str(self._tasks.progress(records[self._num_shown :]), refresh=False)
+        self._num_shown = len(records)
+        self._bar.update(self._num_shown - self._num_before - self._bar.n)
 
     def _is_complete(self) -> bool:
         return set(self._pending) <= self._store.recorded()

@@ -1,4 +1,4 @@
-"""What describes a run beside its records: `run.json`, and `problems.jsonl` with the question and the prompt of each problem.
+"""What describes a run beside its records: `run.json`, `config.yaml`, and `problems.jsonl` with question and prompt of each.
 
 The file of problems is replaced as a whole and under the lock of the folder. So it is never partial, and processes that share
 a run write each problem once. A process writes it before its first record, so that every record's problem is in it.
@@ -17,7 +17,7 @@ from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.store.files import read_regular, write_atomically
 from dflash_mcmc.store.schema import Damaged, Schema, from_line, to_line, whole_lines
 
-RUN = "run.json"
+RUN, CONFIG = "run.json", "config.yaml"
 
 
 class Described(NamedTuple):
@@ -45,17 +45,37 @@ def described(path: Path) -> Described:
 
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
     try:
-        value = json.loads(content.decode())
+        value = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
         reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds no JSON object; a run did not write this file")
     return value
+
+
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The content of a run's `config.yaml`. Raises UserError for a file that a run did not write."""
+    from omegaconf import OmegaConf
+
+    path = folder / CONFIG
+    try:
+        value = OmegaConf.to_container(OmegaConf.create(_text(path)))
+    except UserError:
+        raise
+    except Exception as error:  # yaml and OmegaConf raise different types
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
+    if not isinstance(value, dict) or "name" not in value:
+        raise UserError(f"{path}: holds no configuration of a run")
+    return cast("dict[str, Any]", value)
+
+
+def _text(path: Path) -> str:
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
+    return content.decode()
 
 
 PROBLEMS = "problems.jsonl"
