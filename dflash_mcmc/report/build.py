@@ -201,7 +201,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if are_probes(folders):
+    if all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
@@ -287,11 +287,6 @@ class ProbeRun(NamedTuple):
     folder: Path
     identity: dict
     summary: dict
-
-
-def are_probes(found: Sequence[Found]) -> bool:
-    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
-    return all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in found)
 
 
 def _is_of_a_probe(summary: dict) -> bool:
