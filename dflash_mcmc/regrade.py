@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from omegaconf import OmegaConf
 from tabulate import tabulate
 
 from dflash_mcmc.errors import ConfigError, UserError, printable
@@ -157,8 +158,6 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
     Records of the target that the source does not have are kept.
     """
-    from omegaconf import OmegaConf
-
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store import finishes

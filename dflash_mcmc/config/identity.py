@@ -232,8 +232,6 @@ class _UnreadModel:
 
 def _recorded(values: Mapping[str, Any]) -> Config:
     """The configuration of a run, with the components that canonical values depend on."""
-    from dflash_mcmc.config.schema import Config
-
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
     return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
@@ -291,8 +289,6 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
 
 

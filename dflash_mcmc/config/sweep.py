@@ -30,6 +30,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
+from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Job
@@ -363,8 +364,6 @@ def objective_of(name: str, summary: dict) -> float | None:
 
     With `aggregate`, accuracy counts one answer for each problem, combined in the first way that it names.
     """
-    from dflash_mcmc.statistics import summaries
-
     counted: dict[str, Any] = next(iter(summaries.aggregates_of(summary)), summary)
     accuracy = counted.get("accuracy")
     if name == "accuracy" or accuracy is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.config.identity import settings_of
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
@@ -111,8 +112,6 @@ def _counted(job: Job, lengths: Lengths) -> str:
 
 def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
-    from dflash_mcmc.config.identity import settings_of
-
     places = [value for name, _, _, value in walk(config) if name in ("model.path", "draft.path", "dataset.path")]
     return json.dumps([settings_of(config), places], sort_keys=True, default=str)
 
