@@ -24,13 +24,13 @@ Tables = dict[Callable[[list[Path]], str], list[Path]]
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    if shown := help.shown(arguments):
-        print(shown, end="")
+    if text := help.text_for(arguments):
+        print(text, end="")
         return
-    from dflash_mcmc.runner.commands import checked, shows, within_budget
+    from dflash_mcmc.runner.commands import checked, only_shows, within_budget
 
     command = checked(arguments)
-    if shows(command, arguments):
+    if only_shows(command, arguments):
         return
     if command.launcher:
         from dflash_mcmc.grid.submission import submit

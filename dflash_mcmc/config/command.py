@@ -23,7 +23,7 @@ from dflash_mcmc.config.compose import Composer
 from dflash_mcmc.config.help import COMPLETION, config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import (
-    ask_for_help,
+    SHOWING,
     given_value,
     names_if_present,
     parse_arguments,
@@ -113,13 +113,13 @@ def check_command(arguments: Sequence[str]) -> Command:
     A sweep is checked as a whole: a mistake in its last point is reported before its first one starts.
     """
     flags = parse_arguments(arguments)
-    if ask_for_help(flags):
+    if any(getattr(flags, name) for name in SHOWING):
         return Command([], shows=True)
     with composer("config", flags.overrides) as composing:
         overrides = [composing.parse(text) for text in flags.overrides]
         mistakes.check_search_path(overrides)
         if flags.cfg or flags.info:
-            mistakes.check_shown(overrides, flags.if_present)
+            mistakes.check_one_run(overrides, flags.if_present)
             composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
             return Command([], overrides=tuple(shown), shows=True)
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
@@ -185,7 +185,7 @@ def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | N
     return [[text_of(override) for override in overrides]]
 
 
-def show(arguments: Sequence[str]) -> None:
+def show_for_flag(arguments: Sequence[str]) -> None:
     """Prints what --cfg, --info, --hydra-help or --shell-completion ask for.
 
     The output of --cfg job begins with the option of each group as comments of YAML, because the values do not name it.

@@ -79,7 +79,7 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def shown(arguments: Sequence[str]) -> str:
+def text_for(arguments: Sequence[str]) -> str:
     """What `--version` or `--help` prints; empty if the command line has neither."""
     if "--version" in arguments:
         return f"dflash_mcmc {__version__}\n"

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.config.schema import to_typed
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import runtime, schema_of, spec_of, types_of
+from dflash_mcmc.fields import runtime, schema_of, specs_of, types_of
 
 PREFIX = "hydra.launcher."
 MOST_JOBS = 1000
@@ -96,22 +96,19 @@ def to_launcher(node: DictConfig) -> Slurm:
 
 def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
     """The launcher with some fields changed, such as `minutes=240`. Raises UserError."""
-    names = [field.name for field in dataclasses.fields(Slurm)]
-    node = OmegaConf.structured(launcher)
+    specs, node = specs_of(Slurm), OmegaConf.structured(launcher)
     for text in overrides:
         name, equals, value = text.removeprefix(PREFIX).partition("=")
-        if not equals or name not in names:
+        if not equals or name not in specs:
             raise UserError(f"cannot read {text!r}; allowed: field=value with a field of hydra/launcher=slurm: "
-                            f"{', '.join(names)}")
+                            f"{', '.join(specs)}")
         try:
             node = OmegaConf.merge(node, OmegaConf.from_dotlist([f"{name}={value}"]))
         except OmegaConfBaseException as error:
-            field = next(field for field in dataclasses.fields(Slurm) if field.name == name)
-            raise ConfigError(f"{PREFIX}{name}", value, spec_of(field).describe(types_of(Slurm)[name])) from error
+            raise ConfigError(f"{PREFIX}{name}", value, specs[name].describe(types_of(Slurm)[name])) from error
     return to_launcher(node)
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
     """A command line with full names for the launcher's fields: `shards=8` becomes `hydra.launcher.shards=8`."""
-    names = {field.name for field in dataclasses.fields(Slurm)}
-    return [PREFIX + text if text.partition("=")[0] in names and "=" in text else text for text in arguments]
+    return [PREFIX + text if text.partition("=")[0] in specs_of(Slurm) and "=" in text else text for text in arguments]

@@ -47,7 +47,7 @@ def check_search_path(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")
 
 
-def check_shown(overrides: Sequence[Override], if_present: str) -> None:
+def check_one_run(overrides: Sequence[Override], if_present: str) -> None:
     """Raises UserError if `--cfg` or `--info` is given with several values or with `--if-present`."""
     if if_present or any(override.is_sweep_override() for override in overrides):
         raise UserError("--cfg and --info: given with several values or --if-present; allowed: the command line of one run")

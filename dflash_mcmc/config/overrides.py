@@ -18,7 +18,7 @@ from dflash_mcmc.registry import GROUPS, components
 
 _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}].*)", re.DOTALL)
 """A field of a group with braces in its value, such as `dataset.prompt={question} Answer briefly.`"""
-_WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
+SHOWING = ("help", "hydra_help", "shell_completion")
 """Flags of Hydra that show something without a configuration."""
 IF_PRESENT = "--if-present"
 OF_PATHS = {"model": "a folder, or a hub name such as Qwen/Qwen3-4B", "draft": "a folder or a hub name",
@@ -98,11 +98,6 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
             raise UserError(f"--config-dir: given {flags.config_dir!r}; allowed: a folder that exists")
         flags.overrides.insert(0, f"hydra.searchpath=['file://{Path(flags.config_dir).resolve()}']")
     return flags
-
-
-def ask_for_help(flags: Namespace) -> bool:
-    """Whether a flag shows something without a configuration."""
-    return any(getattr(flags, name, None) for name in _WITHOUT_A_CONFIGURATION)
 
 
 def names_if_present(flags: Namespace) -> list[str]:

@@ -11,7 +11,7 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import budget, preflight
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Job
+    pass
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -56,26 +56,22 @@ def _with_checks(command: Command) -> Command:
     return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
 
 
-def shows(command: Command, arguments: list[str]) -> bool:
+def only_shows(command: Command, arguments: list[str]) -> bool:
     """Prints what a command that runs nothing asks for: a flag of Hydra, show=prompt or dry_run. False for other commands."""
     if command.shows:
-        from dflash_mcmc.config.command import show
+        from dflash_mcmc.config.command import show_for_flag
 
-        show(arguments)
+        show_for_flag(arguments)
     elif any(job.config.show for job in command.jobs):
-        _print_prompts(command.jobs)
+        from dflash_mcmc.runner.build import first_prompt
+
+        if not ranks.rank():
+            print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in command.jobs)))
     elif any(job.config.dry_run for job in command.jobs):
         print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
     else:
         return False
     return True
-
-
-def _print_prompts(jobs: list[Job]) -> None:
-    from dflash_mcmc.runner.build import first_prompt
-
-    if not ranks.rank():
-        print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
 
 
 def print_plan(command: Command, *notes: str) -> None:

@@ -41,26 +41,15 @@ class _PlannedRun(NamedTuple):
 
 
 def of(command: Command) -> str:
-    """The table of a checked command line. Raises UserError if the problems cannot be counted."""
-    sweep = command.sweep
-    if sweep is None or not sweep.searches:
-        return table(command.jobs, num_points=command.num_points, lengths=command.lengths)
-    return table(command.jobs, sweep.num_trials, lengths=command.lengths)
+    """A row for each different run of a checked command line, their total, and the assumptions, as text.
 
-
-def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None,
-          lengths: Sequence[Lengths] = ()) -> str:
-    """A row for each different run of the jobs, their total, and the assumptions, as text.
-
-    Args:
-        num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
-            expensive job.
-        num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
-        lengths: for each job what is counted of its problems; empty means nothing. Problems that do not fit are recorded as
-            too long, and cost nothing.
+    The points of a search are not known yet, so each trial is estimated as the most expensive job. Problems that do not fit
+    are recorded as too long, and cost nothing. Raises UserError if the problems cannot be counted.
     """
     runs: dict[str, _PlannedRun] = {}
-    counted = lengths or [Lengths()] * len(jobs)
+    jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
+    searches = command.sweep is not None and command.sweep.searches
+    counted = command.lengths or [Lengths()] * len(jobs)
     for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
         tasks = tasks_of(_with_lengths(job, counted_lengths))
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
@@ -70,12 +59,12 @@ def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | 
             runs[_settings(job.config)] = run
     estimates = [run.estimate for run in runs.values()]
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
-    if num_trials is not None:
+    if searches and num_trials is not None:
         most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
         rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job", most.times(num_trials)))
     elif len(estimates) > 1:
         rows.append(_row("total", CostEstimate.total(estimates)))
-    same = (len(jobs) if num_points is None else num_points) - len(runs)
+    same = (len(jobs) if searches else command.num_points) - len(runs)
     notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(_memory(job.config) for job in jobs),

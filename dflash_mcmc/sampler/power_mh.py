@@ -249,11 +249,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.log_cut(path, proposal, cut)
-
-    def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
-        """g: log of the probability of this cut in the proposal, minus that in the state."""
-        return self.cuts().log_ratio(path, proposal, cut)
+        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.cuts().log_ratio(path, proposal, cut)
 
     def log_weight(self, path: Trajectory, start: int) -> float:
         """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""
