@@ -27,11 +27,12 @@ def checked(config: Config) -> Config:
     Raises UserError.
     """
     _check_condition(config)
-    config.probe = config.probe.with_draft(config.draft)
+    config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
     _check_draft(config)
     _check_aggregate(config)
     _check_budget(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
+    # A check reads other components as they were given, so that none is resolved before all are checked.
     for group in used:
         component_of(config, group).check(config)
     for group in used:

@@ -122,6 +122,7 @@ def check_command(arguments: Sequence[str]) -> Command:
             mistakes.check_one_run(overrides, flags.if_present)
             composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
             return Command([], overrides=tuple(shown), shows=True)
+        # Hydra's own settings are the same at every point, so that they are composed without the swept values.
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
         sweep, launcher = _sweep(hydra, flags.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),

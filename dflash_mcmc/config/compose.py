@@ -62,7 +62,7 @@ class _FilesReadOnce(ConfigRepository):
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
-        self._known = {}
+        self._known = {}  # a file of the same name may now be another one
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self._known:
@@ -174,6 +174,7 @@ class Composer:
         except _ERRORS as error:
             if mistake := mistakes.of_choices(error, options):
                 raise mistake from error
+            # Hydra's error names no override. The mistake is the one without which the others compose.
             for override in choosing:
                 others = [other for other in choosing if other is not override]
                 try:

@@ -58,7 +58,7 @@ def settings_of(config: Config) -> dict[str, object]:
         values.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
-            if name in specs and specs[name].is_off(value):
+            if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
                 values.pop(f"{group}.{name}", None)
             else:
                 values[f"{group}.{name}"] = value

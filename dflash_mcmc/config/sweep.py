@@ -145,6 +145,7 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
     Raises UserError for a field that no point has and that is not in `named`.
     """
     lacking = [composing.lacking(texts) for texts in points]
+    # A field that no point has is a typing mistake; one that some points have applies only there.
     nowhere = {name for name in lacking[0] if all(name in each for each in lacking)} - set(named)
     if nowhere and len(points) > 1:
         name = next(name for name in composing.lacking(points[0]) if name in nowhere)
@@ -161,7 +162,7 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError.
     """
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
-    jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}
+    jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}  # points that keep the same texts are one job
     effects = {texts: _effects(job) for texts, job in jobs.items()}
     alike: dict[str, list[int]] = {}
     for index, texts in enumerate(kept):
@@ -299,7 +300,7 @@ class SweepOutcomes:
             value = objective_of(job.config.objective, result.summary)
             if self._searches and value is None:
                 raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
-        except Exception as error:
+        except Exception as error:  # neither a mistake nor a bug at one point costs the points after it
             self._fail(overrides, of_the_disk(error) or error)
             if self._searches:
                 raise

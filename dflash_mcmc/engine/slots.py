@@ -44,7 +44,7 @@ class Slots(Engine):
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         model = target.stopping_at(config.dataset.stop)
         drafter = config.draft.load(model)
-        num_draws = num_chains * config.sampler.width()
+        num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
                          config.blend.needs_draft or config.sampler.needs_draft)
 

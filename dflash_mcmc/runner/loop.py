@@ -122,6 +122,7 @@ class _Loop:
 
         The last rounds are for tasks that other processes have claimed and not finished.
         """
+        # A task at which processes have died is done alone, so that another death has one cause.
         suspects = dict.fromkeys(self._attempts.suspects(self._pending))
         together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
         if together:
@@ -129,7 +130,7 @@ class _Loop:
         for key in suspects:
             if not stopping.requested() and self._store.claim(key):
                 yield [key], [key], True
-        turn = 0
+        turn = 0  # of the tasks that others hold: those not tried for the longest time come next
         while ranks.waits() and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]

@@ -120,6 +120,7 @@ class _Checks:
 
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
+        # The identity reads dataset and checkpoint: only if a folder could be that of the run.
         folder = run_folder(config, "*")
         if not self._once(("folders", str(folder)), lambda: any(folder.parent.glob(folder.name))):
             return False

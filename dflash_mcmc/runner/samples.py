@@ -67,7 +67,7 @@ class Samples(Tasks[Record]):
         fit = fitting.fit(self._config, model, problems, known=self._prompts)
         if len(fit.too_long) == len(problem_of):  # a start with some of the problems records those as too long
             fit.check()
-        longest = max(map(len, fit.prompts.values()), default=1)
+        longest = max(map(len, fit.prompts.values()), default=1)  # an engine has a length also if no pending prompt fits
         self._warn_of_width(model, list(fit.prompts.values())[:2])
         engine = self._config.engine.start(self._config, model, longest, len(pending))
         return SampleWorker(self._config, engine, fit.of(problems))

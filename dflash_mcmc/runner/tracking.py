@@ -75,7 +75,7 @@ class Tracking:
         logged = self._read().get(self._key, {"lines": {}})["lines"]
         self._logged = Counter({int(number): lines for number, lines in logged.items()})
         for record, (file_number, line) in zip(self._store.records, self._store.places, strict=True):
-            if line < self._logged[file_number]:
+            if line < self._logged[file_number]:  # the running accuracy goes on from where the last start left it
                 self._running.add(record)
         self.catch_up()
 
@@ -106,6 +106,7 @@ class Tracking:
         """
         if not self._active or not self._store.records:
             return
+        # Asked again after the wait for the lead: the process that had it may have logged the summary.
         if self._tracker is None and not self._has_summary() and self._leads() and not self._has_summary():
             self.start()
         if self._tracker is None:

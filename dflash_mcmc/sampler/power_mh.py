@@ -219,7 +219,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         cut = self.cuts().draw(path, horizon, key.fold_in("cut"))
-        if cut >= path.length:
+        if cut >= path.length:  # with cut=horizon: nothing follows the cut, so that the proposal is the state
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
         along: Trajectory | None = path
@@ -242,7 +242,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        most, length = self.cuts().bound(path, cut)
+        most, length = self.cuts().bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:

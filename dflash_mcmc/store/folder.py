@@ -63,7 +63,7 @@ class RunStore:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, not_in_memory: Sequence[str] = (), schema: Schema | None = None,
-             repair: bool = False, run: str | None = None) -> Iterator[RunStore]:
+             repair: bool = False, digest: str | None = None) -> Iterator[RunStore]:
         """Creates the folder if needed and reads its records. Raises UserError for a damaged file or a folder without locks.
 
         Args:
@@ -71,9 +71,9 @@ class RunStore:
             schema: of the records; None for that of any probe.
             repair: whether to move damaged lines to `records.damaged.jsonl`, so that their tasks are done again. Only a
                 process that is alone in the folder does so.
-            run: the hash of the run's identity. Each record has it, and records of another run are refused.
+            digest: the hash of the run's identity. Each record has it, and records of another run are refused.
         """
-        store = cls(folder, FolderLocks(folder), not_in_memory, (schema or unit_schema()).of_run(run))
+        store = cls(folder, FolderLocks(folder), not_in_memory, (schema or unit_schema()).of_run(digest))
         try:
             store._enter(repair)
             yield store
@@ -93,6 +93,7 @@ class RunStore:
         elif repair:
             note(f"{self.folder}: repair=true has no effect while another process has this run open")
         self._file = open_to_extend(self.folder / self.file_name())
+        # Before the mutex is free, so that no process which enters later misses this file.
         self._locks.raise_num_files(max(record_files(self.folder), default=0) + 1)
         self._locks.free_mutex()
         self.refresh()
@@ -111,6 +112,7 @@ class RunStore:
                 self.sync()
                 self._file.close()
                 self._locks.take_mutex()
+                # A run that was refused after its folder was made leaves nothing behind.
                 if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
                     remove(self.folder, self._locks.made)
         finally:
@@ -206,7 +208,7 @@ class RunStore:
         Raises ValueError for a task that is recorded or that another process does, UserError for a record without the schema
         of the run and if the file cannot be written.
         """
-        key, line = key_of(record), record_line(record, self._schema.run)
+        key, line = key_of(record), record_line(record, self._schema.digest)
         try:
             decoded(line[:-1], self._schema)  # a record that could not be read again is not written
         except Damaged as error:

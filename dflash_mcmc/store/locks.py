@@ -278,6 +278,7 @@ def _locks_of(folder: Path) -> Locks:
         except BaseException:
             locks.close()
             raise
+        # Another process can have removed the folder before the lock was taken: nobody else would see these locks.
         if locks.exists():
             return locks
         locks.close()

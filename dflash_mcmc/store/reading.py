@@ -138,18 +138,18 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
 def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
     """The record of a line, and whether the line has a checksum. Raises Damaged."""
     value, checked = from_line(line)
-    run = value.pop(IDENTITY, schema.run) if isinstance(value, dict) else schema.run  # older lines lack it
-    if schema.run not in (None, run):
-        raise Damaged(f"{IDENTITY}: given {run!r:.40}; allowed: {schema.run!r}, the hash of this run: the record belongs to "
-                      "another run")
+    digest = value.pop(IDENTITY, schema.digest) if isinstance(value, dict) else schema.digest  # older lines lack it
+    if schema.digest not in (None, digest):
+        raise Damaged(f"{IDENTITY}: given {digest!r:.40}; allowed: {schema.digest!r}, the hash of this run: the record "
+                      "belongs to another run")
     if fault := schema.fault(value):
         raise Damaged(fault)
     return cast(dict, value), checked
 
 
-def record_line(record: Mapping[str, object], run: str | None) -> bytes:
+def record_line(record: Mapping[str, object], digest: str | None) -> bytes:
     """The line of a record with the hash of its run's identity, so that records of another run are noticed."""
-    return to_line(record if run is None else {**record, IDENTITY: run})
+    return to_line(record if digest is None else {**record, IDENTITY: digest})
 
 
 def note_repeated(key: SampleKey, repeat: str, first: str) -> None:
@@ -200,6 +200,7 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     """
     moved = {path: _damaged(path, lambda line: decoded(line, schema)) for path in record_files(folder).values()}
     moved |= {path: _damaged(path, attempt_of) for path in sorted(folder.glob("attempts*.jsonl"))}
+    # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
     for number, path in record_files(folder).items():
         if moved[path]:
             _tell_trackers(folder / TRACKED, number, moved[path])

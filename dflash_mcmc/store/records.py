@@ -235,6 +235,7 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
 
 def remove(folder: Path, made: Iterable[Path] = ()) -> None:
     """Removes the folder of a run that was refused before anything was recorded, and those that were made for it."""
+    # The lock goes last, and the caller holds the mutex: a process that opens the folder meanwhile waits, and makes it anew.
     for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
         path.unlink(missing_ok=True)
     remove_empty(dict.fromkeys([folder, folder.parent, *made]))
