@@ -31,7 +31,7 @@ class Blend(Component):
     """Whether tokens that the target can draw may have probability zero under the blend."""
 
     def companion(self, target: LanguageModel) -> LanguageModel | None:
-        """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if they do not fit."""
+        """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
         return None
 
     def companion_shape(self, device: str) -> TargetShape | None:

@@ -63,8 +63,8 @@ class ModelBlend(Blend):
         sampler = config.sampler
         if self.masks and (sampler.source() != "blended" or sampler.needs_draft):
             other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"
-            raise ConfigError("blend.alpha_mask", self.alpha_mask, f"{other} with sampler={name_of(sampler)}, which here draws "
-                              "tokens without the blend: a chain could begin where the target has probability zero")
+            raise ConfigError("blend.alpha_mask", self.alpha_mask, f"{other} with sampler={name_of(sampler)}, which here "
+                              "draws tokens without the blend: a chain could begin where the target has probability zero")
 
     def resolved(self, config: Config) -> ModelBlend:
         """The blend with the folder or hub name, and the precision, of an option of `model`."""
@@ -87,8 +87,8 @@ class ModelBlend(Blend):
         with _named():
             loaded: LanguageModel = self._model().load_beside(str(target.device))
         if not bool(target.forbidden[loaded.vocab_size :].all()):
-            raise ConfigError("blend.model", self.model, "a model whose head has a row for each of the target's tokens (it has "
-                              f"{loaded.vocab_size})")
+            raise ConfigError("blend.model", self.model, "a model whose head has a row for each of the target's tokens (it "
+                              f"has {loaded.vocab_size})")
         if loaded.recurrent_nets:
             raise ConfigError("blend.model", self.model, "a model without recurrent layers, whose states do not follow the "
                               "target's rows")
@@ -108,7 +108,8 @@ class ModelBlend(Blend):
 
         The mask: p(x) < alpha_mask * max p of the target.
         """
-        mixed = (1.0 - self.beta) * last + self.beta * others[0]
+        with np.errstate(invalid="ignore"):  # at -inf, which the end of this function puts back
+            mixed = (1.0 - self.beta) * last + self.beta * others[0]
         allowed = last != -np.inf
         if self.masks:
             best = last.max(-1, keepdims=True) if isinstance(last, np.ndarray) else last.amax(dim=-1, keepdim=True)
@@ -135,9 +136,9 @@ class ModelBlend(Blend):
         if self.model not in option_files()["model"] or self.model in components("model"):
             return self._model()
         root = {"paths": dataclasses.asdict(config.paths), "model": _fields(self.model)}
-        found = dict(OmegaConf.to_container(OmegaConf.create(root), resolve=True)["model"])  # type: ignore[index,call-overload]
-        given = {"revision": self.revision, "dtype": self.dtype}
-        return components("model")["hf"].cls(**found | {name: value for name, value in given.items() if value is not None})
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
+        given = {name: value for name, value in (("revision", self.revision), ("dtype", self.dtype)) if value is not None}
+        return components("model")["hf"].cls(**resolved["model"] | given)
 
     def _model(self) -> Any:
         """The component for a folder or a hub name."""

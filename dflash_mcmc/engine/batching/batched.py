@@ -150,7 +150,7 @@ class BatchedEngine:
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation) and _free_companion(work):
+        if step_bits.free_rows(model, made, implementation) and _free_companion(companion, work):
             ladder = ladder._replace(row_step=1)
         beside = None if companion is None else ModelRunner(
             companion, None, work.implementation(companion), longest, ladder.key_step, options.prefill_chunk)
@@ -229,12 +229,11 @@ class BatchedEngine:
         return stop
 
 
-def _free_companion(work: Workload) -> bool:
+def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:
     """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
-    if work.companion is None:
+    if companion is None:
         return True
-    return work.drafter is None and step_bits.free_rows(work.companion, step_bits.EngineSteps(),
-                                                        work.implementation(work.companion))
+    return work.drafter is None and step_bits.free_rows(companion, step_bits.EngineSteps(), work.implementation(companion))
 
 
 def _check_positions(work: Workload) -> None:
