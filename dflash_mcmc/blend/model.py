@@ -35,8 +35,8 @@ class ModelBlend(Blend):
     """logits = (1 - beta) * target + beta * other, where `other` is a second model with the same tokenizer.
 
     beta below 0 is contrastive decoding with an amateur, in the form of O'Brien and Lewis (arXiv 2309.09117); beta above 0 is
-    an ensemble. `alpha_mask` is the plausibility constraint of Li et al. (arXiv 2210.15097, section 3.3). The other model reads
-    the same tokens, so its logits are a function of the prefix, and the blend is a law for every sampler.
+    an ensemble. `alpha_mask` is the plausibility constraint of Li et al. (arXiv 2210.15097, section 3.3). The other model
+    reads the same tokens, so its logits are a function of the prefix, and the blend is a law for every sampler.
     """
 
     beta: float = identity(0.05, "share of the other model's logits; below 0 the blend moves away from it", ge=-10, le=1)
