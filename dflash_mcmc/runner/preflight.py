@@ -138,6 +138,7 @@ class _Checks:
         target = self._shape(config)
         if target is not None:
             config.probe.check_target(target)
+            self._once(("blend", repr(config.blend), repr(config.model)), lambda: config.blend.check_model(config.model))
         if target is not None and drafts:
             self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
         return target is not None
@@ -186,14 +187,15 @@ class _Checks:
         if target is None:
             return
         target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
-        weights = target.weight_bytes()
+        beside = config.blend.companion_shape(target.device.type)
+        weights = _weights(target, beside)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
             if not has_limit:
                 return
         try:
-            _, plan = memory_plan(config, target, longest, num_draws, config.draft.size(), weights or 0)
+            _, plan = memory_plan(config, target, longest, num_draws, config.draft.size(), weights or 0, beside)
             self._plans.append((plan, weights))
         except UserError:
             if not run_folder(config, identity_hash(config)).exists():
@@ -204,6 +206,12 @@ class _Checks:
         if key not in self._read:
             self._read[key] = read()
         return cast("T", self._read[key])
+
+
+def _weights(target: TargetShape, beside: TargetShape | None) -> int | None:
+    """Bytes of the weights of the target and of a blend's model; None if they are not known."""
+    sizes = [shape.weight_bytes() for shape in (target, beside) if shape is not None]
+    return None if None in sizes else sum(size for size in sizes if size)
 
 
 class DeviceCheck:
