@@ -38,9 +38,9 @@ _DIGITS = 8
 
 
 def identity_of(config: Config) -> dict[str, object]:
-    """The values that can change an output: identity fields, component names, and the content of model, draft and dataset."""
+    """The values that can change an output: identity fields, component names, and the content of files."""
     values, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "dataset"):
+    for group in ("model", "draft", "blend", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
             values[f"{group}.content"] = content
@@ -58,7 +58,7 @@ def settings_of(config: Config) -> dict[str, object]:
         values.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
-            if name in specs and specs[name].is_off(value):
+            if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
                 values.pop(f"{group}.{name}", None)
             else:
                 values[f"{group}.{name}"] = value
@@ -166,7 +166,8 @@ def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mappin
     """
     named = [dict(identity) for identity in identities]
     for key in {key for identity in identities for key in identity if key.endswith(".content")}:
-        names = [name_of_path((config.get(key.partition(".")[0]) or {}).get("path")) for config in configs]
+        names = [name_of_path(fields.get("path", fields.get("model")))  # a blend has a model
+                 for config in configs for fields in [config.get(key.partition(".")[0]) or {}]]
         several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
         for name, identity in zip(names, identities, strict=True):
             contents.setdefault(name, set()).add(identity.get(key))
@@ -232,8 +233,6 @@ class _UnreadModel:
 
 def _recorded(values: Mapping[str, Any]) -> Config:
     """The configuration of a run, with the components that canonical values depend on."""
-    from dflash_mcmc.config.schema import Config
-
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
     return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
@@ -291,8 +290,6 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
 
 
