@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.engine import Engine
-from dflash_mcmc.errors import note
+from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import name_of, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,9 +40,10 @@ class Slots(Engine):
         """The model's layers, whose outputs and attention belong to a run."""
         return target.decoder
 
-    def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
+    def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int,
+              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
-        return slots_engine(config, target, prompt_length, num_chains)
+        return slots_engine(config, target, prompt_length, num_chains, second)
 
     def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
@@ -67,29 +68,35 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
+def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int,
+                 second: Mapping[bytes, np.ndarray] | None = None) -> BatchedEngine:
     """The engine of slots with the configured draft, blend and decoder. Raises UserError if the memory does not suffice.
 
     Args:
         prompt_length: length of the longest prompt.
         num_chains: number of chains that all processes draw together.
+        second: the companion's prompts by the bytes of the target's; None where they are not known.
     """
+    if config.blend.has_prompts and second is None:
+        raise ConfigError("blend", name_of(config.blend), "another blend here: only the samples of a run have second prompts")
     model = model.stopping_at(config.dataset.stop)
     drafter = config.draft.load(model)
     uses_draft = config.blend.needs_draft or config.sampler.needs_draft
     speculation = config.decoder.speculation(drafter)
     num_draws = num_chains * config.sampler.width()
-    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, uses_draft)
+    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, uses_draft,
+                     second if config.blend.has_prompts else None)
 
 
 def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None,
-              uses_draft: bool = False) -> BatchedEngine:
+              uses_draft: bool = False, second: Mapping[bytes, np.ndarray] | None = None) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
     Args:
         num_draws: number of draws that all processes together can have in progress.
         uses_draft: whether blend or sampler use the draft.
+        second: the companion's prompts by the bytes of the target's; None if it reads the same.
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
 
@@ -98,7 +105,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages, companion)
+                         drafter if uses_draft else None, planned.num_pages, companion, second)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,

@@ -105,6 +105,9 @@ class _Checks:
         if encoder is None:
             return CheckedJob()
         prompts = self._prompts(config, encoder, problems)
+        if config.blend.has_prompts:
+            self._once(("second", repr(config.blend), repr(config.model), repr(config.dataset)),
+                       lambda: config.blend.second_prompts(config, encoder, problems, prompts.encoded))
         if "sampler" in used and config.engine.plans_memory:
             self._memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
         return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
@@ -183,7 +186,7 @@ class _Checks:
         if target is None:
             return
         target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
-        beside = config.blend.companion_shape(target.device.type)
+        beside = config.blend.companion_shape(target)
         weights = _weights(target, beside)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
