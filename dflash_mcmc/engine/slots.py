@@ -44,7 +44,7 @@ class Slots(Engine):
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         if config.blend.has_prompts and second is None:
-            raise ConfigError("blend", name_of(config.blend), "another blend here: only the samples of a run have second prompts")
+            raise ConfigError("blend", name_of(config.blend), "another blend here: only a run of samples has second prompts")
         model = target.stopping_at(config.dataset.stop)
         drafter = config.draft.load(model)
         num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together

@@ -180,15 +180,15 @@ class _Checks:
 
         A run with a folder is not refused here, because its remaining samples may need fewer slots.
         """
-        import torch
-
-        from dflash_mcmc.engine.slots import memory_plan
-
         has_limit = config.hardware.memory_gb is not None
         device = config.hardware.found() if self._here and not config.dry_run else None
         target = self._shape(config) if has_limit or device is not None else None
         if target is None:
             return
+        import torch
+
+        from dflash_mcmc.engine.slots import memory_plan
+
         target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
         beside = config.blend.companion_shape(target)
         weights = _weights(target, beside)

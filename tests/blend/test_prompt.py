@@ -221,7 +221,7 @@ def test_another_last_token_is_refused(make_config):
 
 def test_what_has_no_second_prompts_is_refused(make_config, qwen3):
     config = make_config(*GIVEN)
-    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend here: only the samples of a run"):
+    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend here: only a run of samples"):
         config.engine.start(config, config.model.load("cpu"), 20, 1)
     with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: one without a second forward with engine=vllm"):
         make_config(*GIVEN, "engine=vllm")
