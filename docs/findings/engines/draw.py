@@ -3,8 +3,8 @@
     python draw.py ENGINE MODEL PROMPTS.json TEXTS.jsonl [SETTING=VALUE]...
 
 ENGINE is transformers, vllm, llama_cpp or ctranslate2. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is a list
-of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model of
-the same kind) and `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON, or text.
+of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model
+of the same kind) and `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON, or text.
 """
 
 from __future__ import annotations
