@@ -88,7 +88,7 @@ class GridCuts(NamedTuple):
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
-        if self.past_end:  # both are cut among the same places
+        if self.past_end:
             return 0.0
         here, there = (num_places(state.length, self.grid) for state in (path, proposal))
         return math.log(here / there)
