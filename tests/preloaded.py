@@ -121,8 +121,8 @@ def _end_descendants() -> None:
 def _descendants(process: int) -> list[int]:
     """The descendants of a process, children before their own children."""
     try:
-        tasks = os.listdir(f"/proc/{process}/task")
-        children = [int(child) for task in tasks for child in Path(f"/proc/{process}/task/{task}/children").read_text().split()]
+        tasks = [f"/proc/{process}/task/{task}/children" for task in os.listdir(f"/proc/{process}/task")]
+        children = [int(child) for task in tasks for child in Path(task).read_text().split()]
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         return []
     return [*children, *(found for child in children for found in _descendants(child))]

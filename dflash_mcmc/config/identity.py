@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
-from dflash_mcmc.errors import printable
-from dflash_mcmc.fields import default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
+from dflash_mcmc.errors import ConfigError, printable
+from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.store.described import hash_of
 
@@ -182,6 +182,24 @@ def name_of_path(path: object) -> str:
         return ""
     is_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not Path(path).exists()
     return path if is_hub_name else Path(path).name
+
+
+def check_recorded(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError and others for a configuration in `config.yaml` that no run has written.
+
+    The fields of the whole run are checked, and those of the groups that tables and reports read.
+    """
+    check_types(Config, values, "")
+    names = values.get("aggregate")
+    if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
+        raise ConfigError("aggregate", names, "a name, or a list of names")
+    for group in (*_GROUPS, "draft", "dataset", "grader"):
+        fields = values.get(group) or {}
+        if not isinstance(fields, Mapping):
+            raise ConfigError(group, fields, "the fields of a component")
+        if option := components(group).get(str(fields.get("name"))):
+            check_types(option.cls, fields, f"{group}.")
+    changes(values)
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:

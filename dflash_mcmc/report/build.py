@@ -23,7 +23,7 @@ from dflash_mcmc.report.sections import budget, chains, compared, configuration,
 from dflash_mcmc.report.study import Study, named, study_of
 from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import described, json_object
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """
@@ -292,7 +292,10 @@ class ProbeRun(NamedTuple):
 
 def are_probes(found: Sequence[Found]) -> bool:
     """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
-    return all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in found)
+    try:
+        return all("probe" in described(entry.folder / RUN_FILE).identity for entry in found)
+    except UserError:
+        return False
 
 
 def _is_of_a_probe(summary: dict) -> bool:

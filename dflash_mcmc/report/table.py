@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.identity import labels_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.config.identity import check_recorded, labels_of
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
@@ -108,18 +109,26 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def configuration_of(folder: Path) -> dict:
-    """The configuration of a run. Raises UserError."""
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
     from omegaconf import OmegaConf
 
     path = folder / "config.yaml"
     content = read_regular(path)
     if content is None:
-        raise UserError(f"{folder}: not a finished run: {path.name} cannot be read")
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
     try:
-        return dict(OmegaConf.to_container(OmegaConf.create(content.decode())))  # type: ignore[arg-type]  # a run writes a mapping
+        config = OmegaConf.to_container(OmegaConf.create(content.decode()))
     except Exception as error:  # yaml and OmegaConf raise different types
-        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the file as a run wrote it") from error
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}") from error
+    if not isinstance(config, dict) or "name" not in config:
+        raise UserError(f"{path}: holds no configuration of a run")
+    recorded = {str(name): value for name, value in config.items()}
+    try:
+        check_recorded(recorded)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
+    return recorded
 
 
 def _read(path: Path) -> dict:

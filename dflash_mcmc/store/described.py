@@ -41,6 +41,9 @@ def described(path: Path) -> Described:
         raise UserError(f"{path}: holds no identity; allowed: the file as a run wrote it")
     if not isinstance(sessions, list) or not sessions or not all(isinstance(session, dict) for session in sessions):
         raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
+    for name, value in identity.items():
+        if name.endswith(".content") and not isinstance(value, str | None):
+            raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")
     return Described(identity, sessions)
 
 

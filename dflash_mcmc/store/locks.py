@@ -41,14 +41,16 @@ def is_locked(path: Path, first: int, length: int, mutex: int) -> bool:
     The question is a shared lock, held for a moment under the mutex. Whoever locks these bytes holds the mutex, so that nobody
     is refused because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
 
-    Raises UserError if the file cannot be opened. A process that has the file open as `Locks` must not call this, because
-    closing the file would release its locks.
+    Raises UserError for anything but a regular file, and for one that cannot be opened. A process that has the file open as
+    `Locks` must not call this, because closing the file would release its locks.
     """
+    if not is_there(path):
+        return False
     if path.resolve() in _open:
         raise RunBusy(f"{path.parent}: this process has that run open already")
     try:
-        file = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:  # another process has just removed it
         return False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
