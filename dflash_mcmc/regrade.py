@@ -59,13 +59,14 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
+    from dflash_mcmc.config.identity import configuration_of
     from dflash_mcmc.store.described import RUN, described, read_problems
     from dflash_mcmc.store.locks import closed
     from dflash_mcmc.store.reading import read_records
     from dflash_mcmc.store.records import sample_schema
 
     with closed(folder):
-        (made, sessions), configured = described(folder / RUN), _configuration(folder / "config.yaml")
+        (made, sessions), configured = described(folder / RUN), configuration_of(folder)
         records = [] if "probe" in made else read_records(folder, sample_schema())
     if not records:
         lacking = "texts" if "probe" in made else "records"
@@ -89,23 +90,6 @@ def settings(config: Config) -> dict[str, object]:
 
 def _of_grader(name: str) -> bool:
     return name.partition(".")[0] == "grader"
-
-
-def _configuration(path: Path) -> dict:
-    from omegaconf import OmegaConf
-
-    from dflash_mcmc.store.files import read_regular
-
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; allowed: the folder of a run")
-    try:
-        found = OmegaConf.to_container(OmegaConf.create(content.decode()))
-        if not isinstance(found, dict):
-            raise TypeError("not a mapping")
-        return found
-    except Exception as error:  # yaml and OmegaConf each have their own exceptions
-        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the folder of a run") from error
 
 
 def _target(folder: Path, identity: dict[str, object]) -> Path:

@@ -31,6 +31,9 @@ from typing import BinaryIO
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 600
 """Seconds after which a test that waits is taken to hang. They say nothing about the speed of a machine."""
+OF_TESTS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
+            "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false"}
+"""Variables of every test. What starts pytest as a program has them too, since packages have read some of them by then."""
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
 """Prefixes of the variables that packages read when they are imported. Only PYTHONPATH may differ in a program."""
 

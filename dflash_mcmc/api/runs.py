@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.api.choices import override
-from dflash_mcmc.config.identity import varying, with_names
+from dflash_mcmc.config.identity import configuration_of, varying, with_names
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.store import finishes

@@ -22,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
-from dflash_mcmc.errors import ConfigError, printable
+from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.store.described import hash_of
+from dflash_mcmc.store.files import read_regular
 
 IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
@@ -184,11 +185,28 @@ def name_of_path(path: object) -> str:
     return path if is_hub_name else Path(path).name
 
 
-def check_recorded(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError and others for a configuration in `config.yaml` that no run has written.
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
+    path = folder / "config.yaml"
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
+    try:
+        config = OmegaConf.to_container(OmegaConf.create(content.decode()))
+    except Exception as error:  # yaml and OmegaConf raise different types
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}") from error
+    if not isinstance(config, dict) or "name" not in config:
+        raise UserError(f"{path}: holds no configuration of a run")
+    recorded = {str(name): value for name, value in config.items()}
+    try:
+        _check_recorded(recorded)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
+    return recorded
 
-    The fields of the whole run are checked, and those of the groups that tables and reports read.
-    """
+
+def _check_recorded(values: Mapping[str, Any]) -> None:
+    """Checks the fields of the whole run, and those of the groups that tables and reports read."""
     check_types(Config, values, "")
     names = values.get("aggregate")
     if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):

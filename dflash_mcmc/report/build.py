@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config.identity import labels_of, name_of_path
+from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent
@@ -21,7 +21,6 @@ from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study, named, study_of
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.outcomes import accuracy
 from dflash_mcmc.store.described import described, json_object
 from dflash_mcmc.store.files import write_atomically

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.identity import with_names
+from dflash_mcmc.config.identity import configuration_of, with_names
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.report.parts import ReportColumn, ReportTable
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.intervals import caution
 from dflash_mcmc.store.described import RUN, json_object
 

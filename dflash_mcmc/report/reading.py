@@ -15,11 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dflash_mcmc.config.identity import hash_of, labels_of
+from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.store.described import RUN, described, json_object, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema

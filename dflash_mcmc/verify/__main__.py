@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.config.identity import node_of
+from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
@@ -129,19 +129,15 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run folder. Raises UserError."""
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"TARGET: given {str(folder)!r}, which has no config.yaml; allowed: the folder of a run")
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
-    config = check_command(["tracker=none"]).jobs[0].config
+    config, values = check_command(["tracker=none"]).jobs[0].config, configuration_of(folder)
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
             setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
         config.paths.outputs = values["paths"]["outputs"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "
                         "it, or a JSON Lines file of texts") from error
     config.model.check(config)

@@ -164,6 +164,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--edits", type=Path, default=FOLDER, help="folder of the list")
     parser.add_argument("--fresh", action="store_true", help="forget stored outcomes")
     given = parser.parse_args(arguments)
+    os.environ.update(processes.OF_TESTS)
     edits = [edit for edit in read(given.edits) if given.only in edit.name or given.only in edit.file]
     if not edits:
         parser.error(f"--only: given {given.only!r}; allowed: a part of the name or the file of an edit")

@@ -151,11 +151,11 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
 
 
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
-    for content in ("a: [", "model: {name: hf, no_such: 1}", "model: {name: no_such}", "[]"):
+    for content in ("a: [", "name: x\nmodel: {name: hf, no_such: 1}", "name: x\nmodel: {name: no_such}", "[]"):
         (tmp_path / "config.yaml").write_text(content)
         code, _, err = told([str(tmp_path)], capsys)
         assert (code, len(err.strip().splitlines())) == (2, 1), err
-        assert "config.yaml: cannot be read: " in err
+        assert "config.yaml: " in err
 
 
 def _texts(folder):
@@ -242,7 +242,7 @@ def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["nowhere"], "TARGET: given 'nowhere', which does not exist"), (["."], "which has no config.yaml"),
+    (["nowhere"], "TARGET: given 'nowhere', which does not exist"), (["."], "config.yaml: cannot be read: No such file"),
     ([".", "--level", "2"], "--level: given 2"), ([".", "--fast"], "--fast: not an option"),
     ([__file__, "decoder=plain"], "decoder: given with verify; allowed: model, dataset, sampler"),
     ([__file__, "sampler=power_mh"], "temperature or greedy: the law of each token"),
