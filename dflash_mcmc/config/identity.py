@@ -25,6 +25,7 @@ from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of,
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
+from dflash_mcmc.statistics.rules import Vote
 from dflash_mcmc.store.described import hash_of
 from dflash_mcmc.store.files import read_regular
 
@@ -211,7 +212,8 @@ def _check_recorded(values: Mapping[str, Any]) -> None:
     names = values.get("aggregate")
     if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
         raise ConfigError("aggregate", names, "a name, or a list of names")
-    for group in (*_GROUPS, "draft", "dataset", "grader"):
+    Vote.of(values.get("vote") or {})
+    for group in (*_GROUPS, "model", "draft", "dataset", "grader"):
         fields = values.get(group) or {}
         if not isinstance(fields, Mapping):
             raise ConfigError(group, fields, "the fields of a component")

@@ -17,7 +17,7 @@ def folder(path, condition: str, identity: dict, **rest):
     path.mkdir()
     summary = summarise(condition, [record("a", "correct", **rest), record("b", "no_answer", **rest)])
     (path / "summary.json").write_text(json.dumps(summary))
-    (path / "run.json").write_text(json.dumps({"identity": identity, "sessions": []}))
+    (path / "run.json").write_text(json.dumps({"identity": {"version": 3, **identity}, "sessions": [{}]}))
     (path / "config.yaml").write_text("name: demo\n")
     return path
 
