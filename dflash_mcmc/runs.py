@@ -138,12 +138,9 @@ def age(started: str | None, now: datetime.datetime) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if not given.folders and not given.outputs.is_dir():
         raise UserError(f"--outputs: given {str(given.outputs)!r}, which is no folder; allowed: a folder with runs")

@@ -26,8 +26,7 @@ from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics.rules import Vote
-from dflash_mcmc.store.described import hash_of
-from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.store.described import CONFIG, hash_of, text_of
 
 IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
@@ -40,9 +39,9 @@ _DIGITS = 8
 
 
 def identity_of(config: Config) -> dict[str, object]:
-    """The values that can change an output: identity fields, component names, and the content of model, draft and dataset."""
+    """The values that can change an output: identity fields, component names, and the content of files."""
     values, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "dataset"):
+    for group in ("model", "draft", "blend", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
             values[f"{group}.content"] = content
@@ -60,7 +59,7 @@ def settings_of(config: Config) -> dict[str, object]:
         values.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
-            if name in specs and specs[name].is_off(value):
+            if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
                 values.pop(f"{group}.{name}", None)
             else:
                 values[f"{group}.{name}"] = value
@@ -168,7 +167,8 @@ def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mappin
     """
     named = [dict(identity) for identity in identities]
     for key in {key for identity in identities for key in identity if key.endswith(".content")}:
-        names = [name_of_path((config.get(key.partition(".")[0]) or {}).get("path")) for config in configs]
+        names = [name_of_path(fields.get("path", fields.get("model")))  # a blend has a model
+                 for config in configs for fields in [config.get(key.partition(".")[0]) or {}]]
         several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
         for name, identity in zip(names, identities, strict=True):
             contents.setdefault(name, set()).add(identity.get(key))
@@ -188,17 +188,16 @@ def name_of_path(path: object) -> str:
 
 def configuration_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
-    path = folder / "config.yaml"
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
+    path = folder / CONFIG
     try:
-        config = OmegaConf.to_container(OmegaConf.create(content.decode()))
+        config = OmegaConf.to_container(OmegaConf.create(text_of(path)))
+    except UserError:
+        raise
     except Exception as error:  # yaml and OmegaConf raise different types
-        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}") from error
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{path}: holds no configuration of a run")
-    recorded = {str(name): value for name, value in config.items()}
+    recorded = cast("dict[str, Any]", config)
     try:
         _check_recorded(recorded)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -270,8 +269,6 @@ class _UnreadModel:
 
 def _recorded(values: Mapping[str, Any]) -> Config:
     """The configuration of a run, with the components that canonical values depend on."""
-    from dflash_mcmc.config.schema import Config
-
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
     return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
@@ -329,8 +326,6 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
 
 

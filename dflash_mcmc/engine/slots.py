@@ -42,7 +42,11 @@ class Slots(Engine):
 
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
-        return slots_engine(config, target, prompt_length, num_chains)
+        model = target.stopping_at(config.dataset.stop)
+        drafter = config.draft.load(model)
+        num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together
+        return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
+                         config.blend.needs_draft or config.sampler.needs_draft)
 
     def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
@@ -67,21 +71,6 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
-    """The engine of slots with the configured draft, blend and decoder. Raises UserError if the memory does not suffice.
-
-    Args:
-        prompt_length: length of the longest prompt.
-        num_chains: number of chains that all processes draw together.
-    """
-    model = model.stopping_at(config.dataset.stop)
-    drafter = config.draft.load(model)
-    uses_draft = config.blend.needs_draft or config.sampler.needs_draft
-    speculation = config.decoder.speculation(drafter)
-    num_draws = num_chains * config.sampler.width()
-    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, uses_draft)
-
-
 def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None,
               uses_draft: bool = False) -> BatchedEngine:
@@ -93,20 +82,23 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
 
-    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter)
+    companion = None if blend is None else blend.companion(model)
+    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion)
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages)
+                         drafter if uses_draft else None, planned.num_pages, companion)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
-                drafter: Drafter | DraftSize | None, still_to_load: int = 0) -> tuple[Options, MemoryPlan]:
+                drafter: Drafter | DraftSize | None, still_to_load: int = 0,
+                companion: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
 
     Args:
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
+        companion: the model whose logits a blend mixes in; None without one.
     """
     from dflash_mcmc.engine.batching.plan import Workload, plan
 
@@ -116,6 +108,6 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     if processes > 1:  # a process that reads many prompts ahead claims them before the others can
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
     return options, planned

@@ -201,7 +201,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if are_probes(folders):
+    if all("probe" in _identity(entry.folder) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
@@ -289,14 +289,6 @@ class ProbeRun(NamedTuple):
     summary: dict
 
 
-def are_probes(found: Sequence[Found]) -> bool:
-    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
-    try:
-        return all("probe" in described(entry.folder / RUN_FILE).identity for entry in found)
-    except UserError:
-        return False
-
-
 def _is_of_a_probe(summary: dict) -> bool:
     """Whether a summary has the tables of a probe, each a list of rows."""
     tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
@@ -310,7 +302,7 @@ def report_of(found: Sequence[Found]) -> tuple[page.Heading, list[Section]]:
     for entry in found:
         summary = _object(entry.folder / "summary.json")
         if _is_of_a_probe(summary):
-            runs.append(ProbeRun(entry.folder, _object(entry.folder / RUN_FILE)["identity"], summary))
+            runs.append(ProbeRun(entry.folder, _identity(entry.folder), summary))
         else:
             warnings.append(f"left out: {entry.folder}: not a finished run of a probe")
     if not runs:
@@ -338,6 +330,13 @@ def _section_of_probe(probe: str, runs: list[ProbeRun]) -> Section:
     text += cautions([run.summary.get("num_problems", 0) for run in runs])
     source = source_of(probe)
     return Section(probe, f"probe={probe}", text + (paragraphs(_PUBLISHED.format(source=source)) if source else []), tables)
+
+
+def _identity(folder: Path) -> dict:
+    try:
+        return described(folder / RUN_FILE).identity
+    except UserError:
+        return {}
 
 
 def _object(path: Path) -> dict:

@@ -1,7 +1,7 @@
 """The format of records, and the files that hold them. `reading.py` reads the files.
 
-A record is one line of JSON with a checksum (`lines.py`), and a line counts only if it ends with a line feed. A process writes
-to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
+A record is one line of JSON with a checksum (`schema.py`), and a line counts only if it ends with a line feed. A process
+writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Record(TypedDict):
     """Blocks that a decoder verified; only if a sampler drafts too, whose blocks are the others of `blocks_drafted`."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
+    companion_forwards: NotRequired[Count]
+    """Positions at which the other model of a blend was evaluated; only if there is one."""
     adapt_steps: NotRequired[Count]
     """Gradient steps of the draft. This field and the next two are there only if the draft has learned."""
     adapt_dropped: NotRequired[Count]
@@ -165,6 +167,8 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["blocks_verified"] = cost.blocks_verified
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
+    if cost.companion_forwards:
+        record["companion_forwards"] = cost.companion_forwards
     if cost.adapt_steps or cost.adapt_dropped:
         record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
                    "adapt_seconds": round(done.adapt_seconds, 6)}
@@ -235,6 +239,7 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
 
 def remove(folder: Path, made: Iterable[Path] = ()) -> None:
     """Removes the folder of a run that was refused before anything was recorded, and those that were made for it."""
+    # The lock goes last, and the caller holds the mutex: a process that opens the folder meanwhile waits, and makes it anew.
     for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
         path.unlink(missing_ok=True)
     remove_empty(dict.fromkeys([folder, folder.parent, *made]))
