@@ -29,6 +29,7 @@ Audits what an engine drew: do the tokens follow the law that it states? TARGET 
 
   outputs/NAME/RUN          a run folder of this package
   texts.jsonl               texts of any engine: prompt_ids or prompt, and ids or text, in each line
+  cases FOLDER              none yet: writes a small model and prompts that any engine can be run on
   http://HOST:PORT/v1       a server, which is asked for the texts of dataset=..., num_chains of each problem
 
     python -m dflash_mcmc.verify texts.jsonl model=tiny sampler.temperature=0.8 sampler.top_p=0.95
@@ -48,6 +49,8 @@ def main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
+    if arguments[0] == "cases":
+        return _write_cases(arguments[1:])
     parser = program.OneLineParser("python -m dflash_mcmc.verify", add_help=False)
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
@@ -94,6 +97,15 @@ def _audited(target: str, path: Path, config: Config, level: float, folder: Path
             file = path
         texts = drawn.of_file(file, model, law)
     return audit(model, _with_bar(texts), law, level, config.blend)
+
+
+def _write_cases(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError(f"cases: given {' '.join(arguments) or 'nothing'!r}; allowed: one folder to write to")
+    from dflash_mcmc.verify import drawn
+
+    drawn.write_cases(_stated(["model=tiny", "dataset=arith", "dataset.limit=1"]), Path(arguments[0]))
+    print(f"written to {arguments[0]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
 
 
 def _with_bar(texts: Iterable[DrawnText]) -> Iterable[DrawnText]:
