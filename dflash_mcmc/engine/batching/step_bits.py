@@ -184,8 +184,9 @@ class _Step:
         """States, features and logits of a forward, and what the draft keeps of it."""
         positions = self._anchors[:count, None] + torch.arange(tokens)
         fed = self._sequences[:count].gather(1, positions)
-        yield self._forward(fed, positions)
-        yield self._runner.model.logits(self._hidden.flatten(0, 1)).view(count, tokens, -1)
+        hidden = self._forward(fed, positions)
+        yield hidden
+        yield self._runner.model.logits(hidden.flatten(0, 1)).view(count, tokens, -1)
         if self._runner.drafter is not None:
             yield from (kept.transpose(0, 1) for kept in self._cache.drafts.at(slice(0, count), positions))
 
@@ -208,8 +209,7 @@ class _Step:
             yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        self._hidden = self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
-        return self._hidden
+        return self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
 
 
 def _same(found, expected, count: int) -> bool:
