@@ -1,0 +1,178 @@
+"""The layers of Llama, Qwen2 and Qwen3 on a CPU as one loop, with the bits of the modules of transformers.
+
+A step of few rows consists of small operations, and half of its time is what lies around them: calls of modules, wrappers and
+configurations, and operations of one number each. The loop has the same products and sums in the same order. It pads the rows
+once and not in each product, rotates queries and keys together, and norms with one operation of PyTorch instead of five.
+`loop_of` compares it with the modules on the machine that it runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, pad, rms_norm, silu
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache, SlotCache, cache_argument
+from dflash_mcmc.engine.batching.row_linear import RowLinear, num_missing
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+_FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
+_SCALES = (1e-3, 1.0, 1e3)
+_COUNTS = (1, 3, 8)
+_QUERIES = 5
+
+
+class LayerLoop:
+    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients."""
+
+    def __init__(self, decoder: Any):
+        self._decoder = decoder
+        self._layers = [_Layer(layer) for layer in decoder.layers]
+        linears = [module for module in decoder.modules() if isinstance(module, RowLinear)]
+        self._packed = all(linear.weight.is_mkldnn for linear in linears)
+
+    def hidden(self, tokens: torch.Tensor, cache: SlotCache, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states (rows, n, width) after the final norm. Hooks of the embedding and of layers get their outputs.
+
+        Args:
+            tokens, positions: int64 (rows, n).
+            mask: (rows, 1, n, keys), of all layers.
+        """
+        decoder = self._decoder
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, None)
+        embedded = embedding(tokens, decoder.embed_tokens.weight)
+        _tell(decoder.embed_tokens, embedded)
+        cos, sin = (part[:, :, None] for part in decoder.rotary_emb(embedded, positions))
+        half = sin.shape[-1] // 2
+        turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
+        count, width = tokens.numel(), embedded.shape[-1]
+        flat = embedded.view(count, width)
+        missing = num_missing(count, self._packed)
+        if missing:
+            flat = pad(flat, (0, 0, 0, missing))
+        for layer, held in zip(self._layers, cache.layers, strict=True):
+            flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
+            if layer.module._forward_hooks:
+                _tell(layer.module, flat[:count].view(embedded.shape))
+        return decoder.norm.forward(flat)[:count].view(embedded.shape)
+
+
+class _Layer:
+    """A decoder layer. Its norms and products are looked up once."""
+
+    def __init__(self, module: Any):
+        self.module, self._attention = module, module.self_attn
+        attention, mlp = module.self_attn, module.mlp
+        self._norms = [module.input_layernorm.forward, module.post_attention_layernorm.forward]
+        heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self._head_norms: list[Norm] | None = None if None in heads else [norm.forward for norm in heads]
+        self._inputs = [attention.q_proj.product, attention.k_proj.product, attention.v_proj.product]
+        self._output, self._gate, self._up, self._down = (
+            layer.product for layer in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self._dim, self._scaling = attention.head_dim, attention.scaling
+
+    def run(self, flat: torch.Tensor, shape: torch.Size, held: Any, attend: Callable[..., tuple], mask: torch.Tensor,
+            cos: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+        """The output of the layer, (padded rows, width).
+
+        Args:
+            flat: (padded rows, width). The first rows are the tokens of `shape`.
+            held: the layer's keys and values.
+            attend: an implementation of attention.
+            cos, turned: (rows, n, 1, dim), cosines, and sines of which the first half is negative.
+        """
+        rows, queries = shape
+        count, missing = rows * queries, len(flat) - rows * queries
+        normed = self._norms[0](flat)
+        query, key, value = (product(normed)[:count].view(rows, queries, -1, self._dim) for product in self._inputs)
+        if self._head_norms is not None:
+            query, key = self._head_norms[0](query), self._head_norms[1](key)
+        both = torch.cat([query, key], dim=2)
+        rotated = (both * cos).add_(both.roll(self._dim // 2, -1).mul_(turned)).transpose(1, 2)
+        heads = query.shape[2]
+        keys, values = held.update(rotated[:, heads:], value.transpose(1, 2))
+        mixed = attend(self._attention, rotated[:, :heads], keys, values, mask, scaling=self._scaling, dropout=0.0)[0]
+        mixed = mixed.reshape(count, -1)
+        if missing:
+            mixed = pad(mixed, (0, 0, 0, missing))
+        flat = flat + self._output(mixed)
+        normed = self._norms[1](flat)
+        return flat.add_(self._down(silu(self._gate(normed)).mul_(self._up(normed))))
+
+
+def _tell(module: torch.nn.Module, output: torch.Tensor) -> None:
+    """Calls the forward hooks of a module, which itself is not called."""
+    for hook in module._forward_hooks.values():
+        hook(module, (), output)
+
+
+@torch.inference_mode()
+def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
+    """The loop of a decoder; None for other families, and where a forward over few tokens differs in a bit.
+
+    Norms are fused in the decoder itself, where they keep their bits.
+
+    Args:
+        shape: shape of the keys and values of a token.
+    """
+    for module, norm in fused(decoder).items():
+        module.forward = norm
+    if not _is_known(decoder):
+        return None
+    loop, before = LayerLoop(decoder), decoder.config._attn_implementation
+    decoder.set_attn_implementation("grouped")
+    try:
+        return loop if all(_has_bits(loop, decoder, shape, rows) for rows in _COUNTS) else None
+    finally:
+        decoder.set_attn_implementation(before)
+
+
+def _is_known(decoder: Any) -> bool:
+    """Whether a decoder has the modules of `_FAMILIES`, all linear layers replaced, and full attention."""
+    return (type(decoder).__name__ in _FAMILIES and decoder.config.hidden_act == "silu"
+            and set(getattr(decoder.config, "layer_types", None) or ()) <= {"full_attention"}
+            and not any(type(module) is torch.nn.Linear for module in decoder.modules()))
+
+
+def _has_bits(loop: LayerLoop, decoder: Any, shape: CacheShape, rows: int) -> bool:
+    """Whether hidden states, keys and values of so many rows are those of the modules."""
+    generator = torch.Generator().manual_seed(rows)
+    tokens = torch.randint(decoder.config.vocab_size, (rows, _QUERIES), generator=generator)
+    positions, caches = torch.arange(_QUERIES).expand(rows, -1), [ContiguousCache(shape, rows, _QUERIES) for _ in range(2)]
+    mask = torch.zeros(rows, 1, _QUERIES, _QUERIES, dtype=shape.dtype)
+    mask.masked_fill_(torch.ones(_QUERIES, _QUERIES, dtype=torch.bool).triu(1), -torch.inf)
+    for cache in caches:
+        cache.aim(slice(0, rows), positions, _QUERIES)
+    ours = loop.hidden(tokens, caches[0], mask, positions)
+    theirs = decoder(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+                     **{cache_argument(decoder): caches[1]}).last_hidden_state
+    return (torch.equal(ours, theirs) and torch.equal(caches[0].keys, caches[1].keys)
+            and torch.equal(caches[0].values, caches[1].values))
+
+
+def fused(decoder: torch.nn.Module) -> dict[torch.nn.Module, Norm]:
+    """The fused form of each norm of a decoder whose bits it has, by random inputs."""
+    norms = {module: _norm(module) for module in decoder.modules() if _is_plain(module)}
+    return {module: norm for module, norm in norms.items() if _agrees(module, norm)}
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether a module looks like the norm of Llama, whose forms in other families have other names or attributes."""
+    weight = getattr(module, "weight", None)
+    return (type(module).__name__.endswith("RMSNorm") and isinstance(getattr(module, "variance_epsilon", None), float)
+            and isinstance(weight, torch.Tensor) and weight.ndim == 1 and weight.dtype == torch.float32)
+
+
+def _norm(module: Any) -> Norm:
+    weight, size, epsilon = module.weight, list(module.weight.shape), module.variance_epsilon
+    return lambda rows: rms_norm(rows, size, weight, epsilon)
+
+
+def _agrees(module: Any, norm: Norm) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    rows = [scale * torch.randn(count, 1, module.weight.numel(), generator=generator)
+            for scale in _SCALES for count in _COUNTS]
+    return all(torch.equal(norm(each), module(each)) for each in rows)
