@@ -47,7 +47,8 @@ demo: $(BASE)  ## six conditions on the embedded model and problems, and their t
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(READY)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes)
+real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
 	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
 	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions
 	$(BIN)/python -m dflash_mcmc.report outputs/real

@@ -9,6 +9,7 @@ from dflash_mcmc.api import run as run
 from dflash_mcmc.api import sample as sample
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend
+from dflash_mcmc.blend.model import ModelBlend as ModelBlend
 from dflash_mcmc.blend.none import NoBlend as NoBlend
 from dflash_mcmc.dataset.aime24 import Aime24 as Aime24
 from dflash_mcmc.dataset.aime25 import Aime25 as Aime25

@@ -171,6 +171,8 @@ class Cost(NamedTuple):
     """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
     """Blocks that a decoder verified, in an engine whose sampler uses the draft too; else 0."""
+    companion_forwards: int = 0
+    """Positions at which the companion of a blend, another model, was evaluated for this chain; else 0."""
 
 
 class ExpectedCost(NamedTuple):

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 from dflash_mcmc.engine.oracle.tabular import TabularModel
 
 PROMPT = (0,)
+
+
+class Beside(NamedTuple):
+    """A blend with the logits of another model, among tokens that the target finds plausible."""
+
+    beta: float
+    other: TabularModel
+    alpha_mask: float = 0.0
+
+    def logits(self, last: list[float], prefix: tuple[int, ...]) -> list[float]:
+        """The mixture; -inf where the target's probability is below `alpha_mask` times its largest."""
+        total = sum(map(math.exp, last))
+        p = [math.exp(x) / total for x in last]
+        other = [float(x) for x in self.other.logits(prefix, "last")][: len(last)]
+        return [x + self.beta * (y - x) if here >= self.alpha_mask * max(p) else -math.inf
+                for x, y, here in zip(last, other, p, strict=True)]
 
 
 def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None) -> list[float]:
@@ -18,6 +35,8 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None)
     last = [float(x) for x in model.logits(prefix, "last")]
     if blend is None:
         return last
+    if isinstance(blend, Beside):
+        return blend.logits(last, prefix)
     beta, norm, names = (*blend, ("tapped",))[:3]
     rotation = blend[3] if len(blend) > 3 else [(place, 1.0) for place in range(len(last))]
     mean = [0.0] * len(last)

@@ -33,9 +33,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+def joined(block: str) -> str:
+    """A block for a shell without its breaks of lines inside commands."""
+    return re.sub(r" \\\n *", " ", block)
+
+
 def commands(*pages: Path) -> list[str]:
-    """Every line of the pages' blocks for a shell, each once."""
-    lines = (line for page in pages for block in blocks(page, "bash") for line in block.splitlines())
+    """Every command of the pages' blocks for a shell, each once, in one line."""
+    lines = (line for page in pages for block in blocks(page, "bash") for line in joined(block).splitlines())
     return list(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
 
 

@@ -28,11 +28,12 @@ class ReferenceEngine:
         parts: the same model as a LanguageModel, which gives its parts, stop ids and forbidden rows.
         blend: changes the last hidden state; None for no change.
         drafter: a draft for the blend, or a draft from which tokens are drawn; only its network is used.
+        companion: the other transformers model of a blend that mixes logits.
     """
 
     def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
-                 drafter: DFlashDrafter | None = None):
-        self.model, self.parts, self.drafter = model, parts, drafter
+                 drafter: DFlashDrafter | None = None, companion: Any = None):
+        self.model, self.parts, self.drafter, self.companion = model, parts, drafter, companion
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._origin = 0
 
@@ -92,6 +93,10 @@ class ReferenceEngine:
         last = base if softcap is None else head(output.hidden_states[-1][0, -1]).double()
         drafted = self._drafted(trajectory, tokens, output.hidden_states, last) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
+        if self.companion is not None:
+            other = self.companion(input_ids=tokens, use_cache=False).logits[0, -1].double()
+            parts = [torch.nn.functional.pad(other, (0, len(last) - len(other)), value=-torch.inf)]
+            last = last.masked_fill(self.parts.forbidden, -torch.inf)
         normed = {id(part): state for part, state in zip(parts, states, strict=False)}
         blended = self.blend.mix(last, parts, lambda part: head(norm(normed[id(part)])).double())
         blended = blended if softcap is None else softcap * torch.tanh(blended / softcap)

@@ -25,6 +25,7 @@ from dflash_mcmc.train import recipe
 from tests import pages, processes
 from tests.conftest import ROOT
 from tests.pages import ADDED, AFTER_FETCHING, NEEDS_GPU, NEEDS_VLLM, PAGES, README
+from tests.report import chromium
 
 ALL = pages.commands(*PAGES)
 PLAIN = pages.plain(ALL)
@@ -255,6 +256,46 @@ def test_the_site_asks_no_other_server(site):
     assert not [tag for tag in tags if re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag)]
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()[\s\"']*(?:https?:)?//", style.read_text())
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs/notebook").glob("*.md"))], ids=pages.name_of)
+def test_code_has_lines_of_80_characters(page):
+    """So many fit beside both columns of a page in a window of 1280 pixels (the next test)."""
+    fenced = re.findall(r"^ *```[^\n]*\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for block in fenced for line in block.splitlines() if len(line) > 80] == []
+
+
+LOOK = """
+const root = page.documentElement, style = element => view.getComputedStyle(element);
+const wide = element => element.scrollWidth > element.clientWidth + 1;
+const scrolls = element => element.parentElement
+  && (style(element.parentElement).overflowX !== "visible" || scrolls(element.parentElement));
+const broken = element => { element.style.whiteSpace = "pre"; return wide(element); };
+const code = [...page.querySelectorAll("article pre > code")];
+return {
+  beyond: [...page.querySelectorAll("article *")].filter(e => e.getBoundingClientRect().width > 1
+    && e.getBoundingClientRect().right > root.clientWidth + 1 && !scrolls(e)).map(e => e.outerHTML.slice(0, 80)),
+  sideways: root.scrollWidth - root.clientWidth,
+  scrolled: code.filter(e => wide(e) && !e.closest(".language-output")).map(e => e.textContent.slice(0, 80)),
+  broken: code.filter(broken).map(e => e.textContent.slice(0, 80)),
+  tables: page.querySelectorAll("article table:not([class])").length,
+  cut: [...page.querySelectorAll("article table:not([class])")].filter(e => !e.closest(".md-typeset__scrollwrap")).length,
+};
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_page_fits_its_window(site, tmp_path, width):
+    """Nothing is beyond the right edge but in tables and outputs, which scroll. Code breaks on a narrow screen alone."""
+    chromium.needed()
+    files = [file for file in sorted(site.rglob("*.html")) if file.name != "404.html"]
+    seen = chromium.visit(files, tmp_path, LOOK, width)
+    assert len(seen) == len(files) > 60
+    assert sum(found["tables"] for found in seen.values()) > 100
+    written = {f"{site.as_uri()}/{page.relative_to(ROOT / 'docs').with_suffix('.html')}" for page in PAGES if page != README}
+    for address, found in seen.items():
+        assert (found["beyond"], found["sideways"], found["scrolled"], found["cut"]) == ([], 0, [], 0), address
+        assert width < 1280 or address not in written or found["broken"] == [], address
 
 
 def test_the_site_can_be_searched(site):

@@ -38,9 +38,9 @@ _DIGITS = 8
 
 
 def identity_of(config: Config) -> dict[str, object]:
-    """The values that can change an output: identity fields, component names, and the content of model, draft and dataset."""
+    """The values that can change an output: identity fields, component names, and the content of files."""
     values, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "dataset"):
+    for group in ("model", "draft", "blend", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
             values[f"{group}.content"] = content
@@ -166,7 +166,8 @@ def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mappin
     """
     named = [dict(identity) for identity in identities]
     for key in {key for identity in identities for key in identity if key.endswith(".content")}:
-        names = [name_of_path((config.get(key.partition(".")[0]) or {}).get("path")) for config in configs]
+        names = [name_of_path(fields.get("path", fields.get("model")))  # a blend has a model
+                 for config in configs for fields in [config.get(key.partition(".")[0]) or {}]]
         several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
         for name, identity in zip(names, identities, strict=True):
             contents.setdefault(name, set()).add(identity.get(key))

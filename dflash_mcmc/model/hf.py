@@ -133,6 +133,10 @@ class HFModel(Model):
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
 
+    def load_beside(self, device: str) -> LanguageModel:
+        """Like `load`, for a model that is used beside the target: neither takes the place of the other. Raises UserError."""
+        return _load_beside(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
+
     def files(self) -> Files:
         """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
         self._checkpoint().check()
@@ -177,6 +181,10 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
+_load_beside = lru_cache(maxsize=1)(_load.__wrapped__)
+"""Keeps one model too."""
+
+
 def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:
     """Raises UserError unless the files have every weight of the model, and no others.
 
@@ -219,9 +227,9 @@ def _configuration(path: str, revision: str | None, rope: str | None) -> Any:
     return config
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _tokenizer(path: str, revision: str | None) -> Any:
-    """The tokenizer, which the checks before a start and the model share. Raises UserError."""
+    """The tokenizer, which the checks before a start and the model share; those of two models stay. Raises UserError."""
     import transformers
 
     tokenizer = _pretrained(getattr(transformers, _tokenizer_class(Path(path).expanduser())), path, revision)

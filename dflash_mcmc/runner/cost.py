@@ -140,6 +140,8 @@ def assumptions(config: Config) -> list[str]:
                      f"tokens skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
     if not config.decoder.is_null:
         notes.append(f"decoder={name_of(config.decoder)}: counted as decoder=plain; rejected drafted tokens add to this")
+    if config.blend.needs_companion:
+        notes.append(f"blend={name_of(config.blend)}: counted for the target alone; its companion adds as many token-forwards")
     return [*notes, rate(config)]
 
 

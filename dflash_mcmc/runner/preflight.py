@@ -138,6 +138,7 @@ class _Checks:
         target = self._shape(config)
         if target is not None:
             config.probe.check_target(target)
+            self._once(("blend", repr(config.blend), repr(config.model)), lambda: config.blend.check_model(config.model))
         if target is not None and drafts:
             self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
         return target is not None
@@ -182,14 +183,15 @@ class _Checks:
         if target is None:
             return
         target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
-        weights = target.weight_bytes()
+        beside = config.blend.companion_shape(target.device.type)
+        weights = _weights(target, beside)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
             if not given:
                 return
         try:
-            self._plans.append((_plan(config, target, longest, num_draws, weights or 0), weights))
+            self._plans.append((_plan(config, target, longest, num_draws, weights or 0, beside), weights))
         except UserError:
             if not _folder(config).exists():
                 raise
@@ -211,11 +213,18 @@ def _on(target: TargetShape, device: str) -> TargetShape:
     return target._replace(device=torch.device(device))
 
 
-def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int) -> MemoryPlan:
+def _weights(target: TargetShape, beside: TargetShape | None) -> int | None:
+    """Bytes of the weights of the target and of a blend's model; None if they are not known."""
+    sizes = [shape.weight_bytes() for shape in (target, beside) if shape is not None]
+    return None if None in sizes else sum(size for size in sizes if size)
+
+
+def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int,
+          beside: TargetShape | None) -> MemoryPlan:
     """Raises ConfigError."""
     from dflash_mcmc.engine.slots import memory_plan
 
-    return memory_plan(config, target, longest, num_draws, config.draft.size(), weights)[1]
+    return memory_plan(config, target, longest, num_draws, config.draft.size(), weights, beside)[1]
 
 
 class DeviceCheck:

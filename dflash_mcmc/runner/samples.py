@@ -86,7 +86,7 @@ class Samples(Tasks[Record]):
         config, records = self._config, list(records)
         summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
                    **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records),
-                   **summaries.times(records)}
+                   **summaries.beside(records), **summaries.times(records)}
         for name in config.aggregates():
             summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
         return Results(summary, summary, {})

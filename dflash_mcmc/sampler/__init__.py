@@ -53,6 +53,10 @@ class Sampler(Component):
         """Sampling parameters of the draws, or of the proposals of a Metropolis-Hastings sampler."""
         return SamplingParams()
 
+    def source(self) -> str:
+        """The logits that tokens are drawn from: `blended`, `base` or `draft`."""
+        return "blended"
+
     def power(self) -> float | None:
         """Alpha, if the law tends to p^alpha of whole sequences as the number of steps grows; None for other laws.
 

@@ -85,10 +85,6 @@ class DraftRefine(Staged, ProposesAt):
         values = {**ProposesAt.canonical(self, config), "early_reject": None}
         return values if self.cut == "confidence" else {**values, "floor": None}
 
-    def source(self) -> str:
-        """The source of the logits of q: the target's, with the blend."""
-        return "blended"
-
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
         return self.early_reject != "off" and not self._no_early_rejection()

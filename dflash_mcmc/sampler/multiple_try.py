@@ -77,10 +77,6 @@ class MultipleTry(Staged, Truncated, ProposesAt):
         """Effective values. Early rejection changes no choice, so it is not part of the identity."""
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 
-    def source(self) -> str:
-        """The logits that q is made from: those of the (blended) target."""
-        return "blended"
-
     def width(self) -> int:
         """All tries of a step are drawn at once."""
         return self.num_tries

@@ -125,6 +125,12 @@ def times(records: Sequence[Record]) -> dict[str, float]:
     return found | ({"mean_grade_seconds": sum(graded) / len(graded)} if graded else {})
 
 
+def beside(records: Sequence[Record]) -> dict[str, int]:
+    """`companion_forwards`: positions at which the other model of a blend was evaluated. Empty without one."""
+    found = [record["companion_forwards"] for record in records if "companion_forwards" in record]
+    return {"companion_forwards": sum(found)} if found else {}
+
+
 def adapting(records: Sequence[Record]) -> dict[str, float]:
     """Totals over the records of a draft that has learned: steps, dropped steps, and their seconds. Empty for other drafts."""
     learned = [record for record in records if "adapt_steps" in record]

@@ -104,6 +104,8 @@ class Record(TypedDict):
     """Blocks that a decoder verified; only if a sampler drafts too, whose blocks are the others of `blocks_drafted`."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
+    companion_forwards: NotRequired[Count]
+    """Positions at which the other model of a blend was evaluated; only if there is one."""
     adapt_steps: NotRequired[Count]
     """Gradient steps of the draft. This field and the next two are there only if the draft has learned."""
     adapt_dropped: NotRequired[Count]
@@ -165,6 +167,8 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["blocks_verified"] = cost.blocks_verified
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
+    if cost.companion_forwards:
+        record["companion_forwards"] = cost.companion_forwards
     if cost.adapt_steps or cost.adapt_dropped:
         record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
                    "adapt_seconds": round(done.adapt_seconds, 6)}

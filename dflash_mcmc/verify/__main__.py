@@ -84,7 +84,7 @@ def _audited(target: str, path: Path, config: Config, level: float, folder: Path
 
     note("reading the model")
     model = config.model.load(config.hardware.resolve())
-    law: SamplingParams | None = config.sampler.law() if config.sampler.draws_once else None
+    law = _token_law(config)
     texts: Iterable[DrawnText]
     if path.is_dir():
         texts = drawn.of_run(path, model, config.model.chat)
@@ -115,9 +115,14 @@ def _stated(overrides: list[str]) -> Config:
     if len(command.jobs) != 1 or command.sweep is not None:
         raise UserError("verify: given several values or a flag of Hydra; allowed: one model and one law")
     config = command.jobs[0].config
-    if not config.sampler.draws_once:
+    if _token_law(config) is None:
         raise ConfigError("sampler", name_of(config.sampler), "temperature or greedy: the law of each token")
     return config
+
+
+def _token_law(config: Config) -> SamplingParams | None:
+    """The law of each token; None for a chain's sampler, whose tokens have none."""
+    return config.sampler.law() if config.sampler.draws_once or config.sampler.is_deterministic else None
 
 
 def _of_run(folder: Path, overrides: list[str]) -> Config:

@@ -37,6 +37,7 @@ class Audit(NamedTuple):
         top: the shift of the share of most likely tokens.
         outside: the tokens that the law cannot draw: text, place in it, and distance from the kept ones in nats.
         near_ties: the number of them within NEAR.
+        kept_before: whether the law can draw all others if it truncates before the temperature.
         log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
             is stated.
         texts, tokens, encoded_again: their numbers.
@@ -51,6 +52,7 @@ class Audit(NamedTuple):
     top: Shift | None
     outside: tuple[tuple[str, int, float], ...]
     near_ties: int
+    kept_before: bool
     log_p_error: tuple[float, float] | None
     texts: int
     tokens: int
@@ -79,13 +81,13 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         blend: a change of the target by its layers.
 
     Raises:
-        ConfigError: for a blend that needs a draft.
+        ConfigError: for a blend that needs a draft or a companion.
     """
-    if blend is not None and blend.needs_draft:
+    if blend is not None and (blend.needs_draft or blend.needs_companion):
         raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     evidence = Evidence(bets_of(read), level)
-    course, tops, outside, errors, again = [], [], [], [], 0
+    course, tops, outside, errors, again, kept_before = [], [], [], [], 0, True
     for text in texts:
         paid = _read(model, text, read, blend)
         evidence.add(paid.log)
@@ -94,6 +96,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         again += text.encoded_again
         if law is not None:
             tops.append(np.stack([paid.top, paid.expected_top]))
+            kept_before &= bool(paid.kept_before[paid.outside > NEAR].all())
             outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
         course.append((evidence.tokens, evidence.together().evidence))
     if not course:
@@ -103,7 +106,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         drawn, expected = np.concatenate(tops, axis=1)
         top = shift_of(drawn, expected, level)
     return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
-                 tuple(outside), sum(distance <= NEAR for _, _, distance in outside),
+                 tuple(outside), sum(distance <= NEAR for _, _, distance in outside), kept_before,
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 
 

@@ -139,6 +139,7 @@ class Payments(NamedTuple):
         top: float64 (tokens,), 1 where the token is the most likely one.
         expected_top: float64 (tokens,), the probability of the most likely token.
         outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0.
+        kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
     """
 
@@ -146,6 +147,7 @@ class Payments(NamedTuple):
     top: np.ndarray
     expected_top: np.ndarray
     outside: np.ndarray
+    kept_before: np.ndarray
     target_log_p: np.ndarray
 
 
@@ -160,6 +162,8 @@ def bets_of(law: SamplingParams) -> list[Bet]:
         made += [Bet(group, f"{what}: {math.exp(strength):.2g} times its odds") for strength in _STRENGTHS]
     if not law.truncates:
         made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
+    elif law.temperature != 1.0:
+        made += [Bet("truncation", "the truncation comes before the temperature, as in llama.cpp")]
     return made
 
 
@@ -191,6 +195,8 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
     possible = of_drawn.isfinite()
     beyond = torch.zeros_like(of_drawn)
+    # llama.cpp truncates at temperature 1; transformers, vLLM and the stated law truncate what the temperature has made
+    before = process(logits, law._replace(temperature=1.0), history) if law.truncates and law.temperature else kept
     if not possible.all():
         whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
@@ -199,9 +205,16 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     if law.temperature == 0.0:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
     else:
-        paid = torch.stack(list(_log_payments(log_p, drawn, top, expected, prompt, tokens, law, piece)), dim=1)
+        laws = list(_log_payments(log_p, drawn, top, expected, prompt, tokens, law, piece))
+        if law.truncates and law.temperature != 1.0:
+            inside = (before / law.temperature).masked_fill(~kept.isfinite(), -torch.inf)
+            other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
+            laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())
+        paid = torch.stack(laws, dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
-    return Payments(*(each.cpu().numpy() for each in (paid, top, expected, beyond, log_probability(logits, drawn))))
+    kept_before = before.gather(1, drawn[:, None])[:, 0].isfinite()
+    return Payments(*(each.cpu().numpy()
+                      for each in (paid, top, expected, beyond, kept_before, log_probability(logits, drawn))))
 
 
 def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,

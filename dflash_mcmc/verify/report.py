@@ -25,7 +25,9 @@ def verdict(found: Audit) -> str:
     if impossible:
         name, place, distance = max(found.outside, key=lambda each: each[2])
         return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {distance:.2f} "
-                f"nats below those that it keeps ({name}, token {place})")
+                f"nats below those that it keeps ({name}, token {place})"
+                + ("; it can draw all of them if the truncation comes before the temperature, as in llama.cpp"
+                   if found.kept_before else ""))
     if found.together.red_at is not None:
         return (f"RED after {found.together.red_at:,} tokens: the texts do not follow the stated law; best explanation: "
                 f"{found.bets[found.best].says} (evidence 10^{found.each[found.best].evidence:.1f}; {size})")

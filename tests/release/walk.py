@@ -75,7 +75,7 @@ def steps(python: Path, unpacked: Path) -> list[Step]:
              "dataset.limit=4"), prints=r"\| .*alpha"),
         Step("grid, two processes", (str(python), str(unpacked / "launchers/local.py"), "--processes", "2", "-m",
              "experiment=demo", "name=shared", "condition=greedy,ps", "dataset.limit=4"), prints=r"\| ps +\|"),
-        Step("Python example", (str(python), "-c", example), prints=r"log p -?[\d.]+, accepted \d+ of \d+"),
+        Step("Python example", (str(python), "-c", example), prints=r"log p -?[\d.]+, accepted \d+"),
         Step("wrong field", ("sh", "-c", f"! {program} sampler.alpa=4"), prints=r"sampler\.alpa"),
     ]
 

@@ -31,6 +31,32 @@ def browser(*arguments: str) -> subprocess.CompletedProcess:
                           capture_output=True, text=True, timeout=HANG, check=True)
 
 
+def told_by(body: str, folder: Path, *arguments: str) -> tuple[dict, str]:
+    """What a page's script hands to `told`, and the messages of the browser."""
+    (folder / "frame.html").write_text(
+        f"""<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body><pre></pre><script>
+        const told = text => {{ document.querySelector("pre").textContent = text; }};</script>{body}""",
+        encoding="utf-8", errors="surrogatepass")
+    done = browser("--enable-logging=stderr", "--window-size=1300,1000", "--dump-dom", *arguments,
+                   f"file://{folder}/frame.html")
+    return json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, flags=re.DOTALL)[-1])), done.stderr
+
+
+def visit(files: list[Path], folder: Path, script: str, width: int) -> dict[str, object]:
+    """What a function body of `page` and `view` returns in each of the files, by address, in frames of this width."""
+    addresses = json.dumps([file.as_uri() for file in files])
+    body = f"""<iframe width="{width}" height="900" style="border:0"></iframe><script type="module">
+    const frame = document.querySelector("iframe"), found = {{}};
+    for (const address of {addresses}) {{
+      await new Promise(done => {{ frame.onload = done; frame.src = address; }});
+      const view = frame.contentWindow;
+      await new Promise(done => setTimeout(done, 300));
+      found[address] = ((page, view) => {{ {script} }})(view.document, view);
+    }}
+    told(JSON.stringify(found));</script>"""
+    return told_by(body, folder, "--allow-file-access-from-files", "--virtual-time-budget=100000")[0]
+
+
 def look(text: str, folder: Path, script: str, width: int = 1280, scheme: int = LIGHT, quiet: bool = True) -> dict:
     """What a script returns in a page of this width.
 
@@ -41,16 +67,13 @@ def look(text: str, folder: Path, script: str, width: int = 1280, scheme: int = 
         quiet: whether a message on the console fails.
     """
     frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
-    (folder / "frame.html").write_text(
-        f"""<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body>{frame}<pre></pre><script>
-        const told = text => {{ document.querySelector("pre").textContent = text; }};
+    body = f"""{frame}<script>
         document.querySelector("iframe").addEventListener("load", async event => {{
           const view = event.target.contentWindow, page = view.document;
           while (page.querySelector(".samples:not([data-ready])")) await new Promise(done => setTimeout(done, 20));
           const seen = (async (page, view) => {{ {script} }})(page, view);
           seen.then(found => told(JSON.stringify(found)), error => told(JSON.stringify({{error: String(error)}})));
-        }});</script>""", encoding="utf-8", errors="surrogatepass")
-    done = browser("--enable-logging=stderr", f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1300,1000",
-                   "--virtual-time-budget=20000", "--dump-dom", f"file://{folder}/frame.html")
-    assert not (quiet and "CONSOLE" in done.stderr), re.findall(r".*CONSOLE.*", done.stderr)
-    return json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, flags=re.DOTALL)[-1]))
+        }});</script>"""
+    found, messages = told_by(body, folder, f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=20000")
+    assert not (quiet and "CONSOLE" in messages), re.findall(r".*CONSOLE.*", messages)
+    return found

@@ -371,7 +371,7 @@ def test_the_page_is_true(running, capsys):
     """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
     page = ROOT / "docs/howto/serve.md"
     commands = [line.partition("python -m dflash_mcmc.serve ")[2] for block in pages.blocks(page, "text")
-                for line in block.splitlines()]
+                for line in pages.joined(block).splitlines()]
     for command in commands:
         assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
     (block,) = pages.blocks(page, "py")

@@ -13,7 +13,8 @@ from dflash_mcmc.verify.evidence import Bet, Evidence, bets_of, payments, shift_
 VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
         SamplingParams(min_p=0.2), SamplingParams(temperature=1.4, top_p=0.9, top_k=6),
-        SamplingParams(repetition_penalty=1.3), SamplingParams(frequency_penalty=0.5, presence_penalty=0.3))
+        SamplingParams(temperature=0.6, top_p=0.8), SamplingParams(repetition_penalty=1.3),
+        SamplingParams(frequency_penalty=0.5, presence_penalty=0.3))
 
 
 def logits_of(places: int, seed: int) -> torch.Tensor:
@@ -51,6 +52,32 @@ def test_a_bet_wins_where_its_law_holds():
     assert ledger.tokens == 400
     of_first = [one for bet, one in zip(ledger.bets, each, strict=True) if bet.group == "first token"]
     assert max(abs(one.evidence) for one in of_first) < 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.8])
+def test_a_truncation_before_the_temperature_is_seen(temperature):
+    """llama.cpp's order keeps more tokens below temperature 1, all of them explained, and fewer above, where a bet wins."""
+    rng, law = np.random.default_rng(1), SamplingParams(temperature=temperature, top_p=0.8)
+    logits, ledger = logits_of(400, 1), Evidence(bets_of(law), 1e-3)
+    p = torch.softmax(logits.double(), dim=-1)
+    highest, order = p.sort(dim=-1, descending=True)
+    kept = torch.zeros_like(p).scatter(1, order, (highest.cumsum(dim=-1) - highest < 0.8).double())
+    q = (kept * p ** (1.0 / temperature)).numpy()
+    tokens = np.array([rng.choice(VOCABULARY, p=row / row.sum()) for row in q])
+    paid = payments(lambda piece: logits[piece], np.array([0]), tokens, law, [slice(0, 400)])
+    ledger.add(paid.log)
+    each = ledger.each()
+    best = max(range(len(each)), key=lambda place: each[place].evidence)
+    assert paid.kept_before.all()
+    if temperature < 1.0:
+        assert (paid.outside > 0.1).sum() > 10
+        assert each[-1].evidence == pytest.approx(0.0, abs=0.5)
+    else:
+        assert not paid.outside.any()
+        assert ledger.bets[best].says == "the truncation comes before the temperature, as in llama.cpp"
+        assert ledger.together().red_at is not None
+    wrong = payments(lambda piece: logits[piece], np.array([0]), np.argmin(q, axis=1), law, [slice(0, 400)])
+    assert not wrong.kept_before.all()
 
 
 def test_a_clean_law_is_red_at_most_as_often_as_stated():

@@ -14,6 +14,7 @@ import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import verify
+from dflash_mcmc.verify.report import verdict
 from tests import runs
 from tests.serving import Served
 
@@ -97,6 +98,17 @@ def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm
     assert found.tokens == sum(map(len, warm.answers))
 
 
+def test_greedy_states_the_most_likely_token(warm, tmp_path, capsys):
+    file = tmp_path / "texts.jsonl"
+    file.write_text(lines(drawn_by("greedy", 1)))
+    common = [str(file), "model=tiny", f"paths.outputs={tmp_path}"]
+    assert told([*common, "sampler=greedy"], capsys)[1].startswith("GREEN: every token is the most likely one")
+    file.write_text(lines(warm))
+    code, out, _ = told([*common, "sampler=greedy"], capsys)
+    assert code == 1
+    assert "that the stated law cannot draw" in out
+
+
 def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(warm, tiny):
     cut = verify(tiny, *warm, temperature=0.7, top_p=0.5)
     assert cut.is_red
@@ -105,6 +117,8 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
     clean = verify(tiny, *drawn_by("greedy", 1), temperature=0.0)
     assert not clean.is_red
     assert not clean.outside
+    assert "llama.cpp" not in verdict(cut)
+    assert "before the temperature, as in llama.cpp" in verdict(cut._replace(kept_before=True))
     near = cut._replace(outside=cut.outside[:2], near_ties=2, log_p_error=None, together=clean.together)
     assert not near.is_red
 

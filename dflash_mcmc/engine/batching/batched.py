@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-from dflash_mcmc.engine.batching import attention, step_bits
+from dflash_mcmc.engine.batching import step_bits
 from dflash_mcmc.engine.batching.cache import SlotCache, num_recent
 from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
@@ -48,7 +48,7 @@ from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.operations import Operations
-from dflash_mcmc.engine.batching.plan import Caches
+from dflash_mcmc.engine.batching.plan import Caches, Workload
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
 from dflash_mcmc.engine.batching.scheduler import Scheduler
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
@@ -133,42 +133,43 @@ class BatchedEngine:
         speculation: the rule for drawing block by block; None to draw token by token.
         drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
         num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
+        companion: the model whose logits the blend mixes in; None for a blend without one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
-                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0):
-        if model.max_positions is not None and max_length > model.max_positions:
-            raise UserError(f"dataset.max_new_tokens: prompt and generation need {max_length} positions; allowed: "
-                            f"{model.max_positions} (the model's)")
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
+                 companion: LanguageModel | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
-        on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
-        implementation = attention.implementation(options.attention, model.device, model.dtype, model.attention_needs)
         proposer: Drafter | None = speculation.drafter if speculation else drafter
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
+        _check_positions(work)
+        on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
+        implementation = work.implementation(model)
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
-        padding = attention.padding(implementation, options.prefill_chunk, proposer.num_drafted if proposer else 0)
-        num_rows, longest = cache_size(model.device, num_slots, max_length, padding)
-        companion = proposer.companion if proposer else None
+        num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation):
+        if step_bits.free_rows(model, made, implementation) and _free_companion(companion, work):
             ladder = ladder._replace(row_step=1)
+        beside = None if companion is None else ModelRunner(
+            companion, None, work.implementation(companion), longest, ladder.key_step, options.prefill_chunk)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if companion else None, grid)
+                             proposer if proposer and proposer.companion else None, grid, beside)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
-        caches = Caches(model, companion, num_rows, longest, padding, num_pages, options.snapshot_every, states)
+        caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
-        most = prompt_length or max_length
         cache, spare = caches.rows(), caches.rows() if keeps else None
-        prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), most)) if ahead else None
-        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, padding, longest, most)
+        prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), work.prompt_length)) if ahead else None
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest, work.prompt_length)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         whole_blocks = options.whole_blocks and not model.recurrent_nets
         stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
+            stepper = graphed(stepper, model.uncaptured or (companion.uncaptured if companion else None)
+                              or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -226,6 +227,21 @@ class BatchedEngine:
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
         return stop
+
+
+def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:
+    """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
+    if companion is None:
+        return True
+    return work.drafter is None and step_bits.free_rows(companion, step_bits.EngineSteps(), work.implementation(companion))
+
+
+def _check_positions(work: Workload) -> None:
+    """Raises UserError if the longest sequence exceeds the positions of a model."""
+    for model, name in zip(work.models, ("the model's", "those of blend.model"), strict=False):
+        if model.max_positions is not None and work.max_length > model.max_positions:
+            raise UserError(f"dataset.max_new_tokens: prompt and generation need {work.max_length} positions; allowed: "
+                            f"{model.max_positions} ({name})")
 
 
 def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: AdaptiveDrafter | None) -> str | None:

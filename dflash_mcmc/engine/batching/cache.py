@@ -166,7 +166,8 @@ class SlotCache(Cache, ABC):
     Attributes:
         slot_layers: a layer for each decoder layer.
         num_rows: number of rows.
-        companion: a draft's cache for the same tokens; None without a draft. It is opened, copied and freed with this one.
+        companion: a cache of a draft or of another model for the same tokens, which may have a companion itself; None without
+            one. It is opened, copied and freed with this one.
         recurrent: whether it has states of recurrent layers (`recurrent_state.py`).
     """
 
@@ -179,10 +180,14 @@ class SlotCache(Cache, ABC):
 
     @property
     def drafts(self) -> SlotCache:
-        """The companion of a cache that has one."""
+        """The companion of a cache that has one: that of a draft, if there is a draft with a cache."""
         if self.companion is None:
-            raise ValueError("this cache has no companion cache for a draft")
+            raise ValueError("this cache has no companion cache")
         return self.companion
+
+    def chain(self) -> list[SlotCache]:
+        """This cache, its companion, that one's companion, and so on."""
+        return [self, *(self.companion.chain() if self.companion is not None else ())]
 
     @property
     @abstractmethod
@@ -354,16 +359,16 @@ class ContiguousCache(SlotCache):
     companion: ContiguousCache | None
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
-                 companion: CacheShape | None = None):
-        self._shape = shape
+                 companions: tuple[CacheShape, ...] = ()):
+        self._shape, self._companions = shape, companions
         self.keys, self.values = (
             # Uninitialised memory may hold NaN. A masked position has weight zero, but zero times NaN is NaN.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
             for dim in (shape.key_dim, shape.value_dim)
         )
-        drafts = None if companion is None else ContiguousCache(companion, num_rows, length, device)
+        companion = ContiguousCache(companions[0], num_rows, length, device, companions[1:]) if companions else None
         self._layers = [ContiguousLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
-        super().__init__(self._layers, num_rows, drafts)
+        super().__init__(self._layers, num_rows, companion)
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
 
     def of_one_row(self, length: int) -> ContiguousCache:
@@ -371,7 +376,7 @@ class ContiguousCache(SlotCache):
         return self.on_host(length)
 
     def on_host(self, length: int) -> ContiguousCache:
-        return ContiguousCache(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None)
+        return ContiguousCache(self._shape, 1, length, "cpu", self._companions)
 
     @property
     def length(self) -> int:

@@ -1,4 +1,9 @@
-"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits."""
+"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits.
+
+A companion is another causal language model with a runner of its own. It is fed the tokens that the target is fed, in the same
+step, at the same positions of the same rows, and keeps its keys and values in a companion of the target's cache. What happens
+to a row, such as a rollback, a fork or a preemption, so happens to both.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +48,14 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
+        companion: runs the companion, whose cache is the last of `SlotCache.chain`; None without one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
-                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None):
+                 prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
+                 companion: ModelRunner | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
+        self.companion, self._beside = companion, list[torch.Tensor]()
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
@@ -69,7 +77,11 @@ class ModelRunner:
     def ready(self) -> Iterator[None]:
         """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
         with ExitStack() as stack:
-            stack.enter_context(self.model.turn.taken(nests=True))
+            beside = [] if self.companion is None else [self.companion]
+            for runner in sorted((self, *beside), key=lambda runner: id(runner.model.turn)):  # else two engines could lock up
+                stack.enter_context(runner.model.turn.taken(nests=True))
+            for runner in beside:
+                stack.enter_context(runner.ready())
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
@@ -79,8 +91,8 @@ class ModelRunner:
 
     @property
     def tapped(self) -> list[torch.Tensor]:
-        """Outputs of the blend's layers in the latest forward: (rows, queries, width) each."""
-        return self._tapped[: len(self._blended_layers)]
+        """Outputs of the blend's layers, or hidden states of the companion, in the latest forward: (rows, queries, width)."""
+        return self._beside or self._tapped[: len(self._blended_layers)]
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                 key_length: int, window: int | None = None) -> torch.Tensor:
@@ -92,6 +104,8 @@ class ModelRunner:
             key_length: larger than every position.
             window: number of tokens that each query attends to, itself included; None for all.
         """
+        if self.companion is not None:
+            self._beside = [self.companion.forward(cache.chain()[-1], rows, tokens, positions, key_length, window)]
         cache.aim(rows, positions, key_length)
         keys = self._keys[:key_length]
         causal = Reach(window=window).limit(keys <= positions[..., None], positions, keys)
@@ -160,18 +174,34 @@ class ModelRunner:
 
         Args:
             hidden: (rows, width), after the final norm.
-            tapped: outputs of the blend's layers.
+            tapped: outputs of the blend's layers, or of the companion; see `tapped`.
             sources: values of `ops.Draw.source`.
             said: the draft's hidden states, if they are used.
         """
+        if self.companion is not None:
+            own = self.model.logits(hidden)
+            logits = {"blended": self.blend.mix(own, [self._others(tapped[0])], lambda values: values)}
+            return self._with_sources(logits, sources, own, said)
         last = hidden.float()
         if said is not None and self.on_grid:
             tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
         mixed = self.blend.mix(last, [state.float() for state in tapped],
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
         logits = {"blended": self.model.logits(mixed)}
+        base = self.model.logits(hidden) if tapped and "base" in sources else logits["blended"]
+        return self._with_sources(logits, sources, base, said)
+
+    def _others(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The companion's logits for the ids of the target. Its head may have more or fewer rows of padding."""
+        assert self.companion is not None
+        logits, size = self.companion.model.logits(hidden), self.model.vocab_size
+        return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
+
+    def _with_sources(self, logits: dict[str, torch.Tensor], sources: Collection[str], base: torch.Tensor,
+                      said: DraftStates | None) -> dict[str, torch.Tensor]:
+        """The blended logits, and those of the other sources; `base` has the target's own."""
         if "base" in sources:
-            logits["base"] = self.model.logits(hidden) if tapped else logits["blended"]
+            logits["base"] = base
         if "draft" in sources and self.grid is not None and said is not None:
             drafted = self.grid.drafter.logits(said.hidden)
             logits["draft"] = torch.where(said.inside[:, None], drafted, logits["blended"])

@@ -233,18 +233,18 @@ class Pages:
 
 
 class PagedMemory:
-    """The pages of a model and of its draft, which belong to the same positions of the same rows.
+    """The pages of a model and of its companions, which belong to the same positions of the same rows.
 
     Args:
         num_pages: number of pages that rows can have.
         page_size: positions of a page; lengths of keys are multiples of it.
-        companion: shape of the draft's keys and values; None without a draft.
+        companions: shapes of the keys and values of a draft and of another model, as far as there are any.
     """
 
     def __init__(self, shape: CacheShape, num_pages: int, page_size: int, device: torch.device | str = "cpu",
-                 companion: CacheShape | None = None):
+                 companions: tuple[CacheShape, ...] = ()):
         self.page_size, self.device = page_size, device
-        self.shapes = [each for each in (shape, companion) if each is not None]
+        self.shapes = [shape, *companions]
         self.pages = [Pages(each, num_pages, page_size, device) for each in self.shapes]
         self.pool = PagePool(num_pages, self.erase)
 
@@ -268,16 +268,16 @@ class PagedCache(SlotCache):
 
     Args:
         length: the longest row.
-        of_draft: whether this is the companion, whose rows are those of the target's cache.
+        number: the number of the companion, whose rows are those of the target's cache; 0 for the target.
         table: the pages of the rows; None for empty rows.
     """
 
     def __init__(self, memory: PagedMemory, num_rows: int, length: int, table: PageTable | None = None,
-                 of_draft: bool = False):
-        self.memory, self._pages = memory, memory.pages[of_draft]
+                 number: int = 0):
+        self.memory, self._pages = memory, memory.pages[number]
         self.table = table or PageTable(memory.pool, memory.page_size, num_rows, length, memory.device)
-        with_companion = len(memory.pages) > 1 and not of_draft
-        companion = PagedCache(memory, num_rows, length, self.table, of_draft=True) if with_companion else None
+        more = len(memory.pages) > number + 1
+        companion = PagedCache(memory, num_rows, length, self.table, number + 1) if more else None
         self._layers = [PagedLayer(keys, values, self.length)
                         for keys, values in zip(self._pages.keys, self._pages.values, strict=True)]
         super().__init__(self._layers, num_rows, companion)
@@ -291,8 +291,8 @@ class PagedCache(SlotCache):
         return PagedCache(self.memory, 1, self.length)
 
     def on_host(self, length: int) -> ContiguousCache:
-        target, *draft = self.memory.shapes
-        return ContiguousCache(target, 1, length, "cpu", draft[0] if draft else None)
+        target, *companions = self.memory.shapes
+        return ContiguousCache(target, 1, length, "cpu", tuple(companions))
 
     def reserve(self, length: int) -> None:
         """Does nothing: pages are taken where a row is opened."""
@@ -385,7 +385,7 @@ class PagedCache(SlotCache):
 
     def _copy_from_host(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions of a cache without pages into a row."""
-        size, caches = self.memory.page_size, [source] + ([source.companion] if source.companion else [])
+        size, caches = self.memory.page_size, source.chain()
         for page in self.table.span(start, stop):
             now, first, last = self._own(row, page), max(start, page * size), min(stop, (page + 1) * size)
             for cache, pages in zip(caches, self.memory.pages, strict=True):

@@ -93,23 +93,31 @@ class DraftSize(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages."""
+    """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages.
+
+    `companion` is another model that reads every token with the target (`ModelRunner`).
+    """
 
     model: LanguageModel | TargetShape
     max_length: int
     prompt_length: int
     options: Options
     drafter: Drafter | DraftSize | None = None
+    companion: LanguageModel | TargetShape | None = None
+
+    @property
+    def models(self) -> list[LanguageModel | TargetShape]:
+        """The target and its companion."""
+        return [self.model] + ([] if self.companion is None else [self.companion])
 
     @property
     def padding(self) -> int:
         """Positions after a sequence."""
-        return attention.padding(self.implementation, self.options.prefill_chunk, self.num_drafted)
+        return max(attention.padding(self.implementation(model), self.options.prefill_chunk, self.num_drafted)
+                   for model in self.models)
 
-    @property
-    def implementation(self) -> str:
-        """The implementation of attention."""
-        model = self.model
+    def implementation(self, model: LanguageModel | TargetShape) -> str:
+        """The implementation of a model's attention."""
         return attention.implementation(self.options.attention, model.device, model.dtype, model.attention_needs)
 
     @property
@@ -124,9 +132,15 @@ class Workload(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token, those of the draft included."""
+        """Bytes of the keys and values of a token, those of the draft and of a companion included."""
+        return self.model.cache_shape.token_bytes() + sum(shape.token_bytes() for shape in self.companions)
+
+    @property
+    def companions(self) -> tuple[CacheShape, ...]:
+        """Shapes of the caches that follow the target's: a draft's and another model's, as far as there are any."""
         drafted = self.drafter.companion if self.drafter else None
-        return self.model.cache_shape.token_bytes() + (drafted.token_bytes() if drafted else 0)
+        other = None if self.companion is None else self.companion.cache_shape
+        return tuple(shape for shape in (drafted, other) if shape is not None)
 
     def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
         """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
@@ -172,6 +186,8 @@ _LOGIT_COPIES = 5
 """Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
 _BLOCK_COPIES = 12
 """Like `_LOGIT_COPIES`, for a step that drafts a block. The number includes the arrays of the draft and of the rule."""
+_OTHER_COPIES = 3
+"""The arrays that the logits of a companion add: its own, the target's and the mixture."""
 
 
 class MemoryPlan(NamedTuple):
@@ -241,15 +257,16 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
     caches = states + positions * work.token_bytes + rows * length * row_bytes
-    copies = _BLOCK_COPIES if work.drafter else _LOGIT_COPIES
-    step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + _activation_bytes(model, 1, length))
-    layer_bytes = model.cache_shape.layer_bytes()
+    copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES if work.companion is not None else 0)
+    widest = max(_activation_bytes(each, 1, length) for each in work.models)
+    step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
+    layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
     # Without `keep_current` all rows may have to read their sequences again at once.
     readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
     chunk = min(work.options.prefill_chunk, keys)
-    reading = max(readers, 1) * (_activation_bytes(model, chunk, keys) + keys * layer_bytes)
+    reading = max(readers, 1) * (max(_activation_bytes(each, chunk, keys) for each in work.models) + keys * layer_bytes)
     if shape := model.cache_shape.recurrent:
         step += rows * shape.work_bytes(1 + work.num_drafted)
         reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
@@ -368,19 +385,19 @@ class Caches:
 
     Args:
         model: gives the shape and the device.
-        companion: shape of a draft's keys and values; None without a draft.
+        companions: shapes of the caches that follow the target's; see `Workload.companions`.
         num_rows, longest: rows and positions of the caches of all slots.
         padding: number of positions for padding after a sequence.
         num_pages: pages of all caches together; 0 for contiguous caches.
         every, num_recent: snapshots and recent states of recurrent layers; see `HybridCache`.
     """
 
-    def __init__(self, model: LanguageModel, companion: CacheShape | None, num_rows: int, longest: int, padding: int,
+    def __init__(self, model: LanguageModel, companions: tuple[CacheShape, ...], num_rows: int, longest: int, padding: int,
                  num_pages: int, every: int, num_recent: int):
-        self._model, self._companion = model, companion
+        self._model, self._companions = model, companions
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
         self._every, self._num_recent = every, num_recent
-        given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companion
+        given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companions
         self._pages: PagedMemory | None = None
         if num_pages:
             self._pages = HybridMemory(*given, every) if model.cache_shape.recurrent else PagedMemory(*given)
@@ -404,7 +421,7 @@ class Caches:
         return PagedCache(pages, num_rows, length)
 
     def _contiguous(self, num_rows: int, length: int) -> SlotCache:
-        given = self._model.cache_shape, num_rows, length, self._model.device, self._companion
+        given = self._model.cache_shape, num_rows, length, self._model.device, self._companions
         if self._model.cache_shape.recurrent:
             return HybridRows(*given, self._every, self._num_recent)
         return ContiguousCache(*given)

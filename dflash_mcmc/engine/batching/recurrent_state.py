@@ -258,8 +258,8 @@ class HybridRows(HybridCache, ContiguousCache):
     """
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
-                 companion: CacheShape | None = None, every: int = 1, num_recent: int = 2):
-        ContiguousCache.__init__(self, shape, num_rows, length, device, companion)
+                 companions: tuple[CacheShape, ...] = (), every: int = 1, num_recent: int = 2):
+        ContiguousCache.__init__(self, shape, num_rows, length, device, companions)
         if shape.recurrent is None:
             raise ValueError("this model has no recurrent layers")
         recurrent = shape.recurrent
@@ -270,8 +270,7 @@ class HybridRows(HybridCache, ContiguousCache):
         self._add_states(recurrent, every, num_recent, device)
 
     def on_host(self, length: int) -> HybridRows:
-        return HybridRows(self._shape, 1, length, "cpu", self.companion._shape if self.companion else None, self.every,
-                          self.num_recent)
+        return HybridRows(self._shape, 1, length, "cpu", self._companions, self.every, self.num_recent)
 
     def reserve(self, length: int) -> None:
         if length > self.length:
@@ -397,10 +396,10 @@ class HybridMemory(PagedMemory):
     """Pages of a model with recurrent layers."""
 
     def __init__(self, shape: CacheShape, num_pages: int, page_size: int, device: torch.device | str = "cpu",
-                 companion: CacheShape | None = None, every: int = 1):
+                 companions: tuple[CacheShape, ...] = (), every: int = 1):
         if shape.recurrent is None:
             raise ValueError("this model has no recurrent layers")
-        super().__init__(shape, num_pages, page_size, device, companion)
+        super().__init__(shape, num_pages, page_size, device, companions)
         self.every, self.recurrent = every, shape.recurrent
         self.states = StatePages(shape.recurrent, num_pages, page_size, every, device)
         self.pool.freed = self.states.freed
@@ -439,8 +438,8 @@ class HybridPages(HybridCache, PagedCache):
         return HybridPages(self.memory, 1, self.length, self.num_recent, keeps_recent=False)
 
     def on_host(self, length: int) -> HybridRows:
-        target, *draft = self.memory.shapes
-        return HybridRows(target, 1, length, "cpu", draft[0] if draft else None, self.every, self.num_recent)
+        target, *companions = self.memory.shapes
+        return HybridRows(target, 1, length, "cpu", tuple(companions), self.every, self.num_recent)
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         super().aim(rows, positions, key_length)

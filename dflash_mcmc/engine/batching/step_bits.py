@@ -117,7 +117,7 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     anchors = torch.randint(last // 2, last - longest + 1, (ROWS,), generator=generator)
     drafter = steps.drafter
     companion = drafter.companion if drafter else None
-    cache = ContiguousCache(model.cache_shape, ROWS, length, companion=companion)
+    cache = ContiguousCache(model.cache_shape, ROWS, length, companions=(companion,) if companion else ())
     for held in (cache, cache.companion):
         for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))

@@ -128,11 +128,14 @@ class TabularEngine:
         blend: changes the last hidden state; None for no change.
         speculation: draws block by block with a TabularDraft; None draws token by token. Draws from the draft do not use it.
         draft: a draft for the blend, or a draft from which tokens are drawn.
+        companion: the other model of a blend that mixes logits.
     """
 
     def __init__(self, model: TabularModel, blend: TargetBlend | None = None,
-                 speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None):
+                 speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None,
+                 companion: TabularModel | None = None):
         self.model, self.speculation, self.draft, self._origin = model, speculation, draft, 0
+        self.companion = companion
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
         self._drafts: dict[tuple, tuple[np.ndarray, laws.Weights]] = {}
@@ -280,6 +283,8 @@ class TabularEngine:
             return drafted
         if self.blend.needs_draft:
             parts = [drafted]
+        elif self.companion is not None:
+            parts = [self.companion.logits(prefix, "last")]
         else:
             parts = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                      for layer in self.blend.tapped_layers(self.model.num_layers)]
