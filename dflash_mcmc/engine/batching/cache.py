@@ -160,7 +160,8 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache, ABC):
     """The keys and values of some rows. `aim` sets rows and positions before each forward.
 
-    A row can be written only where it is open. A forward calls `update` of each layer with keys and values (rows, heads,
+    A row can be written only where it is open. Here are the methods of rows that have memory of their own: all of it is open,
+    none of it is freed, and later tokens overwrite earlier ones. A forward calls `update` of each layer with keys and values (rows, heads,
     queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
 
     Attributes:
@@ -210,47 +211,42 @@ class SlotCache(Cache, ABC):
     def reserve(self, length: int) -> None:
         """Makes rows at least `length` long."""
 
-    @abstractmethod
     def open(self, row: int, start: int, stop: int) -> None:
         """Lets forwards write positions `start` to `stop - 1` of a row, beside those that are open. Raises OutOfPages."""
 
-    @abstractmethod
     def close(self, row: int) -> None:
         """Ends the writing to a row: what a forward gives for it is lost."""
 
-    @abstractmethod
     def keep(self, row: int, start: int, stop: int) -> None:
         """Frees the memory of a row outside positions `start` to `stop - 1`. The row is closed."""
 
-    @abstractmethod
     def extend(self, stops: np.ndarray) -> None:
         """Opens the first rows, except closed ones, up to these positions, int64 (rows,). Raises OutOfPages."""
 
-    @abstractmethod
     def restart(self) -> None:
         """Empties all rows of this cache, and frees the memory of all caches of one row made from it."""
 
     @property
-    @abstractmethod
     def num_pages(self) -> int:
         """Number of pages, free or not; UNLIMITED where rows have memory of their own."""
+        return UNLIMITED
 
     @property
-    @abstractmethod
     def num_free_pages(self) -> int:
         """Number of free pages; UNLIMITED where rows have memory of their own."""
+        return UNLIMITED
 
-    @abstractmethod
     def has_pages(self, row: int) -> bool:
         """Whether a row has pages that it could free."""
+        return False
 
-    @abstractmethod
     def pages_of(self, length: int) -> int:
         """Number of pages of `length` positions; 0 where rows have memory of their own."""
+        return 0
 
-    @abstractmethod
     def pages_to_extend(self, stops: np.ndarray) -> int:
         """Number of pages that `extend` takes."""
+        return 0
 
     @abstractmethod
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
@@ -349,7 +345,7 @@ class ContiguousLayer(SlotLayer):
 
 
 class ContiguousCache(SlotCache):
-    """A layer for each decoder layer. Every row is open.
+    """A layer for each decoder layer. Every row has memory of its own.
 
     Attributes:
         keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers. One copy moves a span of a
@@ -397,38 +393,6 @@ class ContiguousCache(SlotCache):
                 layer.resize(length, **{name: memory})
         if self.companion is not None:
             self.companion.reserve(length)
-
-    def open(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: all rows are open."""
-
-    def close(self, row: int) -> None:
-        """Does nothing: a step writes to a closed row only where the row holds nothing."""
-
-    def keep(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: the memory of a row is its own."""
-
-    def extend(self, stops: np.ndarray) -> None:
-        """Does nothing: `reserve` makes all rows long enough."""
-
-    def restart(self) -> None:
-        """Does nothing: later tokens overwrite what rows hold."""
-
-    @property
-    def num_pages(self) -> int:
-        return UNLIMITED
-
-    @property
-    def num_free_pages(self) -> int:
-        return UNLIMITED
-
-    def has_pages(self, row: int) -> bool:
-        return False
-
-    def pages_of(self, length: int) -> int:
-        return 0
-
-    def pages_to_extend(self, stops: np.ndarray) -> int:
-        return 0
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         row_ids = self._row_ids[rows]

@@ -20,17 +20,20 @@ from dflash_mcmc.engine.batching.row_linear import RowLinear, num_missing
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 _FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
-_SCALES = (1e-3, 1.0, 1e3)
-_COUNTS = (1, 3, 8)
-_QUERIES = 5
+_COUNTS, _QUERIES = (1, 3, 8), 5
+"""Rows and tokens of the forwards that are compared."""
 
 
 class LayerLoop:
-    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients."""
+    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients.
 
-    def __init__(self, decoder: Any):
-        self._decoder = decoder
-        self._layers = [_Layer(layer) for layer in decoder.layers]
+    Args:
+        norm_of: a function for each norm of the decoder.
+    """
+
+    def __init__(self, decoder: Any, norm_of: Callable[[Any], Norm]):
+        self._decoder, self._norm = decoder, norm_of(decoder.norm)
+        self._layers = [_Layer(layer, norm_of) for layer in decoder.layers]
         linears = [module for module in decoder.modules() if isinstance(module, RowLinear)]
         self._packed = all(linear.weight.is_mkldnn for linear in linears)
 
@@ -57,18 +60,17 @@ class LayerLoop:
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
             if layer.module._forward_hooks:
                 _tell(layer.module, flat[:count].view(embedded.shape))
-        return decoder.norm.forward(flat)[:count].view(embedded.shape)
+        return self._norm(flat)[:count].view(embedded.shape)
 
 
 class _Layer:
     """A decoder layer. Its norms and products are looked up once."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Any, norm_of: Callable[[Any], Norm]):
         self.module, self._attention = module, module.self_attn
         attention, mlp = module.self_attn, module.mlp
-        self._norms = [module.input_layernorm.forward, module.post_attention_layernorm.forward]
-        heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        self._head_norms: list[Norm] | None = None if None in heads else [norm.forward for norm in heads]
+        self._norms = [norm_of(module.input_layernorm), norm_of(module.post_attention_layernorm)]
+        self._head_norms = [norm_of(attention.q_norm), norm_of(attention.k_norm)] if hasattr(attention, "q_norm") else None
         self._inputs = [attention.q_proj.product, attention.k_proj.product, attention.v_proj.product]
         self._output, self._gate, self._up, self._down = (
             layer.product for layer in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
@@ -113,21 +115,30 @@ def _tell(module: torch.nn.Module, output: torch.Tensor) -> None:
 def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
     """The loop of a decoder; None for other families, and where a forward over few tokens differs in a bit.
 
-    Norms are fused in the decoder itself, where they keep their bits.
-
     Args:
         shape: shape of the keys and values of a token.
     """
-    for module, norm in fused(decoder).items():
-        module.forward = norm
     if not _is_known(decoder):
         return None
-    loop, before = LayerLoop(decoder), decoder.config._attn_implementation
+    before = decoder.config._attn_implementation
     decoder.set_attn_implementation("grouped")
     try:
-        return loop if all(_has_bits(loop, decoder, shape, rows) for rows in _COUNTS) else None
+        loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused, _as_it_is))
+        return next((loop for loop in loops if all(_has_bits(loop, decoder, shape, rows) for rows in _COUNTS)), None)
     finally:
         decoder.set_attn_implementation(before)
+
+
+def _fused(module: Any) -> Norm:
+    """An RMS norm as one operation, which in float32 has the bits of the five that transformers calls."""
+    if module.weight.dtype != torch.float32:
+        return module.forward
+    weight, size, epsilon = module.weight, list(module.weight.shape), module.variance_epsilon
+    return lambda rows: rms_norm(rows, size, weight, epsilon)
+
+
+def _as_it_is(module: Any) -> Norm:
+    return module.forward
 
 
 def _is_known(decoder: Any) -> bool:
@@ -151,28 +162,3 @@ def _has_bits(loop: LayerLoop, decoder: Any, shape: CacheShape, rows: int) -> bo
                      **{cache_argument(decoder): caches[1]}).last_hidden_state
     return (torch.equal(ours, theirs) and torch.equal(caches[0].keys, caches[1].keys)
             and torch.equal(caches[0].values, caches[1].values))
-
-
-def fused(decoder: torch.nn.Module) -> dict[torch.nn.Module, Norm]:
-    """The fused form of each norm of a decoder whose bits it has, by random inputs."""
-    norms = {module: _norm(module) for module in decoder.modules() if _is_plain(module)}
-    return {module: norm for module, norm in norms.items() if _agrees(module, norm)}
-
-
-def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether a module looks like the norm of Llama, whose forms in other families have other names or attributes."""
-    weight = getattr(module, "weight", None)
-    return (type(module).__name__.endswith("RMSNorm") and isinstance(getattr(module, "variance_epsilon", None), float)
-            and isinstance(weight, torch.Tensor) and weight.ndim == 1 and weight.dtype == torch.float32)
-
-
-def _norm(module: Any) -> Norm:
-    weight, size, epsilon = module.weight, list(module.weight.shape), module.variance_epsilon
-    return lambda rows: rms_norm(rows, size, weight, epsilon)
-
-
-def _agrees(module: Any, norm: Norm) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    rows = [scale * torch.randn(count, 1, module.weight.numel(), generator=generator)
-            for scale in _SCALES for count in _COUNTS]
-    return all(torch.equal(norm(each), module(each)) for each in rows)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
-from dflash_mcmc.engine.batching.chains import Slot
+from dflash_mcmc.engine.batching.chains import CachedPrefix, Slot
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
@@ -252,11 +252,8 @@ class SlotMemory:
         held = slot.contents
         if not held.filled and held.saved_from >= len(held.saved):
             return
-        row, slot.offloaded = slot.place, self._new_offloaded(max(held.filled, len(held.saved)))
-        slot.offloaded.cache.copy(self.cache, row, 0, 0, held.filled)
-        if self.spare is not None and slot.offloaded.spare is not None and held.saved_from < len(held.saved):
-            slot.offloaded.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
-        _free(SlotPlace(self.cache, self.spare, row))
+        slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
+        _move(held, SlotPlace(self.cache, self.spare, slot.place), SlotPlace(*slot.offloaded, 0))
 
     def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -264,11 +261,7 @@ class SlotMemory:
         if offloaded is None:
             return
         self.reserve(max(len(held.held), len(held.saved)))
-        self.cache.copy(offloaded.cache, 0, slot.place, 0, held.filled)
-        if self.spare is not None and offloaded.spare is not None and held.saved_from < len(held.saved):
-            self.spare.reserve(self.cache.length)
-            self.spare.copy(offloaded.spare, 0, slot.place, held.saved_from, len(held.saved))
-        _free(SlotPlace(*offloaded, 0))
+        _move(held, SlotPlace(*offloaded, 0), SlotPlace(self.cache, self.spare, slot.place))
 
     def free(self, slot: Slot) -> None:
         """Frees what the slot of a chain that has ended holds."""
@@ -281,10 +274,7 @@ class SlotMemory:
         held, home = slot.contents, self._place_of(slot)
         length = max(held.filled, len(held.saved))
         host = Offloaded(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
-        host.cache.copy(home.cache, 0, 0, 0, held.filled)
-        if host.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
-            host.spare.copy(home.spare, 0, 0, held.saved_from, len(held.saved))
-        _free(home)
+        _move(held, home, SlotPlace(*host, 0))
         slot.offloaded = host
 
     def stop(self, slot: Slot) -> None:
@@ -353,6 +343,15 @@ class SlotMemory:
 
     def _new_offloaded(self, length: int) -> Offloaded:
         return Offloaded(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+
+
+def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
+    """Copies what a slot holds from one place to another, and frees the first."""
+    goal.cache.copy(home.cache, home.row, goal.row, 0, held.filled)
+    if goal.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
+        goal.spare.reserve(goal.cache.length)
+        goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))
+    _free(home)
 
 
 def _free(home: SlotPlace) -> None:
