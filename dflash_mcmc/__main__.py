@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.config import help
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program, ranks
 
 if TYPE_CHECKING:
@@ -23,19 +21,16 @@ Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
-    if shown := help.shown(arguments):
-        print(shown, end="")
+    if text := help.text_for(arguments):
+        print(text, end="")
         return
-    from dflash_mcmc.runner.commands import checked, shows, within_budget
+    from dflash_mcmc.runner.commands import checked, only_shows, within_budget
 
     command = checked(arguments)
-    if shows(command, arguments):
+    if only_shows(command, arguments):
         return
     if command.launcher:
         from dflash_mcmc.grid.submission import submit
@@ -48,17 +43,10 @@ def _main(arguments: list[str]) -> None:
 
 
 def _run_single(command: Command) -> None:
-    from dflash_mcmc.config.sweep import print_error
     from dflash_mcmc.runner.commands import within_budget
 
     tables: Tables = {}
-    try:
-        _run(within_budget(command).jobs[0], tables)
-    except UserError as error:
-        if os.environ.get("DFLASH_MCMC_TRACEBACK"):
-            raise
-        print_error(str(error))
-        sys.exit(program.USER_ERROR)
+    _run(within_budget(command).jobs[0], tables)
     _print_tables(tables)
 
 
@@ -80,14 +68,9 @@ def _run_sweep(command: Command, sweep: Sweep) -> int:
                 raise
     else:
         for job in command.jobs:
-            outcomes.run(job.overrides, _composed(job))
+            outcomes.run(job.overrides, job._replace)  # composed already: a call without values gives the job
     _print_tables(tables)
     return 0 if ranks.rank() else outcomes.report(command.jobs[0].config.objective)
-
-
-def _composed(job: Job) -> Callable[[], Job]:
-    """A function that returns a job that is already composed."""
-    return lambda: job
 
 
 def _run(job: Job, tables: Tables) -> RunResult:

@@ -52,12 +52,9 @@ def print_fields(group: str) -> None:
             print(line)
 
 
-def main() -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main)
-
-
-def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
         print(_HELP)
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.errors import UserError, note
@@ -33,12 +34,9 @@ DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg in 
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
@@ -83,9 +81,6 @@ def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
 
 def _other(config: Config, path: str) -> HFModel:
     """Another model with the configuration's fields. Raises UserError."""
-    import dataclasses
-    from typing import cast
-
     other = dataclasses.replace(cast("HFModel", config.model), path=path, revision=None)
     other.check(config)
     return other

@@ -11,12 +11,9 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if importlib.util.find_spec("inspect_ai") is None:
         raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")

@@ -147,6 +147,7 @@ def schema_of(cls: type[T]) -> type[T]:
 
     The annotation is a plain text from then on. Editors and type checkers read the source, and see the literals.
     """
+    # Base classes first: a field that only replaces a default takes their choices.
     for base in reversed(cls.__mro__[1:]):
         if dataclasses.is_dataclass(base):
             schema_of(base)
@@ -247,10 +248,10 @@ def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, o
 
 def restored(cls: type[T], values: Mapping[str, object]) -> T:
     """An object of a dataclass with recorded values, which are not checked: an older version may have allowed others."""
-    made = object.__new__(cls)
+    bare = object.__new__(cls)
     for name, value in values.items():
-        setattr(made, name, value)
-    return made
+        setattr(bare, name, value)
+    return bare
 
 
 def _converted(value: Any, field_type: object) -> object:

@@ -109,7 +109,7 @@ def _signature(cls: type[Any]) -> inspect.Signature:
 def components(group: str) -> dict[str, Registration]:
     """The registered components of a group, by name."""
     load_all()
-    return {name: found for (its_group, name), found in sorted(_components.items()) if its_group == group}
+    return {name: known for (its_group, name), known in sorted(_components.items()) if its_group == group}
 
 
 def class_named(name: str) -> type[Any] | None:
@@ -131,8 +131,8 @@ def name_of(component: Component) -> str:
 
 def options_with(group: str, attribute: str) -> str:
     """The options of a group for which a class attribute is true, in words for errors: `a, b or c`."""
-    options = [option for name, found in components(group).items() if getattr(found.cls, attribute)
-               for option in (*found.cls.presets, name)]
+    options = [option for name, known in components(group).items() if getattr(known.cls, attribute)
+               for option in (*known.cls.presets, name)]
     return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from omegaconf import OmegaConf
 from tabulate import tabulate
 
 from dflash_mcmc.errors import ConfigError, UserError, printable
@@ -59,18 +60,18 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
-    from dflash_mcmc.store.described import RUN, described, read_problems
+    from dflash_mcmc.store.described import RUN, configuration_of, described, read_problems
     from dflash_mcmc.store.locks import closed
     from dflash_mcmc.store.reading import read_records
     from dflash_mcmc.store.records import sample_schema
 
     with closed(folder):
-        (made, sessions), configured = described(folder / RUN), _configuration(folder / "config.yaml")
-        records = [] if "probe" in made else read_records(folder, sample_schema())
+        (own_identity, sessions), configured = described(folder / RUN), configuration_of(folder)
+        records = [] if "probe" in own_identity else read_records(folder, sample_schema())
     if not records:
-        lacking = "texts" if "probe" in made else "records"
+        lacking = "texts" if "probe" in own_identity else "records"
         raise NoTexts(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
-    identity = {name: value for name, value in made.items() if not _of_grader(name)} | settings(config)
+    identity = {name: value for name, value in own_identity.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
     prompts = {name: problem["prompt"] for name, problem in read_problems(folder).items()}
@@ -89,23 +90,6 @@ def settings(config: Config) -> dict[str, object]:
 
 def _of_grader(name: str) -> bool:
     return name.partition(".")[0] == "grader"
-
-
-def _configuration(path: Path) -> dict:
-    from omegaconf import OmegaConf
-
-    from dflash_mcmc.store.files import read_regular
-
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; allowed: the folder of a run")
-    try:
-        found = OmegaConf.to_container(OmegaConf.create(content.decode()))
-        if not isinstance(found, dict):
-            raise TypeError("not a mapping")
-        return found
-    except Exception as error:  # yaml and OmegaConf each have their own exceptions
-        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the folder of a run") from error
 
 
 def _target(folder: Path, identity: dict[str, object]) -> Path:
@@ -174,8 +158,6 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
     Records of the target that the source does not have are kept.
     """
-    from omegaconf import OmegaConf
-
     from dflash_mcmc.config.identity import plain
     from dflash_mcmc.statistics import summaries
     from dflash_mcmc.store import finishes
@@ -276,12 +258,9 @@ def grader_config(overrides: Sequence[str]) -> Config:
     return config
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.regrade",
                             description="Grades recorded texts again and shows the changes.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run or of an experiment, glob, or id of a run in "

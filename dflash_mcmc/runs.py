@@ -75,7 +75,7 @@ def _is_open(folder: Path) -> bool:
 def _label(folder: Path, identity: dict[str, Any]) -> str:
     from dflash_mcmc.config.identity import run_label
     from dflash_mcmc.report.reading import name_of_run
-    from dflash_mcmc.report.table import configuration_of
+    from dflash_mcmc.store.described import configuration_of
 
     config = configuration_of(folder)
     return run_label(name_of_run(identity, config), config)
@@ -139,12 +139,9 @@ def age(started: str | None, now: datetime.datetime) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if not given.folders and not given.outputs.is_dir():
         raise UserError(f"--outputs: given {str(given.outputs)!r}, which is no folder; allowed: a folder with runs")

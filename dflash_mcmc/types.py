@@ -226,7 +226,7 @@ class Grade(NamedTuple):
     reason: str = ""
     """A reason where the rule gives none: the name of an exception, a signal, or why the sample was not drawn."""
     same_string: bool | None = None
-    """The result of `grading.string_rule`, for comparison only; None if it was not applied."""
+    """The result of `grading.math.string_rule`, for comparison only; None if it was not applied."""
     walls: tuple[str, ...] = ()
     """The layers of the sandbox around a program that was run."""
     grade_seconds: float | None = None

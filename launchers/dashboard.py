@@ -24,12 +24,9 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise UserError("the page needs the package wandb-workspaces, which is not installed: pip install wandb-workspaces")

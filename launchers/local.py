@@ -29,12 +29,9 @@ from dflash_mcmc.process.stopping import SIGNALS
 _POLL_SECONDS = 0.2
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given, command = _parser().parse_known_args(arguments)
     jobs = check_command(command).jobs  # so that a mistake is reported once, by this process
     count = _num_groups(jobs) if given.processes is None else given.processes

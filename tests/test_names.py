@@ -74,7 +74,7 @@ def test_command_line_starts_without_heavy_libraries():
 
 @pytest.mark.parametrize("module", ["dflash_mcmc.train.__main__", "tests.bench.__main__"])
 def test_help_imports_no_heavy_library(module):
-    imported = modules_after(f"import {module} as command; command._main(['--help'])")
+    imported = modules_after(f"import {module} as command; command.main.__wrapped__(['--help'])")
     assert module in imported
     assert not imported & HEAVY
 
@@ -192,12 +192,12 @@ def test_prints_every_option_of_every_group(command):
 
 def test_prints_the_fields_of_each_group(capsys):
     for group in GROUPS:
-        catalogue._main([group])
+        catalogue.main.__wrapped__([group])
         assert f"{group}/" in capsys.readouterr().out
 
 
 def test_a_group_of_values_lists_its_options(capsys):
-    catalogue._main(["condition"])
+    catalogue.main.__wrapped__(["condition"])
     shown = capsys.readouterr().out
     assert "conf/condition/blend_ps.yaml" in shown
     assert "conf/sampler" not in shown
@@ -205,7 +205,7 @@ def test_a_group_of_values_lists_its_options(capsys):
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_says_how_to_ask(flag, capsys):
-    catalogue._main([flag])
+    catalogue.main.__wrapped__([flag])
     shown = capsys.readouterr().out
     assert "usage: python -m dflash_mcmc.catalogue [GROUP ...]" in shown
     assert "sampler/" not in shown

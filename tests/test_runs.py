@@ -96,16 +96,16 @@ def test_age_that_is_unknown():
 
 
 def test_the_command_prints_a_table_or_json(folders, capsys, tmp_path):
-    runs._main([str(tmp_path)])
+    runs.main.__wrapped__([str(tmp_path)])
     shown = capsys.readouterr().out
     assert all(f"| {folder} " in shown for folder in folders)
-    runs._main([str(tmp_path), "--json", "--sort", "cost"])
+    runs.main.__wrapped__([str(tmp_path), "--json", "--sort", "cost"])
     told = json.loads(capsys.readouterr().out)
     assert [run["token_forwards"] for run in told] == sorted(run["token_forwards"] for run in told)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run folder below"):
-        runs._main([str(tmp_path)])
+        runs.main.__wrapped__([str(tmp_path)])
     with pytest.raises(UserError, match="--outputs: given"):
-        runs._main(["--outputs", str(tmp_path / "nowhere")])
+        runs.main.__wrapped__(["--outputs", str(tmp_path / "nowhere")])

@@ -12,11 +12,11 @@ from dflash_mcmc.config.identity import varying, with_names
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.tasks import RunResult
+from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import RUN, described, read_problems
+from dflash_mcmc.store.described import RUN, configuration_of, described, read_problems
 from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ def compare(a: Folder, b: Folder) -> Paired:
         UserError: for a folder that is not one run of samples, and for runs without a common problem.
     """
     from dflash_mcmc.statistics import paired
-    from dflash_mcmc.statistics.outcomes import aligned, outcomes
 
     one, other, left_out = aligned(*(outcomes(_single(folder).records) for folder in (a, b)))
     if not one.problems:

@@ -25,6 +25,7 @@ from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.ops import Chain, SamplingParams, Score
+from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
@@ -169,8 +170,6 @@ class LoadedEngine:
         Args:
             names: ids of all prompts in order.
         """
-        from dflash_mcmc.runner import build
-
         tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
         yield from (of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
                     if names[index] in too_long)

@@ -23,6 +23,7 @@ from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import stopping
+from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -327,8 +328,6 @@ def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int
         mixes: whether chains of an engine can have stop strings of their own.
         target: the loaded model.
     """
-    from dflash_mcmc.runner import build
-
     configs: dict[tuple[str, int], Config] = {}
     for request in requests:
         key = repr(request.sampler), request.max_new_tokens

@@ -22,13 +22,17 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def checked(config: Config) -> Config:
-    """The same configuration after the checks that span fields, with resolved components. Raises UserError."""
+    """The same object after the checks that span fields. Its components are resolved, and a draft without use is left out.
+
+    Raises UserError.
+    """
     _check_condition(config)
-    config.probe = config.probe.with_draft(config.draft)
+    config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
     _check_draft(config)
     _check_aggregate(config)
     _check_budget(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
+    # A check reads other components as they were given, so that none is resolved before all are checked.
     for group in used:
         component_of(config, group).check(config)
     for group in used:
@@ -63,7 +67,7 @@ def _check_draft(config: Config) -> None:
         # The chosen options are not in the note, so that a sweep over conditions prints it once.
         could = " or ".join(group for group in ("blend", "sampler", "decoder", "probe") if group in used)
         note(f"draft={draft} is left out where no {could} uses it")
-        config.draft = next(found for found in components("draft").values() if found.cls.is_null).cls()
+        config.draft = next(option for option in components("draft").values() if option.cls.is_null).cls()
 
 
 def _check_aggregate(config: Config) -> None:
@@ -96,8 +100,8 @@ def _check_weights(config: Config, name: str) -> None:
         raise ConfigError("aggregate", name, f"{allowed} with sampler={name_of(config.sampler)}: {name} needs independent "
                           f"draws with a known log q, as of sampler={options_with('sampler', 'draws_once')}")
     if law.truncates:
-        given = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
-        raise ConfigError("aggregate", name, f"{allowed} with {given}: {name} needs draws without truncation "
+        law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
+        raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
                           "(top_k=0, top_p=1, min_p=0)")
 
 

@@ -20,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.help import config_folder
+from dflash_mcmc.config.help import COMPLETION, config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import (
-    ask_for_help,
+    SHOWING,
     given_value,
     names_if_present,
     parse_arguments,
@@ -31,7 +31,7 @@ from dflash_mcmc.config.overrides import (
     text_of,
 )
 from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_schemas, to_typed
-from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points
+from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import GROUPS
 from dflash_mcmc.types import Lengths
@@ -43,37 +43,13 @@ _SWEEPING = ("hydra/sweeper", "hydra.sweeper.params")
 """Those that have one in a sweep."""
 _SEARCHING = ("hydra.sweeper.", "hydra.sweep.dir")
 """Those that have one in a search: Hydra's sweeper chooses the points, and writes its result into the folder."""
-_INSTALL = r"""_dflash_mcmc() {
-    local line=${COMP_LINE:0:COMP_POINT} words ask rest word choices
-    read -ra words <<< "$line"
-    if [ "${words[0]##*/}" = dflash-mcmc ]; then
-        ask=("${words[0]}")
-    elif [ "${words[1]}" = -m ] && [ "${words[2]}" = dflash_mcmc ]; then
-        ask=("${words[@]:0:3}")
-    else
-        return
-    fi
-    [ "${line: -1}" = " " ] && words+=("")
-    [ ${#words[@]} -gt ${#ask[@]} ] || return
-    rest="${words[*]:${#ask[@]}}"
-    word="${words[-1]}"
-    choices=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + ${#rest})) "${ask[@]}" -sc query=bash 2> /dev/null) || return
-    mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
-    if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then  # bash replaces only what follows the sign
-        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
-    fi
-}
-complete -o nospace -o bashdefault -o default -F _dflash_mcmc python python3 dflash-mcmc"""
-"""Completion in bash. Hydra's own script completes `python FILE` and installed programs only, and sets COMP_WORDBREAKS."""
-_UNINSTALL = """complete -r python python3 dflash-mcmc
-unset -f _dflash_mcmc"""
-_SCRIPTS = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}
-_composing = threading.RLock()
+_kept_composer = cache(Composer)
+_hydra_lock = threading.RLock()
 """Held while Hydra is initialised, because its state belongs to the process and not to a thread."""
 
 
 def prepare() -> None:
-    """Registers schemas and resolvers with Hydra."""
+    """Registers schemas and resolvers with Hydra, which is initialised with them."""
     OmegaConf.register_new_resolver("dflash_assets", lambda: str(PACKAGE / "assets"), replace=True)
     store_schemas()
     store_fields()
@@ -88,15 +64,10 @@ def composer(root: str, overrides: Sequence[str] = ()) -> Iterator[Composer]:
             folder of the user may change while the process runs (in a notebook).
     """
     own = any(mistakes.SEARCH_PATH in text for text in overrides)
-    with _composing:
+    with _hydra_lock:
         prepare()
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            yield Composer(root) if own else _composer(root)
-
-
-@cache
-def _composer(root: str) -> Composer:
-    return Composer(root)
+            yield Composer(root) if own else _kept_composer(root)
 
 
 def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[Root, Mapping[str, str]]:
@@ -141,32 +112,33 @@ def check_command(arguments: Sequence[str]) -> Command:
 
     A sweep is checked as a whole: a mistake in its last point is reported before its first one starts.
     """
-    parsed = parse_arguments(arguments)
-    if ask_for_help(parsed):
+    flags = parse_arguments(arguments)
+    if any(getattr(flags, name) for name in SHOWING):
         return Command([], shows=True)
-    with composer("config", parsed.overrides) as composing:
-        overrides = [composing.parse(text) for text in parsed.overrides]
+    with composer("config", flags.overrides) as composing:
+        overrides = [composing.parse(text) for text in flags.overrides]
         mistakes.check_search_path(overrides)
-        if parsed.cfg or parsed.info:
-            mistakes.check_shown(overrides, parsed.if_present)
+        if flags.cfg or flags.info:
+            mistakes.check_one_run(overrides, flags.if_present)
             composing.compose(shown := [text_of(one) for one in overrides])  # no check as a run: nothing is read
             return Command([], overrides=tuple(shown), shows=True)
+        # Hydra's own settings are the same at every point, so that they are composed without the swept values.
         hydra = composing.with_hydra([text_of(one) for one in overrides if not one.is_sweep_override()]).hydra
-        sweep, launcher = _sweep(hydra, parsed.multirun), _launcher(hydra, overrides)
+        sweep, launcher = _sweep(hydra, flags.multirun), _launcher(hydra, overrides)
         mistakes.check_idle(overrides, (*_LAUNCHING, *(_SWEEPING if sweep else ()),
                                         *(_SEARCHING if sweep and sweep.searches else ())))
-        texts = _points(composing, overrides, sweep)
-        optional = optional_of(composing, texts, names_if_present(parsed))
+        points = _points(composing, overrides, sweep)
+        optional = optional_of(composing, points, names_if_present(flags))
         if sweep and sweep.searches:
             _refuse_conditional_ranges([*map(composing.parse, sweep.params), *overrides], optional)
-            jobs = [job_of(composing, point, optional) for point in texts]
+            jobs = [job_of(composing, point, optional) for point in points]
         else:
-            jobs = list(jobs_of(composing, texts, optional))
+            jobs = list(jobs_of(composing, points, optional))
             if sweep is None:
                 note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
-    return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(texts), optional)
+    return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(points), optional)
 
 
 def _refuse_conditional_ranges(overrides: Sequence[Override], optional: frozenset[str]) -> None:
@@ -204,9 +176,9 @@ def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
 def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | None) -> list[list[str]]:
     """The overrides of every job of a sweep, or of the single job. Raises UserError."""
     if sweep is not None:
-        if not (found := list(points([*map(composing.parse, sweep.params), *overrides], sweep))):
+        if not (of_sweep := list(points_of([*map(composing.parse, sweep.params), *overrides], sweep))):
             raise UserError("the sweep: given no point; allowed: at least one value of everything that is swept")
-        return found
+        return of_sweep
     for override in overrides:
         if override.is_sweep_override():
             raise UserError(f"{override.key_or_group}: given several values, {given_value(override)}; allowed: one value, or "
@@ -214,23 +186,23 @@ def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | N
     return [[text_of(override) for override in overrides]]
 
 
-def show(arguments: Sequence[str]) -> None:
+def show_for_flag(arguments: Sequence[str]) -> None:
     """Prints what --cfg, --info, --hydra-help or --shell-completion ask for.
 
     The output of --cfg job begins with the option of each group as comments of YAML, because the values do not name it.
     """
     import hydra
 
-    given = parse_arguments(arguments)
-    if given.shell_completion and (script := _SCRIPTS.get(" ".join(given.overrides))):
+    flags = parse_arguments(arguments)
+    if flags.shell_completion and (script := COMPLETION.get(" ".join(flags.overrides))):
         print(script)
         return
-    if given.cfg in ("job", "all") and not given.package:
-        print(_options(given.overrides), flush=True)
-    if given.cfg or given.info:
-        with composer("config", given.overrides) as composing:
+    if flags.cfg in ("job", "all") and not flags.package:
+        print(_options(flags.overrides), flush=True)
+    if flags.cfg or flags.info:
+        with composer("config", flags.overrides) as composing:
             arguments = [part for text in arguments for part in (
-                map(text_of, composing.overrides([text])) if text in given.overrides else [text])]
+                map(text_of, composing.overrides([text])) if text in flags.overrides else [text])]
     prepare()
     sys.argv = [sys.argv[0], *map(readable, arguments)]
     hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()

@@ -62,15 +62,15 @@ class _FilesReadOnce(ConfigRepository):
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
-        self._known = {}
+        self._known = {}  # a file of the same name may now be another one
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self._known:
             self._known[config_path] = super().load_config(config_path)
-        found = copy.copy(self._known[config_path])
-        if found is not None:
-            found.config = copy.deepcopy(found.config)  # the composed configuration shares nodes with it
-        return found
+        result = copy.copy(self._known[config_path])
+        if result is not None:
+            result.config = copy.deepcopy(result.config)  # the composed configuration shares nodes with it
+        return result
 
 
 class Composer:
@@ -96,15 +96,15 @@ class Composer:
 
     def overrides(self, texts: Sequence[str]) -> list[Override]:
         """The parsed overrides; a path in place of an option makes two, `model=hf model.path=FOLDER`. Raises UserError."""
-        given = [self.parse(text) for text in texts]
-        found: list[Override] = []
-        for one in given:
+        parsed = [self.parse(text) for text in texts]
+        expanded: list[Override] = []
+        for one in parsed:
             group, value = one.key_or_group, one.value() if one.key_or_group in OF_PATHS else None
-            if isinstance(value, str) and looks_like_path(value) and not self._is_option(group, value, given):
-                found += map(self.parse, (f"{group}={option_for(group, value)}", f"{group}.path={given_value(one)}"))
+            if isinstance(value, str) and looks_like_path(value) and not self._is_option(group, value, parsed):
+                expanded += map(self.parse, (f"{group}={option_for(group, value)}", f"{group}.path={given_value(one)}"))
             else:
-                found.append(one)
-        return found
+                expanded.append(one)
+        return expanded
 
     def compose(self, texts: Sequence[str]) -> Composed:
         """The configuration of overrides without swept values. Raises UserError."""
@@ -174,6 +174,7 @@ class Composer:
         except _ERRORS as error:
             if mistake := mistakes.of_choices(error, options):
                 raise mistake from error
+            # Hydra's error names no override. The mistake is the one without which the others compose.
             for override in choosing:
                 others = [other for other in choosing if other is not override]
                 try:
@@ -236,8 +237,8 @@ def _sets_field_of_component(override: Override) -> bool:
 
 def _fields_of(values: DictConfig, node: str) -> list[str]:
     """The names of the fields below a node, including those without a value; none if there is no such node."""
-    found = OmegaConf.select(values, node)
-    return [str(name) for name in found.keys()] if OmegaConf.is_dict(found) else []  # noqa: SIM118  (a node is no dict)
+    parent = OmegaConf.select(values, node)
+    return [str(name) for name in parent.keys()] if OmegaConf.is_dict(parent) else []  # noqa: SIM118  (a node is no dict)
 
 
 def _delete(values: DictConfig, override: Override, present: object) -> None:

@@ -1,4 +1,7 @@
-"""The texts of `--help`, and the options in `conf/`. Imports neither Hydra nor the components, so that help costs no time."""
+"""The texts of `--help`, the completion in bash, and the options in `conf/`.
+
+Imports neither Hydra nor the components, so that help costs no time.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,32 @@ What it will cost: dry_run=true     The prompt: show=prompt
 Values of a command line: --cfg job     How they are composed: --info
 Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
 """
+_INSTALL = r"""_dflash_mcmc() {
+    local line=${COMP_LINE:0:COMP_POINT} words ask rest word choices
+    read -ra words <<< "$line"
+    if [ "${words[0]##*/}" = dflash-mcmc ]; then
+        ask=("${words[0]}")
+    elif [ "${words[1]}" = -m ] && [ "${words[2]}" = dflash_mcmc ]; then
+        ask=("${words[@]:0:3}")
+    else
+        return
+    fi
+    [ "${line: -1}" = " " ] && words+=("")
+    [ ${#words[@]} -gt ${#ask[@]} ] || return
+    rest="${words[*]:${#ask[@]}}"
+    word="${words[-1]}"
+    choices=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + ${#rest})) "${ask[@]}" -sc query=bash 2> /dev/null) || return
+    mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
+    if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then  # bash replaces only what follows the sign
+        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
+    fi
+}
+complete -o nospace -o bashdefault -o default -F _dflash_mcmc python python3 dflash-mcmc"""
+"""Completion in bash. Hydra's own script completes `python FILE` and installed programs only, and sets COMP_WORDBREAKS."""
+_UNINSTALL = """complete -r python python3 dflash-mcmc
+unset -f _dflash_mcmc"""
+COMPLETION = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}
+"""The shell's script by the override that asks for it: `-sc install=bash`."""
 
 
 def config_folder() -> Path:
@@ -50,7 +79,7 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def shown(arguments: Sequence[str]) -> str:
+def text_for(arguments: Sequence[str]) -> str:
     """What `--version` or `--help` prints; empty if the command line has neither."""
     if "--version" in arguments:
         return f"dflash_mcmc {__version__}\n"
@@ -81,22 +110,22 @@ def usage_of(description: str, plans: dict[str, type]) -> str:
 
 def field_lines(plan: type) -> list[str]:
     """Role, allowed values, default and meaning of every field, one field a line. Names of nested fields are dotted."""
-    found = _fields(plan, "")
-    width = max([20, *(len(name) for name, *_ in found)])
-    return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in found]
+    fields = _fields(plan, "")
+    width = max([20, *(len(name) for name, *_ in fields)])
+    return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in fields]
 
 
 def _fields(plan: type, prefix: str) -> list[tuple[str, str, str]]:
     """(name, role, meaning) of each field; fields without a specification are groups and are left out."""
     from dflash_mcmc.fields import has_spec, shown_default, spec_of
 
-    found, types = [], typing.get_type_hints(plan)
+    rows, types = [], typing.get_type_hints(plan)
     for field in dataclasses.fields(plan):
         declared = types[field.name]
         if isinstance(declared, type) and dataclasses.is_dataclass(declared):
-            found += _fields(declared, f"{prefix}{field.name}.")
+            rows += _fields(declared, f"{prefix}{field.name}.")
         elif has_spec(field):
             spec = spec_of(field)
             allowed = f"{spec.describe(declared)}; default {shown_default(field)}"
-            found.append((prefix + field.name, spec.role, f"{allowed}: {spec.help}"))
-    return found
+            rows.append((prefix + field.name, spec.role, f"{allowed}: {spec.help}"))
+    return rows

@@ -58,7 +58,7 @@ def settings_of(config: Config) -> dict[str, object]:
         values.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
-            if name in specs and specs[name].is_off(value):
+            if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
                 values.pop(f"{group}.{name}", None)
             else:
                 values[f"{group}.{name}"] = value
@@ -233,8 +233,6 @@ class _UnreadModel:
 
 def _recorded(values: Mapping[str, Any]) -> Config:
     """The configuration of a run, with the components that canonical values depend on."""
-    from dflash_mcmc.config.schema import Config
-
     components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
     return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
@@ -292,8 +290,6 @@ def _options(group: str, name: str, experiment: str, dataset: str, condition: st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]  # every file of conf/ is a mapping
 
 

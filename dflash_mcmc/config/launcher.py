@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +11,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dflash_mcmc.config.schema import to_typed
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import check_bounds, runtime, schema_of, spec_of
+from dflash_mcmc.fields import runtime, schema_of, specs_of, types_of
 
 PREFIX = "hydra.launcher."
 MOST_JOBS = 1000
@@ -68,8 +68,7 @@ class Slurm:
         return dataclasses.replace(self, processes=self.processes or groups)
 
     def check(self) -> None:
-        """Raises ConfigError."""
-        check_bounds(self, PREFIX)
+        """Raises ConfigError for what no single field can tell."""
         if 2 * self.grace_seconds > 60 * self.minutes:
             raise ConfigError(f"{PREFIX}grace_seconds", self.grace_seconds,
                               f"at most half of the time limit, {30 * self.minutes} with minutes={self.minutes}")
@@ -90,37 +89,26 @@ def store_fields() -> None:
 
 def to_launcher(node: DictConfig) -> Slurm:
     """The checked fields of a composed `hydra.launcher`. Raises UserError."""
-    types = typing.get_type_hints(Slurm)
-    for field in dataclasses.fields(Slurm):
-        if OmegaConf.is_missing(node, field.name):
-            raise UserError(f"{PREFIX}{field.name}: not given; allowed: {spec_of(field).describe(types[field.name])}")
-    try:
-        launcher = typing.cast(Slurm, OmegaConf.to_object(node))
-    except OmegaConfBaseException as error:
-        raise UserError(" ".join(str(error).split())) from error
+    launcher = to_typed(node, Slurm, PREFIX)
     launcher.check()
     return launcher
 
 
 def changed(launcher: Slurm, overrides: Sequence[str]) -> Slurm:
     """The launcher with some fields changed, such as `minutes=240`. Raises UserError."""
-    names = [field.name for field in dataclasses.fields(Slurm)]
-    types = typing.get_type_hints(Slurm)
-    node = OmegaConf.structured(launcher)
+    specs, node = specs_of(Slurm), OmegaConf.structured(launcher)
     for text in overrides:
         name, equals, value = text.removeprefix(PREFIX).partition("=")
-        if not equals or name not in names:
+        if not equals or name not in specs:
             raise UserError(f"cannot read {text!r}; allowed: field=value with a field of hydra/launcher=slurm: "
-                            f"{', '.join(names)}")
+                            f"{', '.join(specs)}")
         try:
             node = OmegaConf.merge(node, OmegaConf.from_dotlist([f"{name}={value}"]))
         except OmegaConfBaseException as error:
-            field = next(field for field in dataclasses.fields(Slurm) if field.name == name)
-            raise ConfigError(f"{PREFIX}{name}", value, spec_of(field).describe(types[name])) from error
+            raise ConfigError(f"{PREFIX}{name}", value, specs[name].describe(types_of(Slurm)[name])) from error
     return to_launcher(node)
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
     """A command line with full names for the launcher's fields: `shards=8` becomes `hydra.launcher.shards=8`."""
-    names = {field.name for field in dataclasses.fields(Slurm)}
-    return [PREFIX + text if text.partition("=")[0] in names and "=" in text else text for text in arguments]
+    return [PREFIX + text if text.partition("=")[0] in specs_of(Slurm) and "=" in text else text for text in arguments]

@@ -47,7 +47,7 @@ def check_search_path(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{SEARCH_PATH}: given {str(path)!r}; allowed: a folder that exists, file:///FOLDER")
 
 
-def check_shown(overrides: Sequence[Override], if_present: str) -> None:
+def check_one_run(overrides: Sequence[Override], if_present: str) -> None:
     """Raises UserError if `--cfg` or `--info` is given with several values or with `--if-present`."""
     if if_present or any(override.is_sweep_override() for override in overrides):
         raise UserError("--cfg and --info: given with several values or --if-present; allowed: the command line of one run")
@@ -152,17 +152,17 @@ def _options_with(name: str) -> list[str]:
 
 def is_boolean(name: str, composed: DictConfig) -> bool:
     """Whether a field with a dotted name is true or false."""
-    found = field_of(name, composed)
-    return found is not None and found[1] in (bool, bool | None)
+    declared = field_of(name, composed)
+    return declared is not None and declared[1] in (bool, bool | None)
 
 
 def wrong_value(override: Override, composed: DictConfig) -> UserError:
     """The line for a value whose type is not the field's."""
     name = override.key_or_group
-    found = field_of(name, composed)
-    if found is None:
+    declared = field_of(name, composed)
+    if declared is None:
         return ConfigError(name, given_value(override), "another type")
-    field, field_type = found
+    field, field_type = declared
     if has_spec(field):
         braces = ", with \\${ in place of ${" if "${" in given_value(override) else ""
         return ConfigError(name, given_value(override), spec_of(field).describe(field_type) + braces)

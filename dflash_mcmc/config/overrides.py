@@ -18,7 +18,7 @@ from dflash_mcmc.registry import GROUPS, components
 
 _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}].*)", re.DOTALL)
 """A field of a group with braces in its value, such as `dataset.prompt={question} Answer briefly.`"""
-_WITHOUT_A_CONFIGURATION = ("help", "hydra_help", "shell_completion")
+SHOWING = ("help", "hydra_help", "shell_completion")
 """Flags of Hydra that show something without a configuration."""
 IF_PRESENT = "--if-present"
 OF_PATHS = {"model": "a folder, or a hub name such as Qwen/Qwen3-4B", "draft": "a folder or a hub name",
@@ -39,7 +39,7 @@ def given_value(override: Override) -> str:
 
 def quoted(text: str) -> str:
     """A text in quotes, for Hydra's grammar. The grammar reads a backslash as itself, except before a quote."""
-    return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
+    return '"' + re.sub(r'(\\*)("|$)', lambda quote: 2 * quote[1] + ('\\"' if quote[2] else ""), text) + '"'
 
 
 def looks_like_path(value: str) -> bool:
@@ -49,12 +49,12 @@ def looks_like_path(value: str) -> bool:
 
 def option_for(group: str, path: str) -> str:
     """The option that takes a path: `hf`, the kind of draft that a folder's config.json names, or `jsonl` or `hub`."""
-    place = Path(path).expanduser()
+    folder = Path(path).expanduser()
     if group == "dataset":
-        return "jsonl" if place.is_file() or path.endswith(_DATA) else "hub"
+        return "jsonl" if folder.is_file() or path.endswith(_DATA) else "hub"
     if group == "model":
         return "hf"
-    described = place / "config.json"
+    described = folder / "config.json"
     text = described.read_text(encoding="utf-8", errors="replace").lower() if described.is_file() else ""
     return "dspark" if "dspark" in text else "dflash2" if "dflash2draftmodel" in text else "dflash"
 
@@ -64,12 +64,12 @@ def readable(text: str) -> str:
 
     Any other override is returned unchanged. If the quoted value has a comma, a note explains that it is no sweep.
     """
-    found = _FIELD.fullmatch(text)
-    if found is None or _is_read(text):
+    braced = _FIELD.fullmatch(text)
+    if braced is None or _is_read(text):
         return text
-    if "," in found["text"]:
-        note(f"{found['field'].lstrip('+')}: read as one text, {found['text']!r}; a sweep needs quotes around each value")
-    return f"{found['field']}={quoted(found['text'])}"
+    if "," in braced["text"]:
+        note(f"{braced['field'].lstrip('+')}: read as one text, {braced['text']!r}; a sweep needs quotes around each value")
+    return f"{braced['field']}={quoted(braced['text'])}"
 
 
 def _is_read(text: str) -> bool:
@@ -86,34 +86,29 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
     parser.add_argument(IF_PRESENT, default="", metavar="FIELDS", help="fields, separated by commas, that are left out where "
                         "the chosen options do not have them, for programs that set every field of a sweep in every run")
     parser.error = _refuse_flag  # type: ignore[method-assign]  # Hydra makes the parser, so no subclass can override it
-    found = parser.parse_intermixed_args(list(arguments))
+    flags = parser.parse_intermixed_args(list(arguments))
     for option in ("config_name", "config_path", "experimental_rerun"):
-        if getattr(found, option):
-            raise UserError(f"--{option.replace('_', '-')}: given {getattr(found, option)!r}; allowed: group=option, "
+        if getattr(flags, option):
+            raise UserError(f"--{option.replace('_', '-')}: given {getattr(flags, option)!r}; allowed: group=option, "
                             "field=value, and a folder of your own options with --config-dir")
-    if found.hydra_help and found.overrides:
-        raise UserError(f"--hydra-help: given with {shortened(' '.join(found.overrides))}; allowed: --hydra-help alone")
-    if found.config_dir:
-        if not Path(found.config_dir).is_dir():
-            raise UserError(f"--config-dir: given {found.config_dir!r}; allowed: a folder that exists")
-        found.overrides.insert(0, f"hydra.searchpath=['file://{Path(found.config_dir).resolve()}']")
-    return found
+    if flags.hydra_help and flags.overrides:
+        raise UserError(f"--hydra-help: given with {shortened(' '.join(flags.overrides))}; allowed: --hydra-help alone")
+    if flags.config_dir:
+        if not Path(flags.config_dir).is_dir():
+            raise UserError(f"--config-dir: given {flags.config_dir!r}; allowed: a folder that exists")
+        flags.overrides.insert(0, f"hydra.searchpath=['file://{Path(flags.config_dir).resolve()}']")
+    return flags
 
 
-def ask_for_help(given: Namespace) -> bool:
-    """Whether a flag shows something without a configuration."""
-    return any(getattr(given, name, None) for name in _WITHOUT_A_CONFIGURATION)
-
-
-def names_if_present(given: Namespace) -> list[str]:
+def names_if_present(flags: Namespace) -> list[str]:
     """The fields of `--if-present`. Raises UserError for one that no option of its group has."""
-    names = [name for name in given.if_present.split(",") if name]
+    names = [name for name in flags.if_present.split(",") if name]
     for name in names:
         group, _, field = name.partition(".")
         if group not in GROUPS:
             raise UserError(f"{IF_PRESENT}: given {name!r}{did_you_mean(group, GROUPS)}; allowed: fields of components, "
                             "such as sampler.temperature,blend.beta")
-        known = sorted({each for found in components(group).values() for each in found.cls.__dataclass_fields__})
+        known = sorted({each for option in components(group).values() for each in option.cls.__dataclass_fields__})
         if field.partition(".")[0] not in known:
             raise UserError(f"{IF_PRESENT}: given {name!r}, which no option of {group} has{did_you_mean(field, known)}; "
                             f"allowed in {group}: {', '.join(known)}")

@@ -54,7 +54,7 @@ class Paths:
 
 @dataclass(slots=True, kw_only=True)
 class Assumed:
-    """Assumptions of an estimate (`run/estimate.py`), which draws nothing."""
+    """Assumptions of an estimate (`runner/estimate.py`), which draws nothing."""
 
     prompt_length: int = runtime(100, "mean length of a prompt in tokens", ge=1)
     answer_length: float = runtime(0.6, "mean length of an answer, as a share of dataset.max_new_tokens", gt=0, le=1)
@@ -133,7 +133,7 @@ class Config:
 
 
 class Job(NamedTuple):
-    """One run. All fields but `config` describe it in tables and trackers; they do not change what it does."""
+    """One run. `config` alone says what it does; the other fields describe it in tables and trackers, or spare it work."""
 
     config: Config
     overrides: tuple[str, ...] = ()
@@ -161,14 +161,18 @@ def store_schema(root: str, cls: type) -> None:
         store.store(group="schema", name=root, node=schema_of(cls), provider="dflash_mcmc")
 
 
-def to_typed(composed: DictConfig, cls: type[Root]) -> Root:
-    """The typed object of a composed configuration, each field within its bounds. Raises UserError."""
-    _refuse_unknown_and_missing(composed, cls, "")
+def to_typed(composed: DictConfig, cls: type[Root], prefix: str = "") -> Root:
+    """The typed object of a composed configuration, each field within its bounds. Raises UserError.
+
+    Args:
+        prefix: what precedes a field's name in errors.
+    """
+    _refuse_unknown_and_missing(composed, cls, prefix)
     try:
         config: Any = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
-    check_bounds(config)
+    check_bounds(config, prefix)
     return config
 
 

@@ -28,8 +28,9 @@ from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.process import ranks
+from dflash_mcmc.process import program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
+from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Job
@@ -56,7 +57,7 @@ class Sweep(NamedTuple):
     """Whether a sweeper chooses the points, such as Optuna's; otherwise they are a grid."""
 
 
-def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
+def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
     """The overrides of every job of a grid. For a search, those of one point and of its variants.
 
     A variant has another value from one list, or the other end of one range. With the variants the caller checks every value.
@@ -73,9 +74,9 @@ def points(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]]:
         return
     first = [values[0] for values in lists]
     yield first
-    for place, values in enumerate(lists):
+    for index, values in enumerate(lists):
         for value in values[1:]:
-            yield [*first[:place], value, *first[place + 1 :]]
+            yield [*first[:index], value, *first[index + 1 :]]
 
 
 def _values(override: Override, searches: bool) -> list[str]:
@@ -144,6 +145,7 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
     Raises UserError for a field that no point has and that is not in `named`.
     """
     lacking = [composing.lacking(texts) for texts in points]
+    # A field that no point has is a typing mistake; one that some points have applies only there.
     nowhere = {name for name in lacking[0] if all(name in each for each in lacking)} - set(named)
     if nowhere and len(points) > 1:
         name = next(name for name in composing.lacking(points[0]) if name in nowhere)
@@ -160,18 +162,18 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError.
     """
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
-    jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}
+    jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}  # points that keep the same texts are one job
     effects = {texts: _effects(job) for texts, job in jobs.items()}
     alike: dict[str, list[int]] = {}
-    for number, texts in enumerate(kept):
-        alike.setdefault(effects[texts], []).append(number)
+    for index, texts in enumerate(kept):
+        alike.setdefault(effects[texts], []).append(index)
     named = [{composing.parse(text).get_key_element(): text for text in texts} for texts in points]
     values = {name: {point[name] for point in named} for name in named[0]}
-    for same, numbers in alike.items():
-        first = points[numbers[0]]
-        needed = kept[numbers[0]]
-        if len(numbers) > 1:
-            needed = _without_idle_values(composing, named, values, numbers, needed, same)
+    for effects_of_all, indices in alike.items():
+        first = points[indices[0]]
+        needed = kept[indices[0]]
+        if len(indices) > 1:
+            needed = _without_idle_values(composing, named, values, indices, needed, effects_of_all)
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
 
@@ -196,8 +198,8 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
     for name in swept:
         more = idle | {name}
         left = tuple(text for text in texts if text not in {first[other] for other in more})
-        combined = {tuple(points[number][other] for other in swept if other in more) for number in alike
-                    if all(points[number][other] == first[other] for other in swept if other not in more)}
+        combined = {tuple(points[index][other] for other in swept if other in more) for index in alike
+                    if all(points[index][other] == first[other] for other in swept if other not in more)}
         if len(combined) == math.prod(len(values[other]) for other in more) and _does(composing, left, effects):
             idle, texts = more, left
     return texts
@@ -298,7 +300,7 @@ class SweepOutcomes:
             value = objective_of(job.config.objective, result.summary)
             if self._searches and value is None:
                 raise UserError("probe: given one whose summary has no accuracy; allowed: probe=none in a search")
-        except Exception as error:
+        except Exception as error:  # neither a mistake nor a bug at one point costs the points after it
             self._fail(overrides, of_the_disk(error) or error)
             if self._searches:
                 raise
@@ -318,10 +320,10 @@ class SweepOutcomes:
             traceback.print_exception(error)
         reason = str(error) if of_user else f"{type(error).__name__}: {' '.join(str(error).split())}"
         if ranks.rank():
-            print_error(reason)
+            program.print_error(reason)
         elif not self._searches:  # the sweeper of a search prints it
-            given = " ".join(text for text in overrides if text not in self._common)
-            tell(f"failed: {given}: {reason}")
+            texts = " ".join(text for text in overrides if text not in self._common)
+            tell(f"failed: {texts}: {reason}")
         self._exit_code = 2 if of_user and self._exit_code != 1 else 1
         self._outcomes.append(_JobOutcome(overrides, "failed", reason))
 
@@ -345,23 +347,17 @@ class SweepOutcomes:
                 tell(f"failed: {label}: {reason}")
         elif failed and len(states) > 1:
             print(f"failed, with the reasons above: {', '.join(label for label, _ in failed)}", file=sys.stderr)
-        found = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
+        values = {label: outcome.value for label, outcome in zip(labels, self._outcomes, strict=True)
                  if outcome.value is not None}
-        if self._searches and found:
-            best = max(found.values())
-            label, *alike = [label for label, value in found.items() if value == best]
+        if self._searches and values:
+            best = max(values.values())
+            label, *alike = [label for label, value in values.items() if value == best]
             tie = f", a tie with {len(alike)} more" if alike else ""
-            print(f"best of {len(found)}: {objective} {best:.4g} with {label}{tie}")
+            print(f"best of {len(values)}: {objective} {best:.4g} with {label}{tie}")
         same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
         print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
               f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
         return self._exit_code
-
-
-def print_error(reason: str) -> None:
-    """Prints an error in one line. In a launch of several processes the line has the number of the process."""
-    process = f" (process {ranks.rank()})" if ranks.rank() else ""
-    tell(f"error{process}: {reason}")
 
 
 def objective_of(name: str, summary: dict) -> float | None:
@@ -369,8 +365,6 @@ def objective_of(name: str, summary: dict) -> float | None:
 
     With `aggregate`, accuracy counts one answer for each problem, combined in the first way that it names.
     """
-    from dflash_mcmc.statistics import summaries
-
     counted: dict[str, Any] = next(iter(summaries.aggregates_of(summary)), summary)
     accuracy = counted.get("accuracy")
     if name == "accuracy" or accuracy is None:

@@ -54,7 +54,7 @@ def check_stops(strings: Sequence[str], field: str) -> None:
 def warn_of_stops(strings: Sequence[str], field: str) -> None:
     """Prints a line for a backslash and an n at the start of a word, which a shell or a file may have meant as a line feed."""
     for string in strings:
-        if any(string.startswith("\\n", place) and not string[place + 2:place + 3].islower() for place in range(len(string))):
+        if any(string.startswith("\\n", start) and not string[start + 2:start + 3].islower() for start in range(len(string))):
             note(f"{field}: {string!r} has a backslash and an n; for a line feed write $'{field}=[\"\\nQuestion:\"]' in bash")
 
 
@@ -108,8 +108,8 @@ class ProblemSelection:
         if self.ids is not None and self.shards is not None:
             raise ConfigError("dataset.ids", self.ids, "null with dataset.shards; only one of the two can select problems")
         if (self.shards is None) != (self.num_shards is None):
-            missing, given = ("num_shards", "shards") if self.num_shards is None else ("shards", "num_shards")
-            raise ConfigError(f"dataset.{missing}", None, f"not null with dataset.{given}; shards count from 0 on")
+            missing, other = ("num_shards", "shards") if self.num_shards is None else ("shards", "num_shards")
+            raise ConfigError(f"dataset.{missing}", None, f"not null with dataset.{other}; shards count from 0 on")
         count = self.num_shards or 0
         wrong = [shard for shard in self.shards or () if not 0 <= shard < count]
         if wrong:
@@ -129,8 +129,8 @@ def with_ids(problems: Sequence[Problem], ids: Sequence[str]) -> list[Problem]:
     if unknown is not None:
         raise ConfigError("dataset.ids", unknown, f"ids of the {len(known)} problems, such as {known[0]!r}"
                           + did_you_mean(unknown, known))
-    asked = set(ids)
-    return [problem for problem in problems if problem.id in asked]
+    wanted = set(ids)
+    return [problem for problem in problems if problem.id in wanted]
 
 
 def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | None, num_shards: int | None) -> list[T]:
@@ -184,7 +184,12 @@ class Dataset(ProblemSelection, Component):
         return config.dry_run and self.num_known() is not None
 
     def check(self, config: Config) -> None:
-        """Checks the selection, the prompt and the stop strings. Raises ConfigError."""
+        """Checks the selection, the prompt, the stop strings, and that a grader of programs is there for programs.
+
+        Raises ConfigError.
+        """
+        from dflash_mcmc.config.schema import groups_of
+
         self.check_choice()
         check_stops(self.stop, "dataset.stop")
         warn_of_stops(self.stop, "dataset.stop")
@@ -192,6 +197,9 @@ class Dataset(ProblemSelection, Component):
             able = options_with("probe", "draws_with_stops")
             raise ConfigError("dataset.stop", self.stop, f"[] with probe={name_of(config.probe)}, or {able}")
         prompting.template_of(self.prompt, self.prompt_file)
+        if not (self.answers_in_text or config.grader.runs_answers) and "grader" in groups_of(config):
+            raise ConfigError("grader", name_of(config.grader), f"{options_with('grader', 'runs_answers')}, with "
+                              f"dataset={name_of(self)}, whose answers are programs")
 
     def resolved(self, config: Config) -> Dataset:
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
@@ -220,19 +228,19 @@ class Dataset(ProblemSelection, Component):
 
     def num_all(self) -> int:
         """Number of all problems. They are read only if their number is not known otherwise."""
-        number = self.num_known()
-        return len(self.all_problems()) if number is None else number
+        known = self.num_known()
+        return len(self.all_problems()) if known is None else known
 
     def num_chosen(self) -> int:
         """Number of requested problems. The problems are read only if their number is not known otherwise.
 
         Ids are counted without a check where nothing is read.
         """
-        number = self.num_known()
-        if number is None:
+        known = self.num_known()
+        if known is None:
             return len(self.problems())
-        asked = number if self.ids is None else len(set(self.ids))
-        return len(chosen(range(asked), self.limit, self.shards, self.num_shards))
+        count = known if self.ids is None else len(set(self.ids))
+        return len(chosen(range(count), self.limit, self.shards, self.num_shards))
 
     def fingerprint(self) -> str:
         """Hash of all problems of the dataset and of the examples. Raises UserError for a problem whose prompt cannot be made.
@@ -240,8 +248,8 @@ class Dataset(ProblemSelection, Component):
         It covers problems that are not requested, too. A run can therefore be extended to them.
         """
         problems = self.all_problems()
-        asked = self.prompting()
-        for problem in problems if asked.examples or self.system is not None else []:
-            asked.conversation(problem)  # finds a prompt that cannot be made, before any model is loaded
+        prompting_of_run = self.prompting()
+        for problem in problems if prompting_of_run.examples or self.system is not None else []:
+            prompting_of_run.conversation(problem)  # finds a prompt that cannot be made, before any model is loaded
         examples = self.examples() if self.fewshot else problems
         return content_hash(problems if examples == problems else [*problems, *examples])

@@ -76,9 +76,9 @@ def generated_test_problems(number: int = NUM_TEST_PROBLEMS) -> list[Problem]:
     for index in range(number):
         level = LEVELS[index % len(LEVELS)]
         key = Key(_TEST_SEED).fold_in("test", index)
-        made = make_problem(key, level, "test")
-        solution = make_solution(key, made)
-        problems.append(Problem(f"arith-{index:03d}", made.question, str(made.answer), level, "arithmetic", solution))
+        problem = make_problem(key, level, "test")
+        solution = make_solution(key, problem)
+        problems.append(Problem(f"arith-{index:03d}", problem.question, str(problem.answer), level, "arithmetic", solution))
     return problems
 
 

@@ -11,16 +11,13 @@ import json
 import pickletools
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_mcmc.dataset.inputs.sources import FromFile, check_is_run
+from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
 
 _WITH_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
                  "delimiters.")
@@ -49,11 +46,6 @@ class LiveCodeBench(FromFile):
 
     required = ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
     answers_in_text = False
-
-    def check(self, config: Config) -> None:
-        """Checks that a file is given, and that the grader runs programs. Raises ConfigError."""
-        FromFile.check(self, config)
-        check_is_run(config, "livecodebench")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row. Raises UserError if its tests cannot be read."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub, check_is_run
+from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
 
 _SETUP = ("test_setup_code", "test_imports")
 """Fields with code that runs before a program: the text of the full file, and the list of texts of the sanitized file."""
@@ -38,11 +34,6 @@ class Mbpp(Benchmark):
     num_published = 500
     required = ("task_id", "code", "test_list")
     answers_in_text = False
-
-    def check(self, config: Config) -> None:
-        """Checks that the grader runs programs. Raises ConfigError."""
-        Benchmark.check(self, config)
-        check_is_run(config, "mbpp")
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row. Raises UserError if it has no task or no tests."""

@@ -42,7 +42,11 @@ class Slots(Engine):
 
     def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
-        return slots_engine(config, target, prompt_length, num_chains)
+        model = target.stopping_at(config.dataset.stop)
+        drafter = config.draft.load(model)
+        num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together
+        return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
+                         config.blend.needs_draft or config.sampler.needs_draft)
 
     def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
@@ -65,21 +69,6 @@ class Slots(Engine):
 
 _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
-
-
-def slots_engine(config: Config, model: LanguageModel, prompt_length: int, num_chains: int) -> BatchedEngine:
-    """The engine of slots with the configured draft, blend and decoder. Raises UserError if the memory does not suffice.
-
-    Args:
-        prompt_length: length of the longest prompt.
-        num_chains: number of chains that all processes draw together.
-    """
-    model = model.stopping_at(config.dataset.stop)
-    drafter = config.draft.load(model)
-    uses_draft = config.blend.needs_draft or config.sampler.needs_draft
-    speculation = config.decoder.speculation(drafter)
-    num_draws = num_chains * config.sampler.width()
-    return engine_of(config, model, prompt_length, num_draws, config.blend, speculation, drafter, uses_draft)
 
 
 def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,

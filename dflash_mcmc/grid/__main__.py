@@ -14,12 +14,9 @@ from dflash_mcmc.fields import spec_of
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["submit"] and not {"-h", "--help"} & set(arguments):
         _submit(arguments[1:])
         return
@@ -34,11 +31,11 @@ def _main(arguments: list[str]) -> None:
 
 def _submit(overrides: list[str]) -> None:
     from dflash_mcmc.grid.submission import submit
-    from dflash_mcmc.runner.commands import checked, shows, within_budget
+    from dflash_mcmc.runner.commands import checked, only_shows, within_budget
 
     arguments = ["-m", "hydra/launcher=slurm", *expand(overrides)]
     command = checked(arguments)
-    if not shows(command, arguments):
+    if not only_shows(command, arguments):
         if command.launcher is None:
             raise UserError("hydra/launcher: given another launcher; allowed: slurm, or python -m dflash_mcmc for runs here")
         submit(within_budget(command, measure=False), command.launcher)

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from tabulate import tabulate
+
 from dflash_mcmc.errors import UserError, one_line
 from dflash_mcmc.grid import cluster, snapshot, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob
@@ -76,8 +78,6 @@ def progress(grid: Grid, number: int) -> PointProgress:
 
 def table(grid: Grid) -> str:
     """A table of the points, and a line for each job that ended and whose samples no other job draws. Raises UserError."""
-    from tabulate import tabulate
-
     jobs, rows, missed, pending, lines = states(grid), [], 0, 0, []
     for number, point in enumerate(grid.points):
         of_point = [job for job in grid.jobs if job.point == number]

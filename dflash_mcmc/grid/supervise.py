@@ -78,7 +78,8 @@ class Supervisor:
             if self._asked_to_stop():
                 self._stop(grid, job)
             reason, recorded = _reason(code, grid.log_file(job)), _recorded(grid, job)
-            deaths = _deaths_since(grid.events(job), recorded)
+            # Recording that a sample was given up is progress, too: only deaths since then count.
+            deaths = sum(event["event"] == "died" and event.get("recorded") == recorded for event in grid.events(job))
             if deaths >= self.launcher.max_restarts:
                 self._give_up(grid, job, 1, f"the worker died {deaths + 1} times without a new record, more than "
                                             f"max_restarts={self.launcher.max_restarts}; the last time: {reason}")
@@ -174,11 +175,6 @@ def _note(grid: Grid, job: SlurmJob, event: str, reason: str = "", **more: int) 
 def _recorded(grid: Grid, job: SlurmJob) -> int:
     """Size of the records of the job's run in bytes: growth is progress."""
     return sum(path.lstat().st_size for path in record_files(Path(grid.points[job.point].folder), others=True).values())
-
-
-def _deaths_since(events: list[dict], recorded: int) -> int:
-    """Number of deaths since the last progress. Recording that a sample was given up is progress, too."""
-    return sum(event["event"] == "died" and event.get("recorded") == recorded for event in events)
 
 
 def die_with_parent() -> None:

@@ -94,7 +94,7 @@ class GridCuts(NamedTuple):
         return math.log(here / there)
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g, as `cut_bound` returns it. A proposal of n tokens has at least n / grid places."""
+        """An upper bound for g: see `EntropyCuts.bound`. A proposal of n tokens has at least n / grid places."""
         return 0.0, None if self.past_end else self.grid * num_places(path.length, self.grid)
 
     def mean_redrawn(self, state: float, horizon: float) -> float:
@@ -114,12 +114,23 @@ class EntropyCuts(NamedTuple):
         return key.categorical(cut_probabilities(path, self.power))
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
-        """g: log of the probability of this cut in the proposal, minus that in the state."""
-        return log_cut_ratio(path, proposal, cut, self.power)
+        """g: log of the probability of this cut in the proposal, minus that in the state. Both have the same tokens before it.
+
+        The jump at the cut depends only on these tokens. So g is log S(x) - log S(y) if the state has a positive jump.
+        """
+        there, back = (cut_probabilities(state, self.power)[cut] for state in (path, proposal))
+        return math.log(back / there) if back > 0.0 else -math.inf
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """See `cut_bound`."""
-        return cut_bound(path, cut, self.power)
+        """An upper bound for g of every proposal from `cut`, in nats, for early rejection.
+
+        S(y) is at least the sum of the jumps up to the cut, which state and y share. Without a positive jump in the state g is
+        at most log(|x| / |y|): the bound is then 0, and |x| is returned with it, since log(|x| / |y|) has to be added.
+        """
+        jumps = entropy_jumps(path, self.power)
+        if jumps.sum() > 0.0:
+            return math.log(jumps.sum() / jumps[: cut + 1].sum()), None
+        return 0.0, path.length
 
     def mean_redrawn(self, state: float, horizon: float) -> float:
         """Mean number of tokens after a cut, as if the places were equally likely: the rises are not known beforehand."""
@@ -141,33 +152,9 @@ def entropy_jumps(path: Trajectory, power: float) -> np.ndarray:
 
 def cut_probabilities(path: Trajectory, power: float) -> np.ndarray:
     """The probability of each cut, float64 (length,)."""
-    each = entropy_jumps(path, power)
-    total = each.sum()
-    return each / total if total > 0.0 else np.full(path.length, 1.0 / path.length)
-
-
-def log_cut_ratio(path: Trajectory, proposal: Trajectory, cut: int, power: float) -> float:
-    """Log of the probability of `cut` in `proposal`, minus that in `path`. Both have the same tokens before the cut.
-
-    The jump at the cut depends only on these tokens. So the log ratio is log S(x) - log S(y) if `path` has a positive jump.
-    """
-    there, back = cut_probabilities(path, power)[cut], cut_probabilities(proposal, power)[cut]
-    return math.log(back / there) if back > 0.0 else -math.inf
-
-
-def cut_bound(path: Trajectory, cut: int, power: float) -> tuple[float, int | None]:
-    """An upper bound for `log_cut_ratio` of every proposal from `cut`, for early rejection.
-
-    S(y) is at least the sum of the jumps up to the cut, which `path` and y share. Without a positive jump in `path` the ratio
-    is at most |x| / |y|.
-
-    Returns:
-        (bound, length): the bound in nats, and the length of `path` if log(length / |y|) has to be added, else None.
-    """
-    each = entropy_jumps(path, power)
-    if each.sum() > 0.0:
-        return math.log(each.sum() / each[: cut + 1].sum()), None
-    return 0.0, path.length
+    jumps = entropy_jumps(path, power)
+    total = jumps.sum()
+    return jumps / total if total > 0.0 else np.full(path.length, 1.0 / path.length)
 
 
 def why_lengths_matter(alpha: float) -> str:

@@ -55,7 +55,7 @@ class PublishedMH(NamedTuple):
                 trace.append(trace_entry(step, block, number, path.length))
                 steps.append(step)
                 path = step.trajectory
-            if path.ended:
+            if path.ended:  # as in the code of the paper, which returns at the first stop id
                 break
         return result(path, steps, 0.0, trace)
 

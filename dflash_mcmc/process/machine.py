@@ -56,11 +56,6 @@ def place_of(device: str) -> str:
     return f"{node()}/gpu {(counts_within_job and given[int(name)]) or name}"
 
 
-def is_intel(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether the processor is Intel's; False where that is not known."""
-    return "GenuineIntel" in _described(cpuinfo)
-
-
 def _described(cpuinfo: Path) -> str:
     try:
         return cpuinfo.read_text()
@@ -74,5 +69,5 @@ def keep_bits(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path 
     Call it before the first product. A mode that is already set stays.
     """
     vendor = environment.get(VENDOR)
-    if vendor == "GenuineIntel" if vendor else is_intel(cpuinfo):
+    if vendor == "GenuineIntel" if vendor else "GenuineIntel" in _described(cpuinfo):
         environment.setdefault(VARIABLE, "AUTO,STRICT")

@@ -8,6 +8,7 @@ DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printe
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from dflash_mcmc.errors import UserError, of_memory, of_the_disk, tell
+from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 
 STOPPED, USER_ERROR = 143, 2
@@ -41,10 +43,19 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def run(body: Callable[[list[str]], None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a program with these arguments and exits. None means the arguments of the command line."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    sys.exit(guarded(lambda: body(arguments)))
+def command(body: Callable[[list[str]], None]) -> Callable[..., NoReturn]:
+    """Decorator that makes a program of its body, which takes the arguments; None means those of the command line."""
+    @functools.wraps(body)
+    def main(arguments: list[str] | None = None) -> NoReturn:
+        sys.exit(guarded(lambda: body(sys.argv[1:] if arguments is None else arguments)))
+
+    return main
+
+
+def print_error(reason: object) -> None:
+    """Prints an error in one line. In a launch of several processes the line has the number of the process."""
+    process = f" (process {ranks.rank()})" if ranks.rank() else ""
+    tell(f"error{process}: {reason}")
 
 
 def guarded(body: Callable[[], None]) -> int:
@@ -59,7 +70,7 @@ def guarded(body: Callable[[], None]) -> int:
         shown = of_the_disk(error) or of_memory(error) or error
         if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):
             raise
-        tell(f"error: {shown}")
+        print_error(shown)
         return USER_ERROR
     except KeyboardInterrupt:
         print(f"\nstopped; {_HINT}", file=sys.stderr)

@@ -42,11 +42,6 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def in_shard() -> bool:
-    """Whether this is a grid's job. Other jobs may then draw the same run."""
-    return SHARD in os.environ
-
-
 def place() -> RankPlace:
     """The place among all known processes that draw this run. Each of them starts at its own part of the work."""
     index, _, count = os.environ.get(SHARD, "0/1").partition("/")
@@ -63,6 +58,6 @@ def own_part_first(items: Sequence[T]) -> Sequence[T]:
 def waits() -> bool:
     """Whether this process waits until the run is complete.
 
-    The first process of a launch waits. The single process of a grid's job does not.
+    The first process of a launch waits. The single process of a grid's job does not: other jobs may draw the same run.
     """
-    return not rank() and (not in_shard() or world_size() > 1)
+    return not rank() and (SHARD not in os.environ or world_size() > 1)

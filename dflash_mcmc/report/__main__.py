@@ -9,12 +9,9 @@ from dflash_mcmc.errors import tell
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     given = _parser().parse_args(arguments)
     from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 

@@ -21,9 +21,8 @@ from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study, named, study_of
-from dflash_mcmc.report.table import configuration_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import configuration_of, json_object
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """
@@ -202,7 +201,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if are_probes(folders):
+    if all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
@@ -288,11 +287,6 @@ class ProbeRun(NamedTuple):
     folder: Path
     identity: dict
     summary: dict
-
-
-def are_probes(found: Sequence[Found]) -> bool:
-    """Whether all of the run folders are runs of probes. A folder whose run.json cannot be read does not count as one."""
-    return all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in found)
 
 
 def _is_of_a_probe(summary: dict) -> bool:

@@ -10,19 +10,16 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-from omegaconf import OmegaConf
 
 from dflash_mcmc.config.identity import changes, hash_of, labels_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.store.described import RUN, described, json_object, read_problems
-from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.store.described import RUN, configuration_of, described, json_object, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
@@ -238,9 +235,7 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     identity, sessions = described(folder / RUN)
-    config = _loaded(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
-    if not isinstance(config, dict) or "name" not in config:
-        raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run")
+    config = configuration_of(folder)
     try:
         changes(config)  # here, where the file is known
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -261,17 +256,6 @@ def _asked(folder: Path, left_out: list[str] | None) -> dict[str, ProblemText]:
             raise
         left_out.append(str(error))
         return {}
-
-
-def _loaded(path: Path, parse: Callable[[str], Any]) -> Any:
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
-    try:
-        return parse(content.decode())
-    except Exception as error:  # json, yaml and OmegaConf raise different types
-        message = reason_of(error, 120)
-        raise UserError(f"{path}: cannot be parsed: {message}") from error
 
 
 def _few(messages: list[str], folder: Path) -> list[str]:

@@ -12,8 +12,8 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import json_object
-from dflash_mcmc.store.files import is_there, read_regular
+from dflash_mcmc.store.described import configuration_of, json_object
+from dflash_mcmc.store.files import is_there
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -106,20 +106,6 @@ def row_of(label: str, summary: dict) -> list[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def configuration_of(folder: Path) -> dict:
-    """The configuration of a run. Raises UserError."""
-    from omegaconf import OmegaConf
-
-    path = folder / "config.yaml"
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{folder}: not a finished run: {path.name} cannot be read")
-    try:
-        return dict(OmegaConf.to_container(OmegaConf.create(content.decode())))  # type: ignore[arg-type]  # a run writes a mapping
-    except Exception as error:  # yaml and OmegaConf raise different types
-        raise UserError(f"{path}: cannot be parsed: {type(error).__name__}; allowed: the file as a run wrote it") from error
 
 
 def _read(path: Path) -> dict:

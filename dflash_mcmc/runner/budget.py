@@ -86,14 +86,14 @@ def _refuse_setting(job: Job) -> None:
 
 def _check_largest(jobs: Sequence[Job]) -> None:
     """Raises ConfigError if no budget of a method pays for its smallest setting."""
-    config = max((job.config for job in jobs), key=lambda found: found.budget or 0.0)
+    config = max((job.config for job in jobs), key=lambda one: one.budget or 0.0)
     field, budget = config.sampler.cost_field(), config.budget or 0.0
     if field is None:
         return
     least = _least(config, field)
     needed = _estimate(config, field, least)
     if needed > budget:
-        raise ConfigError("budget", budget, f"at least {needed:,.4g} with {_method(config)}, the estimated cost of "
+        raise ConfigError("budget", budget, f"at least {needed:,.4g} with {config.label()}, the estimated cost of "
                           f"{path_of(field)}={least} (assumed.* sets the lengths)")
 
 
@@ -142,35 +142,30 @@ def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
             curve.measured[setting] = _measured(_with(config, field, setting), field)
     chosen = [curve.nearest(budget) for budget in budgets]
     rows = []
-    for place, (job, budget, setting) in enumerate(zip(jobs, budgets, chosen, strict=True)):
+    for index, (job, budget, setting) in enumerate(zip(jobs, budgets, chosen, strict=True)):
         expected = curve.cost(setting)
         reason = ""
         if expected > (1.0 + TOLERANCE) * budget and setting == curve.least:
             reason = f"{path_of(field)}={setting} costs {expected:,.4g}"
-        elif setting in chosen[:place]:
+        elif setting in chosen[:index]:
             reason = f"the same run as at budget {budgets[chosen.index(setting)]:,g}"
-        made = None if reason else Job(_with(job.config, field, setting), (*job.overrides, f"{path_of(field)}={setting}"),
+        new_job = None if reason else Job(_with(job.config, field, setting), (*job.overrides, f"{path_of(field)}={setting}"),
                                        job.choices, job.left_out)
-        rows.append(ChosenSetting(_method(config), budget, path_of(field), setting, curve.estimate(setting), expected,
-                            curve.measured.get(setting), made, reason))
+        rows.append(ChosenSetting(config.label(), budget, path_of(field), setting, curve.estimate(setting), expected,
+                            curve.measured.get(setting), new_job, reason))
     return rows
 
 
 def _of_one_cost(jobs: Sequence[Job]) -> list[ChosenSetting]:
     """The rows of jobs without a budget or without a field that scales their cost. The first one of a method is run."""
     rows = []
-    for place, job in enumerate(jobs):
-        reason = f"the same run as at budget {jobs[0].config.budget:,g}" if place and job.config.budget is not None else ""
+    for index, job in enumerate(jobs):
+        reason = f"the same run as at budget {jobs[0].config.budget:,g}" if index and job.config.budget is not None else ""
         known = cost.token_forwards(job.config) is not None
         estimated = _estimate(job.config, None, 1) if known else float("nan")
-        rows.append(ChosenSetting(_method(job.config), job.config.budget or float("nan"), None, None, estimated, estimated,
+        rows.append(ChosenSetting(job.config.label(), job.config.budget or float("nan"), None, None, estimated, estimated,
                                   None, None if reason else job, reason))
     return rows
-
-
-def _method(config: Config) -> str:
-    """The name of a method in the plan and in messages."""
-    return config.label()
 
 
 def _least(config: Config, field: str) -> int:
@@ -195,10 +190,10 @@ def _set(config: Config, field: str, setting: int) -> Config:
 
 def _estimate(config: Config, field: str | None, setting: int) -> float:
     """The estimated cost of an answer, in the unit of the budget. Raises UserError for a sampler without an estimate."""
-    found = cost.token_forwards(config if field is None else _set(config, field, setting))
-    if found is None:
+    forwards = cost.token_forwards(config if field is None else _set(config, field, setting))
+    if forwards is None:
         raise ConfigError("budget", config.budget, f"null with sampler={name_of(config.sampler)}, which has no estimate")
-    answer = found * setting if field == CHAINS else found
+    answer = forwards * setting if field == CHAINS else forwards
     if config.budget_unit == "seconds":
         return answer / (config.hardware.tokens_per_second or config.assumed.tokens_per_second or float("nan"))
     return answer
@@ -214,21 +209,21 @@ def _measured(config: Config, field: str) -> float:
     if result.num_left:
         raise UserError(f"{result.folder}: {result.num_left} samples of this pilot are being drawn by other processes; "
                         "allowed: the same command when they have ended")
-    asked, unit = {*(pilot.dataset.ids or ())}, UNITS[config.budget_unit]
-    found = [record[unit] for record in read_records(result.folder)  # a pilot of another budget may have left more chains
-             if record["problem"] in asked and record["chain"] < pilot.num_chains and record["token_forwards"]]
-    if not found:
+    problems, unit = {*(pilot.dataset.ids or ())}, UNITS[config.budget_unit]
+    costs = [record[unit] for record in read_records(result.folder)  # a pilot of another budget may have left more chains
+             if record["problem"] in problems and record["chain"] < pilot.num_chains and record["token_forwards"]]
+    if not costs:
         raise UserError(f"{result.folder}: no sample of this pilot could be drawn; its records say why")
-    return sum(found) / len(found) * (config.num_chains if field == CHAINS else 1)
+    return sum(costs) / len(costs) * (config.num_chains if field == CHAINS else 1)
 
 
 def _pilot(config: Config) -> Config:
     """The run of a pilot: problems chosen at random, the same for all methods, without a tracker."""
     problems = [problem.id for problem in config.dataset.problems()]
     order = np.random.default_rng(0).permutation(len(problems))[:config.pilot_problems]
-    dataset = dataclasses.replace(config.dataset, ids=[problems[place] for place in sorted(order)], limit=None, shards=None,
+    dataset = dataclasses.replace(config.dataset, ids=[problems[index] for index in sorted(order)], limit=None, shards=None,
                                   num_shards=None)
-    tracker = next(found for found in components("tracker").values() if found.cls.is_null).cls()
+    tracker = next(option for option in components("tracker").values() if option.cls.is_null).cls()
     return checked(dataclasses.replace(config, name=f"{config.name}-pilots", dataset=dataset, tracker=tracker, budget=None,
                                        aggregate=None))
 
@@ -269,20 +264,20 @@ class CostCurve:
 
     def cost(self, setting: int) -> float:
         """The expected cost of an answer."""
-        place = math.log(self.estimate(setting))
+        at = math.log(self.estimate(setting))
         known = sorted((math.log(self.estimate(other)), math.log(cost)) for other, cost in self.measured.items())
         if not known:
-            return math.exp(place)
+            return math.exp(at)
         if len(known) == 1:
-            return math.exp(known[0][1] + place - known[0][0])
-        left = max(0, min(len(known) - 2, sum(x <= place for x, _ in known) - 1))
+            return math.exp(known[0][1] + at - known[0][0])
+        left = max(0, min(len(known) - 2, sum(x <= at for x, _ in known) - 1))
         (x, y), (next_x, next_y) = known[left], known[left + 1]
         slope = (next_y - y) / (next_x - x)
-        if place < x:
-            return math.exp(y + _clipped(slope) * (place - x))
-        if place > next_x:
-            return math.exp(next_y + _clipped(slope) * (place - next_x))
-        return math.exp(y + slope * (place - x))
+        if at < x:
+            return math.exp(y + _clipped(slope) * (at - x))
+        if at > next_x:
+            return math.exp(next_y + _clipped(slope) * (at - next_x))
+        return math.exp(y + slope * (at - x))
 
     def nearest(self, budget: float) -> int:
         """The setting whose cost has the smallest ratio to the budget, or of the budget to it; the smaller one in a tie.

@@ -29,12 +29,12 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
         room: positions needed after a prompt; None means dataset.max_new_tokens.
     """
     room = config.dataset.max_new_tokens if room is None else room
-    found = encoded(config, model, problems)
-    for name, tokens in found.items():
+    by_id = encoded(config, model, problems)
+    for name, tokens in by_id.items():
         if model.max_positions is not None and len(tokens) + room > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - len(tokens)} "
                             f"(problem {name} takes {len(tokens)} of the model's {model.max_positions} positions)")
-    return found
+    return by_id
 
 
 def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
@@ -44,15 +44,15 @@ def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     Args:
         known: prompts that are encoded already.
     """
-    prompts = {problem.id: known[problem.id] for problem in problems if problem.id in known}
+    by_id = {problem.id: known[problem.id] for problem in problems if problem.id in known}
     prompting = config.dataset.prompting()
     for problem in problems:
-        if problem.id not in prompts:
-            prompts[problem.id] = model.encode(
+        if problem.id not in by_id:
+            by_id[problem.id] = model.encode(
                 config.model.render(model.tokenizer, prompting.conversation(problem)), not config.model.chat)
-            if not len(prompts[problem.id]):
+            if not len(by_id[problem.id]):
                 raise UserError(f"dataset.prompt: problem {problem.id} gives an empty prompt; allowed: at least one token")
-    return prompts
+    return by_id
 
 
 def ending(model: ChainTarget, prompt: np.ndarray) -> str:
@@ -76,6 +76,6 @@ def first_prompt(config: Config) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def chain(config: Config, sampler: Sampler, problem: str, number: int, prompt: np.ndarray) -> Chain:
-    """Chain `number` of a problem. Its random numbers depend only on seed, problem and number."""
-    return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, number))
+def chain(config: Config, sampler: Sampler, problem: str, index: int, prompt: np.ndarray) -> Chain:
+    """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
+    return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, index))

@@ -11,7 +11,7 @@ from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import budget, preflight
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Job
+    pass
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -36,7 +36,11 @@ def checked(arguments: list[str]) -> Command:
 
 
 def within_budget(command: Command, measure: bool = True) -> Command:
-    """The command with the settings that its budgets choose. Prints how they were chosen."""
+    """The command with the settings that its budgets choose; the same command if it has none. Prints how they were chosen.
+
+    Args:
+        measure: whether short runs (pilots), which load the model and draw samples, may correct the estimates.
+    """
     chosen, plan = budget.with_settings(command, measure)
     if plan:
         chosen = _with_checks(chosen)
@@ -46,32 +50,28 @@ def within_budget(command: Command, measure: bool = True) -> Command:
 
 
 def _with_checks(command: Command) -> Command:
-    """The command with what the checks of its jobs have found. Raises UserError."""
-    memory, checked = preflight.check(command.jobs, here=not command.launcher)
-    jobs = [job._replace(prompts=found.prompts) for job, found in zip(command.jobs, checked, strict=True)]
-    return command._replace(jobs=jobs, memory=memory, lengths=tuple(found.lengths for found in checked))
+    """The command after a check of its jobs, with their encoded prompts, their lengths and their memory. Raises UserError."""
+    memory, of_jobs = preflight.check(command.jobs, here=not command.launcher)
+    jobs = [job._replace(prompts=of_job.prompts) for job, of_job in zip(command.jobs, of_jobs, strict=True)]
+    return command._replace(jobs=jobs, memory=memory, lengths=tuple(of_job.lengths for of_job in of_jobs))
 
 
-def shows(command: Command, arguments: list[str]) -> bool:
+def only_shows(command: Command, arguments: list[str]) -> bool:
     """Prints what a command that runs nothing asks for: a flag of Hydra, show=prompt or dry_run. False for other commands."""
     if command.shows:
-        from dflash_mcmc.config.command import show
+        from dflash_mcmc.config.command import show_for_flag
 
-        show(arguments)
+        show_for_flag(arguments)
     elif any(job.config.show for job in command.jobs):
-        _print_prompts(command.jobs)
+        from dflash_mcmc.runner.build import first_prompt
+
+        if not ranks.rank():
+            print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in command.jobs)))
     elif any(job.config.dry_run for job in command.jobs):
         print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
     else:
         return False
     return True
-
-
-def _print_prompts(jobs: list[Job]) -> None:
-    from dflash_mcmc.runner.build import first_prompt
-
-    if not ranks.rank():
-        print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in jobs)))
 
 
 def print_plan(command: Command, *notes: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.config.identity import settings_of
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
@@ -40,46 +41,35 @@ class _PlannedRun(NamedTuple):
 
 
 def of(command: Command) -> str:
-    """The table of a checked command line. Raises UserError if the problems cannot be counted."""
-    sweep = command.sweep
-    if sweep is None or not sweep.searches:
-        return table(command.jobs, num_points=command.num_points, lengths=command.lengths)
-    return table(command.jobs, sweep.num_trials, lengths=command.lengths)
+    """A row for each different run of a checked command line, their total, and the assumptions, as text.
 
-
-def table(jobs: Sequence[Job], num_trials: int | None = None, num_points: int | None = None,
-          lengths: Sequence[Lengths] = ()) -> str:
-    """A row for each different run of the jobs, their total, and the assumptions, as text.
-
-    Args:
-        num_trials: number of trials of a search. Their points are not known yet, so each trial is estimated as the most
-            expensive job.
-        num_points: number of points of a sweep. Points that do the same share a job. None means the number of jobs.
-        lengths: for each job what is counted of its problems; empty means nothing. Problems that do not fit are recorded as
-            too long, and cost nothing.
+    The points of a search are not known yet, so each trial is estimated as the most expensive job. Problems that do not fit
+    are recorded as too long, and cost nothing. Raises UserError if the problems cannot be counted.
     """
     runs: dict[str, _PlannedRun] = {}
-    counted = lengths or [Lengths()] * len(jobs)
-    for job, label, found in zip(jobs, point_labels(jobs), counted, strict=True):
-        tasks = tasks_of(_with_lengths(job, found))
-        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(found.share))
+    jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
+    searches = command.sweep is not None and command.sweep.searches
+    counted = command.lengths or [Lengths()] * len(jobs)
+    for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
+        tasks = tasks_of(_with_lengths(job, counted_lengths))
+        run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
         known = runs.setdefault(_settings(job.config), run)
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
         if known.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run
     estimates = [run.estimate for run in runs.values()]
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
-    if num_trials is not None:
+    if searches and num_trials is not None:
         most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
         rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job", most.times(num_trials)))
     elif len(estimates) > 1:
         rows.append(_row("total", CostEstimate.total(estimates)))
-    same = (len(jobs) if num_points is None else num_points) - len(runs)
+    same = (len(jobs) if searches else command.num_points) - len(runs)
     notes = [f"points left out because they are the same run as another point: {same}" if same else "",
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
-             *dict.fromkeys(_counted(job, found) for job, found in zip(jobs, counted, strict=True)),
+             *dict.fromkeys(_counted(job, counted_lengths) for job, counted_lengths in zip(jobs, counted, strict=True)),
              "samples that are already recorded are included"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
@@ -88,31 +78,29 @@ _ASSUMED = {"prompt": "assumed.prompt_length", "solution": "assumed.answer_lengt
 """The field that a counted length takes the place of."""
 
 
-def _used(job: Job, found: Lengths) -> dict[str, float]:
+def _used(job: Job, lengths: Lengths) -> dict[str, float]:
     """The counted lengths by name, without those whose field the command sets."""
-    given = {text.lstrip("+").partition("=")[0] for text in job.overrides}
-    return {name: value for name, field in _ASSUMED.items() if (value := getattr(found, name)) and field not in given}
+    set_fields = {text.lstrip("+").partition("=")[0] for text in job.overrides}
+    return {name: value for name, field in _ASSUMED.items() if (value := getattr(lengths, name)) and field not in set_fields}
 
 
-def _with_lengths(job: Job, found: Lengths) -> Config:
+def _with_lengths(job: Job, lengths: Lengths) -> Config:
     """The configuration with the counted lengths as its assumptions."""
-    config, used = job.config, _used(job, found)
+    config, used = job.config, _used(job, lengths)
     values: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
         values["answer_length"] = used["solution"] / config.dataset.max_new_tokens
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **values)) if values else config
 
 
-def _counted(job: Job, found: Lengths) -> str:
+def _counted(job: Job, lengths: Lengths) -> str:
     """The line that says which lengths are no assumption; empty if there is none."""
-    used = " and ".join(f"{name}s" for name in _used(job, found))
+    used = " and ".join(f"{name}s" for name in _used(job, lengths))
     return f"counted with the model's tokenizer: the mean length of {used}" if used else ""
 
 
 def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
-    from dflash_mcmc.config.identity import settings_of
-
     places = [value for name, _, _, value in walk(config) if name in ("model.path", "draft.path", "dataset.path")]
     return json.dumps([settings_of(config), places], sort_keys=True, default=str)
 
@@ -121,10 +109,10 @@ def _problems(config: Config) -> str:
     """The line that says which part of the dataset is used; empty where no dataset is used."""
     if "dataset" not in groups_of(config):
         return ""
-    dataset, number, of = config.dataset, config.dataset.num_chosen(), config.dataset.num_all()
+    dataset, num_chosen, num_all = config.dataset, config.dataset.num_chosen(), config.dataset.num_all()
     fields = [f"dataset.{name}" for name in ("ids", "shards", "limit") if getattr(dataset, name) is not None]
-    which = f", by {' and '.join(fields)}" if number < of else ""
-    return f"problems: {number:,} of {of:,} in dataset={name_of(dataset)}{which}"
+    which = f", by {' and '.join(fields)}" if num_chosen < num_all else ""
+    return f"problems: {num_chosen:,} of {num_all:,} in dataset={name_of(dataset)}{which}"
 
 
 def _memory(config: Config) -> str:
@@ -134,10 +122,10 @@ def _memory(config: Config) -> str:
 
 def _text(rows: Sequence[Sequence[str]]) -> str:
     """The rows as a table. The columns `does not apply` and `forwards of the draft` are left out if they are empty."""
-    shown = [place for place, header in enumerate(_HEADERS)
-             if header not in (_LEFT_OUT, _DRAFT) or any(row[place] not in ("", "0") for row in rows)]
-    return tabulate([[row[place] for place in shown] for row in rows], headers=[_HEADERS[place] for place in shown],
-                    tablefmt="github", colalign=["left" if place < 2 else "right" for place in shown], disable_numparse=True)
+    shown = [column for column, header in enumerate(_HEADERS)
+             if header not in (_LEFT_OUT, _DRAFT) or any(row[column] not in ("", "0") for row in rows)]
+    return tabulate([[row[column] for column in shown] for row in rows], headers=[_HEADERS[column] for column in shown],
+                    tablefmt="github", colalign=["left" if column < 2 else "right" for column in shown], disable_numparse=True)
 
 
 def _row(label: str, estimate: CostEstimate, left_out: Sequence[str] = ()) -> list[str]:

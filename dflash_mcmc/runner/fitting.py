@@ -68,17 +68,17 @@ class Fit(NamedTuple):
     def check(self) -> None:
         """Raises UserError if no problem fits, since that is no property of a single problem."""
         if not self.prompts and self.too_long:
-            name, found = min(self.too_long.items(), key=lambda item: item[1].prompt_tokens + item[1].answer_tokens)
+            name, needs = min(self.too_long.items(), key=lambda item: item[1].prompt_tokens + item[1].answer_tokens)
             if self.gold:
-                raise UserError(f"dataset: the solution of problem {name} takes {found.answer_tokens} tokens after a prompt "
-                                f"of {found.prompt_tokens}, and no problem is shorter; allowed: {found.positions} positions "
+                raise UserError(f"dataset: the solution of problem {name} takes {needs.answer_tokens} tokens after a prompt "
+                                f"of {needs.prompt_tokens}, and no problem is shorter; allowed: {needs.positions} positions "
                                 "together (the model's)")
-            taken = f"the shortest problem, {name}, takes {found.prompt_tokens} of the model's {found.positions} positions"
-            room = found.positions - found.prompt_tokens
+            taken = f"the shortest problem, {name}, takes {needs.prompt_tokens} of the model's {needs.positions} positions"
+            room = needs.positions - needs.prompt_tokens
             if room < 1:
                 raise UserError(f"dataset: no problem fits into the model: {taken}; allowed: shorter problems, or a model "
                                 "with more positions")
-            raise UserError(f"dataset.max_new_tokens: given {found.answer_tokens}; allowed: at most {room} ({taken})")
+            raise UserError(f"dataset.max_new_tokens: given {needs.answer_tokens}; allowed: at most {room} ({taken})")
 
 
 def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False,

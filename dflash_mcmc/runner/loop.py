@@ -41,9 +41,9 @@ def execute(job: Job) -> RunResult:
     identity, keys = identity_of(config), tasks.keys()
     digest = hash_of(identity)
     with stopping.handling_signals(config.hardware.grace_seconds):
-        with (RunStore.open(run_folder(config, digest), tasks.left_out, tasks.schema(), config.repair, digest) as store,
+        with (RunStore.open(run_folder(config, digest), tasks.not_in_memory, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
-            restore_config(store, config)
+            restore_config(store, config)  # here, since a complete run does not reach `_describe`
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:
@@ -76,7 +76,7 @@ class _Loop:
         self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
         self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
-        self._before, self._shown, self._described = len(store.records), 0, False
+        self._num_before, self._num_shown, self._is_described = len(store.records), 0, False
         self._in_progress: set[SampleKey] = set()
         self._device = job.config.hardware.resolve()
         self._attempts.device = place_of(self._device)
@@ -122,6 +122,7 @@ class _Loop:
 
         The last rounds are for tasks that other processes have claimed and not finished.
         """
+        # A task at which processes have died is done alone, so that another death has one cause.
         suspects = dict.fromkeys(self._attempts.suspects(self._pending))
         together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
         if together:
@@ -129,18 +130,18 @@ class _Loop:
         for key in suspects:
             if not stopping.requested() and self._store.claim(key):
                 yield [key], [key], True
-        turn = 0
+        turn = 0  # of the tasks that others hold: those not tried for the longest time come next
         while ranks.waits() and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]
             turn = turn % max(1, len(left))
-            found = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
-            if found is None:
+            untaken = self._left_by_others([*left[turn:], *left[:turn]][:_MOST_TRIED])
+            if untaken is None:
                 turn += _MOST_TRIED
                 time.sleep(_POLL_SECONDS)
                 self._look()
             else:
-                yield found
+                yield untaken
 
     def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
         """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
@@ -172,9 +173,9 @@ class _Loop:
 
     def _describe(self) -> None:
         """Describes the run in its folder and starts the tracker, once. The configuration cannot be refused after this."""
-        if self._described:
+        if self._is_described:
             return
-        self._described = True
+        self._is_described = True
         if not ranks.rank() or not self._store.is_described():
             describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
         with self._store.mutex():
@@ -204,9 +205,9 @@ class _Loop:
     def _show(self) -> None:
         self._tracking.catch_up()
         records = self._store.records
-        self._bar.set_postfix_str(self._tasks.progress(records[self._shown :]), refresh=False)
-        self._shown = len(records)
-        self._bar.update(self._shown - self._before - self._bar.n)
+        self._bar.set_postfix_str(self._tasks.progress(records[self._num_shown :]), refresh=False)
+        self._num_shown = len(records)
+        self._bar.update(self._num_shown - self._num_before - self._bar.n)
 
     def _is_complete(self) -> bool:
         return set(self._pending) <= self._store.recorded()

@@ -8,12 +8,11 @@ run compares prompts with the positions that config.json states.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
+from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class CheckedJob(NamedTuple):
-    """What the checks of a job have found."""
+    """What the checks of a job have read and counted."""
 
     lengths: Lengths = Lengths()
     prompts: Mapping[str, np.ndarray] = {}
@@ -65,7 +64,7 @@ def check(jobs: Sequence[Job], here: bool = True) -> tuple[str | None, tuple[Che
     Args:
         here: whether the jobs run on this machine. Otherwise its device and its free memory do not count.
 
-    Returns the memory of the largest engine as a line, None if no memory was planned; and what was found for each job.
+    Returns the memory of the largest engine as a line, None if no memory was planned; and the result for each job.
     """
     checks, checked = _Checks(here), []
     for job, point in zip(jobs, differing([job.overrides for job in jobs]), strict=True):
@@ -106,13 +105,13 @@ class _Checks:
             return CheckedJob()
         prompts = self._prompts(config, encoder, problems)
         if "sampler" in used and config.engine.plans_memory:
-            self._memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
+            self._plan_memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
         return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
 
     def _encoder(self, config: Config, used: Collection[str], problems: list[Problem]) -> PromptEncoder | None:
         """What encodes the prompts, None if nothing does, after a check of device and checkpoints. Raises UserError."""
         if self._here and not config.dry_run and "model" in used:
-            config.hardware.found()
+            config.hardware.found()  # raises for a device that this machine does not have
         drafts = "draft" in used and not config.draft.is_null
         if (drafts or not config.dry_run) and not self._fits(config, drafts):
             return None
@@ -121,12 +120,13 @@ class _Checks:
 
     def _is_complete(self, config: Config) -> bool:
         """Whether every task is recorded. A file of records that cannot be read is an error of the run that opens it."""
+        # The identity reads dataset and checkpoint: only if a folder could be that of the run.
         folder = run_folder(config, "*")
         if not self._once(("folders", str(folder)), lambda: any(folder.parent.glob(folder.name))):
             return False
         try:
             tasks = tasks_of(config)
-            return set(tasks.keys()) <= recorded_keys(_folder(config), tasks.schema())
+            return set(tasks.keys()) <= recorded_keys(run_folder(config, identity_hash(config)), tasks.schema())
         except UserError:
             return False
 
@@ -172,28 +172,33 @@ class _Checks:
 
         return self._once(("prompts", repr(config.model), repr(config.dataset), str(drawn), name_of(config.engine)), prompts)
 
-    def _memory(self, config: Config, longest: int, num_draws: int) -> None:
-        """Checks that the engine fits into memory, for a run that has not begun. Raises ConfigError.
+    def _plan_memory(self, config: Config, longest: int, num_draws: int) -> None:
+        """Plans the engine's memory, and checks that it suffices for a run that has not begun. Raises ConfigError.
 
         A run with a folder is not refused here, because its remaining samples may need fewer slots.
         """
-        given = config.hardware.memory_gb is not None
+        import torch
+
+        from dflash_mcmc.engine.slots import memory_plan
+
+        has_limit = config.hardware.memory_gb is not None
         device = config.hardware.found() if self._here and not config.dry_run else None
-        target = self._shape(config) if given or device is not None else None
+        target = self._shape(config) if has_limit or device is not None else None
         if target is None:
             return
-        target = _on(target, device or ("cpu" if config.hardware.device == "cpu" else "cuda"))
+        target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
         beside = config.blend.companion_shape(target.device.type)
         weights = _weights(target, beside)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
-            if not given:
+            if not has_limit:
                 return
         try:
-            self._plans.append((_plan(config, target, longest, num_draws, weights or 0, beside), weights))
+            _, plan = memory_plan(config, target, longest, num_draws, config.draft.size(), weights or 0, beside)
+            self._plans.append((plan, weights))
         except UserError:
-            if not _folder(config).exists():
+            if not run_folder(config, identity_hash(config)).exists():
                 raise
 
     def _once(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
@@ -203,28 +208,10 @@ class _Checks:
         return cast("T", self._read[key])
 
 
-def _folder(config: Config) -> Path:
-    return run_folder(config, hash_of(identity_of(config)))
-
-
-def _on(target: TargetShape, device: str) -> TargetShape:
-    import torch
-
-    return target._replace(device=torch.device(device))
-
-
 def _weights(target: TargetShape, beside: TargetShape | None) -> int | None:
     """Bytes of the weights of the target and of a blend's model; None if they are not known."""
     sizes = [shape.weight_bytes() for shape in (target, beside) if shape is not None]
     return None if None in sizes else sum(size for size in sizes if size)
-
-
-def _plan(config: Config, target: TargetShape, longest: int, num_draws: int, weights: int,
-          beside: TargetShape | None) -> MemoryPlan:
-    """Raises ConfigError."""
-    from dflash_mcmc.engine.slots import memory_plan
-
-    return memory_plan(config, target, longest, num_draws, config.draft.size(), weights, beside)[1]
 
 
 class DeviceCheck:

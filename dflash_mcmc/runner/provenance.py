@@ -16,11 +16,10 @@ from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import note
 from dflash_mcmc.process import machine
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import CONFIG, json_object
 from dflash_mcmc.store.files import read_regular
 from dflash_mcmc.store.folder import RunStore
 
-CONFIG = "config.yaml"
 COMMIT_NOTE = "commit.json"
 """The file in a grid's copy of the code that holds the commit of the original."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "math-verify", "latex2sympy2_extended",

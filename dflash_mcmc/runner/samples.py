@@ -38,7 +38,7 @@ class Samples(Tasks[Record]):
 
     unit = "sample"
     in_progress = "this sample was being drawn"
-    left_out = ("tokens", "trace", "walk")
+    not_in_memory = ("tokens", "trace", "walk")
 
     def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
         self._config, self._prompts = config, prompts
@@ -65,9 +65,9 @@ class Samples(Tasks[Record]):
         model = self._config.engine.load(self._config, device)
         self._tokenizer = model.tokenizer
         fit = fitting.fit(self._config, model, problems, known=self._prompts)
-        if len(fit.too_long) == len(problem_of):
+        if len(fit.too_long) == len(problem_of):  # a start with some of the problems records those as too long
             fit.check()
-        longest = max(map(len, fit.prompts.values()), default=1)
+        longest = max(map(len, fit.prompts.values()), default=1)  # an engine has a length also if no pending prompt fits
         self._warn_of_width(model, list(fit.prompts.values())[:2])
         engine = self._config.engine.start(self._config, model, longest, len(pending))
         return SampleWorker(self._config, engine, fit.of(problems))
@@ -139,7 +139,7 @@ class SampleWorker(Worker[Record]):
         self._pool = config.grader.start()
 
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[Record | None, None, None]:
-        yield None
+        yield None  # nothing is refused from here on, so that the loop can describe the run before its first record
         for done in self._engine.steps(self._chains(claimed)):
             if done is not None:
                 if done.result is None:
@@ -155,11 +155,11 @@ class SampleWorker(Worker[Record]):
 
     def _chains(self, claimed: Iterable[SampleKey]) -> Iterator[tuple[SampleKey, Chain]]:
         for key in claimed:
-            problem, number = key
+            problem, chain = key
             if self._problems[problem].too_long is not None:
                 self._too_long.append(key)
                 continue
-            yield key, build.chain(self._config, self._config.sampler, problem, number, self._problems[problem].prompt)
+            yield key, build.chain(self._config, self._config.sampler, problem, chain, self._problems[problem].prompt)
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
         """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""

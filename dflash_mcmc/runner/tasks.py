@@ -77,7 +77,7 @@ class Tasks(ABC, Generic[R]):
     """The word for one task."""
     in_progress: str
     """The clause of an error message for a task that was in progress, such as `this sample was being drawn`."""
-    left_out: tuple[str, ...] = ()
+    not_in_memory: tuple[str, ...] = ()
     """Large fields of records that are not kept in memory."""
 
     @abstractmethod

@@ -74,8 +74,8 @@ class Tracking:
                                                         self._store.folder, readable_name(self._job), tags(self._job)))
         logged = self._read().get(self._key, {"lines": {}})["lines"]
         self._logged = Counter({int(number): lines for number, lines in logged.items()})
-        for record, (number, line) in zip(self._store.records, self._store.places, strict=True):
-            if line < self._logged[number]:
+        for record, (file_number, line) in zip(self._store.records, self._store.places, strict=True):
+            if line < self._logged[file_number]:  # the running accuracy goes on from where the last start left it
                 self._running.add(record)
         self.catch_up()
 
@@ -87,31 +87,32 @@ class Tracking:
                 self.start()
             return
         fresh = range(self._seen, len(self._store.records))
-        for record, (number, line) in ((self._store.records[i], self._store.places[i]) for i in fresh):
-            if line >= self._logged[number]:
+        for record, (file_number, line) in ((self._store.records[i], self._store.places[i]) for i in fresh):
+            if line >= self._logged[file_number]:
                 self._running.add(record)
-                self._logged[number] = line + 1
+                self._logged[file_number] = line + 1
                 self._tracker.log({**self._metrics(record), **self._running.metrics()}, self._logged.total())
         self._seen = len(self._store.records)
         if fresh and self._tracker.works:
             self._write(None)
 
-    def complete(self, summary: dict, tables: dict[str, list[dict]] | None = None, figures: Sequence[Path] = ()) -> None:
+    def complete(self, metrics: dict, tables: dict[str, list[dict]] | None = None, figures: Sequence[Path] = ()) -> None:
         """Logs the summary and the files of a complete run. A tracker gets them again only if there are more records.
 
         Args:
-            summary: numbers of the run.
+            metrics: numbers of the run.
             tables: rows with the same keys, by name.
             figures: PNG files.
         """
         if not self._active or not self._store.records:
             return
+        # Asked again after the wait for the lead: the process that had it may have logged the summary.
         if self._tracker is None and not self._has_summary() and self._leads() and not self._has_summary():
             self.start()
         if self._tracker is None:
             return
         self.catch_up()
-        self._tracker.summary(summary, self._store.records)
+        self._tracker.summary(metrics, self._store.records)
         self._tracker.publish(self._store.folder, tables or {}, list(figures))
         self._complete = True
 
@@ -140,11 +141,11 @@ class Tracking:
         if not is_there(path):
             return {}
         try:
-            found = json_object(path)
+            received = json_object(path)
         except UserError as error:  # a failing machine can leave it empty
             note(f"{error}; every record is logged again")
             return {}
-        return {key: value for key, value in found.items() if _is_received(value)}
+        return {key: value for key, value in received.items() if _is_received(value)}
 
     def _write(self, summary: int | None) -> None:
         logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}

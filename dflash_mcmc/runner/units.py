@@ -48,13 +48,13 @@ class Units(Tasks[dict]):
     def summarise(self, records: Sequence[dict]) -> Results:
         """The probe summarises the units that were measured. Units without a measurement are only counted."""
         measured = [record for record in records if FAILURE not in record]
-        found = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
+        of_probe = self._probe.summarise(self._config, measured) if measured else Summary({}, {}, {})
         failed = len(records) - len(measured)
         summary: dict[str, object] = {
             "condition": self._config.label(), "probe": name_of(self._probe), "num_units": len(records),
             **_num_problems(self._probe, measured),
-            **({"num_units_failed": failed} if failed else {}), **found.values, "tables": found.tables}
-        return UnitResults(summary, {**found.values}, found.tables, self._config, measured, found)
+            **({"num_units_failed": failed} if failed else {}), **of_probe.values, "tables": of_probe.tables}
+        return UnitResults(summary, {**of_probe.values}, of_probe.tables, self._config, measured, of_probe)
 
     @staticmethod
     def table(folders: Sequence[Path]) -> str:
@@ -127,19 +127,19 @@ class UnitResults(Results):
 
     config: Config
     records: list[dict]
-    found: Summary
+    of_probe: Summary
 
     def write(self, folder: Path) -> list[Path]:
         """Writes a CSV file for each table, and each figure as PNG and SVG."""
         from dflash_mcmc.report import figure
         from dflash_mcmc.report.probed import csv_of
 
-        for name, rows in {**self.found.tables, **self.found.data}.items():
+        for name, rows in {**self.of_probe.tables, **self.of_probe.data}.items():
             write_atomically(folder / f"{name}.csv", csv_of(rows))
         if not self.records:
             return []
         with figure.style():
-            figures = self.config.probe.figures(self.config, self.records, self.found)
+            figures = self.config.probe.figures(self.config, self.records, self.of_probe)
             for name, drawn in figures.items():
                 figure.save(drawn, folder, name)
         return [folder / f"{name}.png" for name in figures]
@@ -154,10 +154,10 @@ def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
 
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:
     """The numbers among the values and in nested dictionaries, named by their path."""
-    found = {}
+    numbers = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            found.update(_numbers(value, f"{prefix}/{name}"))
+            numbers.update(_numbers(value, f"{prefix}/{name}"))
         elif isinstance(value, (int, float)):
-            found[f"{prefix}/{name}"] = float(value)
-    return found
+            numbers[f"{prefix}/{name}"] = float(value)
+    return numbers

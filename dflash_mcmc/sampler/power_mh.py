@@ -219,7 +219,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
         cut = self.cuts().draw(path, horizon, key.fold_in("cut"))
-        if cut >= path.length:
+        if cut >= path.length:  # with cut=horizon: nothing follows the cut, so that the proposal is the state
             return MetropolisStep(path, cut, path.length, 0.0, "identical")
         log_uniform = key.fold_in("accept").log_uniform()
         along: Trajectory | None = path
@@ -242,18 +242,14 @@ class PowerMH(Staged, Penalised, ProposesAt):
         if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
             return None
         margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        most, length = self.cuts().bound(path, cut)
+        most, length = self.cuts().bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
         return Floor(log_uniform, self.alpha, self.log_weight(path, cut) - most, length, margin)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
         # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.log_cut(path, proposal, cut)
-
-    def log_cut(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
-        """g: log of the probability of this cut in the proposal, minus that in the state."""
-        return self.cuts().log_ratio(path, proposal, cut)
+        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.cuts().log_ratio(path, proposal, cut)
 
     def log_weight(self, path: Trajectory, start: int) -> float:
         """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""

@@ -16,12 +16,9 @@ from dflash_mcmc.process import program
 from dflash_mcmc.serve import options as options_of
 
 
-def main() -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main)
-
-
-def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
         from dflash_mcmc.config import help
 

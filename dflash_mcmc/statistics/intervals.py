@@ -101,7 +101,7 @@ class Clusters:
         if total == 0:
             return IntervalEstimate(None, None, None, 0)
         counts = self._counts if np.count_nonzero(sums[1]) > 1 else self._counts[:0]
-        return self._estimate(sums[0].sum() / total, _divided(*(counts @ part for part in sums)), round(total))
+        return self._estimate(sums[0].sum() / total, divided(*(counts @ part for part in sums)), round(total))
 
     def quantiles(self, values: ArrayLike, levels: Sequence[float]) -> list[IntervalEstimate]:
         """The quantile at each level: the smallest value such that at least this share of the observations is not above it."""
@@ -149,5 +149,6 @@ def _resamples(number: int) -> np.ndarray:
     return np.random.default_rng(0).multinomial(number, np.full(number, 1.0 / number), _RESAMPLES)
 
 
-def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """The quotients; NaN where the divisor is 0."""
     return np.divide(above, below, out=np.full(len(above), np.nan), where=below != 0)

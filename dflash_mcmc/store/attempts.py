@@ -56,25 +56,25 @@ class Attempts:
         for path in self._store.folder.glob("attempts*.jsonl"):
             lines = whole_lines(read_regular(path) or b"")  # another process may just have completed the run
             last: dict[SampleKey, Attempt] = {}  # a process gives up only tasks that it has begun, in the same file
-            for number, line in enumerate(lines, start=1):
+            for line_number, line in enumerate(lines, start=1):
                 try:
                     attempt = attempt_of(line)
                 except Damaged as error:
-                    raise UserError(f"{path}: line {number}: {error}; repair=true moves damaged lines away") from error
-                key, count = (attempt["problem"], attempt["chain"]), 1 if attempt["begun"] else -1
+                    raise UserError(f"{path}: line {line_number}: {error}; repair=true moves damaged lines away") from error
+                key, change = (attempt["problem"], attempt["chain"]), 1 if attempt["begun"] else -1
                 if attempt["begun"]:
                     last[key] = attempt
                 if begun := last.get(key):
-                    self._count(key, begun, count)
+                    self._count(key, begun, change)
 
-    def _count(self, key: SampleKey, begun: Attempt, count: int) -> None:
+    def _count(self, key: SampleKey, begun: Attempt, change: int) -> None:
         device = begun.get("device", "")
         if begun.get("check", False):
-            self._checks[device] += count
+            self._checks[device] += change
             return
-        self._deaths[key] += count
+        self._deaths[key] += change
         if begun["alone"]:
-            self._alone[key][device] += count
+            self._alone[key][device] += change
 
     def suspects(self, keys: Iterable[SampleKey]) -> list[SampleKey]:
         """The keys of tasks that must be done alone.

@@ -1,4 +1,4 @@
-"""What describes a run beside its records: `run.json`, and `problems.jsonl` with the question and the prompt of each problem.
+"""What describes a run beside its records: `run.json`, `config.yaml`, and `problems.jsonl` with question and prompt of each.
 
 The file of problems is replaced as a whole and under the lock of the folder. So it is never partial, and processes that share
 a run write each problem once. A process writes it before its first record, so that every record's problem is in it.
@@ -17,7 +17,7 @@ from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.store.files import read_regular, write_atomically
 from dflash_mcmc.store.schema import Damaged, Schema, from_line, to_line, whole_lines
 
-RUN = "run.json"
+RUN, CONFIG = "run.json", "config.yaml"
 
 
 class Described(NamedTuple):
@@ -37,26 +37,45 @@ def described(path: Path) -> Described:
     """The description of a run. Raises UserError for a file that a run did not write."""
     content = json_object(path)
     identity, sessions = content.get("identity"), content.get("sessions")
-    if not isinstance(identity, dict) or not identity:
-        raise UserError(f"{path}: holds no identity; allowed: the file as a run wrote it")
-    if not isinstance(sessions, list) or not sessions or not all(isinstance(session, dict) for session in sessions):
+    if not (isinstance(identity, dict) and identity and isinstance(sessions, list) and sessions
+            and all(isinstance(session, dict) for session in sessions)):
         raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
     return Described(identity, sessions)
 
 
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
-    content = read_regular(path)
-    if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
     try:
-        found = json.loads(content.decode())
+        value = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
         reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path}: holds no JSON object; a run did not write this file")
-    return found
+    return value
+
+
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The content of a run's `config.yaml`. Raises UserError for a file that a run did not write."""
+    from omegaconf import OmegaConf
+
+    path = folder / CONFIG
+    try:
+        value = OmegaConf.to_container(OmegaConf.create(_text(path)))
+    except UserError:
+        raise
+    except Exception as error:  # yaml and OmegaConf raise different types
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
+    if not isinstance(value, dict) or "name" not in value:
+        raise UserError(f"{path}: holds no configuration of a run")
+    return cast("dict[str, Any]", value)
+
+
+def _text(path: Path) -> str:
+    content = read_regular(path)
+    if content is None:
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
+    return content.decode()
 
 
 PROBLEMS = "problems.jsonl"
@@ -77,18 +96,18 @@ class ProblemText(TypedDict):
 
 def read_problems(folder: Path) -> dict[str, ProblemText]:
     """The problems of a run by their ids; empty for a run of an older version. Raises UserError for a damaged file."""
-    path, found = folder / PROBLEMS, dict[str, ProblemText]()
-    for number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
+    path, problems = folder / PROBLEMS, dict[str, ProblemText]()
+    for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
         try:
             value = from_line(line).value
             if fault := _schema().fault(value):
                 raise Damaged(fault)
         except Damaged as error:
-            raise UserError(f"{path}: line {number}: {error}; delete the file, and the next start of the run writes it "
+            raise UserError(f"{path}: line {line_number}: {error}; delete the file, and the next start of the run writes it "
                             "again") from error
         problem = cast(ProblemText, value)
-        found[problem["id"]] = problem
-    return found
+        problems[problem["id"]] = problem
+    return problems
 
 
 def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[ProblemText]]) -> None:

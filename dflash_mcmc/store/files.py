@@ -52,7 +52,7 @@ def read_regular(path: Path, offset: int = 0) -> bytes | None:
 
 
 def each_line(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yields the lines of `lines.whole_lines`, without their line feeds, from an offset at which a line begins.
+    """Yields the lines of `schema.whole_lines`, without their line feeds, from an offset at which a line begins.
 
     It holds one line at a time, however long the file is. Raises UserError as `read_regular` does.
     """
@@ -85,13 +85,13 @@ def make_folder(folder: Path, field: str) -> list[Path]:
     Args:
         field: the option that an error names. Raises UserError.
     """
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{field}: cannot make {folder}: {error.strerror}; allowed: a folder that can be "
                         "written to") from error
-    return made
+    return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

@@ -29,8 +29,8 @@ def of_record(record: Mapping[str, Any]) -> str:
 
 def counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The number of records with each reason: `finish_reason/stop_id`, ..."""
-    found = [of_record(record) for record in records]
-    return {f"finish_reason/{reason}": found.count(reason) for reason in REASONS}
+    reasons = [of_record(record) for record in records]
+    return {f"finish_reason/{reason}": reasons.count(reason) for reason in REASONS}
 
 
 def remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str:

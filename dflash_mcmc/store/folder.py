@@ -43,7 +43,7 @@ _SYNC_SECONDS = 1.0
 class RunStore:
     """An open run folder. `records` holds the records of all processes in the order in which this process has read them."""
 
-    def __init__(self, folder: Path, locks: FolderLocks, left_out: Sequence[str] = (), schema: Schema | None = None):
+    def __init__(self, folder: Path, locks: FolderLocks, not_in_memory: Sequence[str] = (), schema: Schema | None = None):
         self.folder, self._schema = folder, schema or unit_schema()
         self.records: list[dict] = []
         self.places: list[tuple[int, int]] = []
@@ -53,27 +53,27 @@ class RunStore:
         """The file number and the line number of each task's record."""
         self._claimed: set[SampleKey] = set()
         self._unsynced: list[SampleKey] = []
-        self._left_out = frozenset(left_out)
+        self._not_in_memory = frozenset(not_in_memory)
         self._read: dict[int, tuple[int, int]] = {}
         """The lines and the bytes of each file that are read."""
         self._synced, self._session = time.monotonic(), 0
-        self._number = 0
+        self._file_number = 0
         self._file: IO[bytes] | None = None
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, left_out: Sequence[str] = (), schema: Schema | None = None,
-             repair: bool = False, run: str | None = None) -> Iterator[RunStore]:
+    def open(cls, folder: Path, not_in_memory: Sequence[str] = (), schema: Schema | None = None,
+             repair: bool = False, digest: str | None = None) -> Iterator[RunStore]:
         """Creates the folder if needed and reads its records. Raises UserError for a damaged file or a folder without locks.
 
         Args:
-            left_out: large fields that are not kept in `records`.
+            not_in_memory: large fields that are not kept in `records`.
             schema: of the records; None for that of any probe.
             repair: whether to move damaged lines to `records.damaged.jsonl`, so that their tasks are done again. Only a
                 process that is alone in the folder does so.
-            run: the hash of the run's identity. Each record has it, and records of another run are refused.
+            digest: the hash of the run's identity. Each record has it, and records of another run are refused.
         """
-        store = cls(folder, FolderLocks(folder), left_out, (schema or unit_schema()).of_run(run))
+        store = cls(folder, FolderLocks(folder), not_in_memory, (schema or unit_schema()).of_run(digest))
         try:
             store._enter(repair)
             yield store
@@ -81,7 +81,7 @@ class RunStore:
             store._leave()
 
     def _enter(self, repair: bool) -> None:
-        self._number = self._locks.enter()
+        self._file_number = self._locks.enter()
         for path in (*record_files(self.folder, others=True).values(), *self.folder.glob("attempts*.jsonl")):
             refuse_link(path)  # before anything is cut
         if self._locks.is_alone():
@@ -93,6 +93,7 @@ class RunStore:
         elif repair:
             note(f"{self.folder}: repair=true has no effect while another process has this run open")
         self._file = open_to_extend(self.folder / self.file_name())
+        # Before the mutex is free, so that no process which enters later misses this file.
         self._locks.raise_num_files(max(record_files(self.folder), default=0) + 1)
         self._locks.free_mutex()
         self.refresh()
@@ -103,7 +104,7 @@ class RunStore:
 
     def file_name(self, stem: str = "records") -> str:
         """The name of a file that only this process writes to."""
-        return records_file(self._number, stem)
+        return records_file(self._file_number, stem)
 
     def _leave(self) -> None:
         try:
@@ -111,6 +112,7 @@ class RunStore:
                 self.sync()
                 self._file.close()
                 self._locks.take_mutex()
+                # A run that was refused after its folder was made leaves nothing behind.
                 if not self.is_described() and is_empty(self.folder) and self._locks.is_alone():
                     remove(self.folder, self._locks.made)
         finally:
@@ -134,41 +136,41 @@ class RunStore:
 
     def refresh(self) -> None:
         """Reads what other processes have recorded since the last call."""
-        for number in range(self._locks.num_files()):
-            if number == self._number and number in self._read:  # nobody else writes to this process's own file
+        for file_number in range(self._locks.num_files()):
+            if file_number == self._file_number and file_number in self._read:  # nobody else writes to this process's own file
                 continue
-            before, _ = self._read.setdefault(number, (0, 0))
-            for line, record in records_of(self._path(number), self._new_lines(number), before, self._schema):
-                self._add(record, number, line)
+            num_lines, _ = self._read.setdefault(file_number, (0, 0))
+            for line, record in records_of(self._path(file_number), self._new_lines(file_number), num_lines, self._schema):
+                self._add(record, file_number, line)
 
-    def _new_lines(self, number: int) -> Iterator[bytes]:
+    def _new_lines(self, file_number: int) -> Iterator[bytes]:
         """Yields the lines of a file that are not read yet, and counts each as read when the next one is asked for.
 
         A network file system looks for new content only when a file is opened.
         """
-        num_lines, offset = self._read[number]
-        for line in each_line(self._path(number), offset):
+        num_lines, offset = self._read[file_number]
+        for line in each_line(self._path(file_number), offset):
             yield line
             num_lines, offset = num_lines + 1, offset + len(line) + 1
-            self._read[number] = num_lines, offset
+            self._read[file_number] = num_lines, offset
 
-    def _path(self, number: int) -> Path:
-        return self.folder / records_file(number)
+    def _path(self, file_number: int) -> Path:
+        return self.folder / records_file(file_number)
 
     def look_again(self) -> None:
         """Like `refresh`, but sees every record: a network file system looks for new content when a lock is taken."""
         with self.mutex():
             self.refresh()
 
-    def _add(self, record: Mapping[str, object], number: int, line: int) -> None:
+    def _add(self, record: Mapping[str, object], file_number: int, line: int) -> None:
         key = key_of(record)
         if key in self._keys:
-            place, first = (f"{self._path(file)}: line {at + 1}" for file, at in ((number, line), self._keys[key]))
-            note_repeated(key, place, first)
+            repeat, first = (f"{self._path(file)}: line {at + 1}" for file, at in ((file_number, line), self._keys[key]))
+            note_repeated(key, repeat, first)
             return
-        self._keys[key] = number, line
-        self.records.append({name: value for name, value in record.items() if name not in self._left_out})
-        self.places.append((number, line))
+        self._keys[key] = file_number, line
+        self.records.append({name: value for name, value in record.items() if name not in self._not_in_memory})
+        self.places.append((file_number, line))
 
     def recorded(self) -> set[SampleKey]:
         """The key of every record."""
@@ -176,9 +178,12 @@ class RunStore:
 
     def in_order(self, keys: Iterable[SampleKey]) -> list[dict]:
         """The records sorted by `keys`. Records with other keys come last."""
-        place = {key: number for number, key in enumerate(keys)}
-        keyed = [(key_of(record), record) for record in self.records]
-        return [record for key, record in sorted(keyed, key=lambda pair: (place.get(pair[0], len(place)), pair[0]))]
+        rank = {key: index for index, key in enumerate(keys)}
+
+        def order(record: dict) -> tuple[int, SampleKey]:
+            return rank.get(key_of(record), len(rank)), key_of(record)
+
+        return sorted(self.records, key=order)
 
     def take(self, keys: Iterable[SampleKey]) -> Iterator[SampleKey]:
         """Yields the tasks that are not recorded and that no other process does. Each is claimed when it is requested."""
@@ -203,7 +208,7 @@ class RunStore:
         Raises ValueError for a task that is recorded or that another process does, UserError for a record without the schema
         of the run and if the file cannot be written.
         """
-        key, line = key_of(record), record_line(record, self._schema.run)
+        key, line = key_of(record), record_line(record, self._schema.digest)
         try:
             decoded(line[:-1], self._schema)  # a record that could not be read again is not written
         except Damaged as error:
@@ -211,10 +216,10 @@ class RunStore:
                             f"{error}") from error
         if key not in self._claimed and not self.claim(key):
             raise ValueError(f"problem {key[0]}, chain {key[1]} is recorded already, or being drawn by another process")
-        number, offset = self._read.get(self._number, (0, 0))
+        num_lines, offset = self._read.get(self._file_number, (0, 0))
         append_line(self.folder / self.file_name(), self._opened(), line)
-        self._add(record, self._number, number)
-        self._read[self._number] = number + 1, offset + len(line)
+        self._add(record, self._file_number, num_lines)
+        self._read[self._file_number] = num_lines + 1, offset + len(line)
         self._claimed.discard(key)
         self._unsynced.append(key)
         if time.monotonic() - self._synced > _SYNC_SECONDS:

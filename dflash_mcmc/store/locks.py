@@ -35,31 +35,6 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.001, 0.1
 _open: set[Path] = set()
 
 
-def is_locked(path: Path, first: int, length: int, mutex: int) -> bool:
-    """Whether another process has locked any of these bytes of a file, or the mutex; False if there is no file.
-
-    The question is a shared lock, held for a moment under the mutex. Whoever locks these bytes holds the mutex, so that nobody
-    is refused because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
-
-    Raises UserError if the file cannot be opened. A process that has the file open as `Locks` must not call this, because
-    closing the file would release its locks.
-    """
-    if path.resolve() in _open:
-        raise RunBusy(f"{path.parent}: this process has that run open already")
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return not (_locked(file, fcntl.LOCK_SH, mutex, 1) and _locked(file, fcntl.LOCK_SH, first, length))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be locked: {error.strerror}") from error
-    finally:
-        os.close(file)
-
-
 def _locked(file: int, kind: int, first: int, length: int) -> bool:
     """Locks bytes of an open file at once. False if another process has locked any of them. Raises OSError."""
     try:
@@ -182,11 +157,11 @@ class FolderLocks:
 
     def enter(self) -> int:
         """Takes the number of a file of records that no other process writes to. Raises RunBusy."""
-        found = next((number for number in range(NUM_FILES) if self._locks.take(_WRITERS + number)), None)
-        if found is None:
+        free_number = next((file_number for file_number in range(NUM_FILES) if self._locks.take(_WRITERS + file_number)), None)
+        if free_number is None:
             raise RunBusy(f"{self._folder}: {NUM_FILES} processes draw this run already")
-        self._number = found
-        return found
+        self._number = free_number
+        return free_number
 
     def take_mutex(self) -> None:
         """Waits until no other process changes the folder."""
@@ -263,9 +238,27 @@ def closed(folder: Path) -> Iterator[None]:
 def is_open(folder: Path) -> bool:
     """Whether another process has a run's folder open. Nothing is written, and other processes wait for a moment at most.
 
-    Raises UserError if the lock file cannot be asked.
+    The question is a shared lock, held for a moment under the mutex. Whoever enters holds the mutex, so that nobody is refused
+    because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
+
+    Raises UserError if the lock file cannot be asked, RunBusy if this process has the folder open: to close the file would
+    release its locks.
     """
-    return is_locked(folder / "lock", _WRITERS, NUM_FILES, _MUTEX)
+    path = folder / "lock"
+    if path.resolve() in _open:
+        raise RunBusy(f"{folder}: this process has that run open already")
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return not (_locked(file, fcntl.LOCK_SH, _MUTEX, 1) and _locked(file, fcntl.LOCK_SH, _WRITERS, NUM_FILES))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be locked: {error.strerror}") from error
+    finally:
+        os.close(file)
 
 
 def _locks_of(folder: Path) -> Locks:
@@ -285,6 +278,7 @@ def _locks_of(folder: Path) -> Locks:
         except BaseException:
             locks.close()
             raise
+        # Another process can have removed the folder before the lock was taken: nobody else would see these locks.
         if locks.exists():
             return locks
         locks.close()

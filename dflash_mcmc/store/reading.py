@@ -43,37 +43,37 @@ def _run_of(folder: Path) -> str | None:
         return None
 
 
-def read_records(folder: Path, schema: Schema | None = None, left_out: list[str] | None = None) -> list[Record]:
+def read_records(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> list[Record]:
     """The records of a run, which may be in progress: those of `each_record`. Raises UserError for a damaged file or line."""
-    return list(each_record(folder, schema, left_out))
+    return list(each_record(folder, schema, damage))
 
 
-def each_record(folder: Path, schema: Schema | None = None, left_out: list[str] | None = None) -> Iterator[Record]:
+def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[Record]:
     """Yields the records of a run, the first one of each task. Raises UserError for a damaged file or line.
 
     Args:
         schema: of the records; None for that of `schema_of`.
-        left_out: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
+        damage: damaged lines and files are left out, and a sentence for each is added to this list; None raises.
     """
-    for _, record in each_of_file(folder, schema, left_out):
+    for _, record in each_of_file(folder, schema, damage):
         yield record
 
 
 def each_of_file(folder: Path, schema: Schema | None = None,
-                 left_out: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
+                 damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
     known = (schema or schema_of(folder)).of_run(_run_of(folder))
-    for path in _files(folder, left_out):
-        for number, record in records_of(path, _lines(path, left_out), 0, known, left_out):
-            place, key = f"{path}: line {number + 1}", key_of(record)
+    for path in _files(folder, damage):
+        for line_number, record in records_of(path, _lines(path, damage), 0, known, damage):
+            position, key = f"{path}: line {line_number + 1}", key_of(record)
             if key not in places:
-                places[key] = place
+                places[key] = position
                 yield path, cast(Record, record)
-            elif left_out is None:
-                note_repeated(key, place, places[key])
+            elif damage is None:
+                note_repeated(key, position, places[key])
             else:
-                left_out.append(f"{place} repeats problem {key[0]}, chain {key[1]}")
+                damage.append(f"{position} repeats problem {key[0]}, chain {key[1]}")
 
 
 def recorded_keys(folder: Path, schema: Schema | None = None) -> set[SampleKey]:
@@ -81,17 +81,17 @@ def recorded_keys(folder: Path, schema: Schema | None = None) -> set[SampleKey]:
     return {key_of(record) for record in each_record(folder, schema)}
 
 
-def _files(folder: Path, left_out: list[str] | None) -> Iterable[Path]:
+def _files(folder: Path, damage: list[str] | None) -> Iterable[Path]:
     try:
         return record_files(folder).values()
     except UserError as error:
-        if left_out is None:
+        if damage is None:
             raise
-        left_out.append(str(error))
+        damage.append(str(error))
         return record_files(folder, others=True).values()
 
 
-def _lines(path: Path, left_out: list[str] | None) -> Iterator[bytes]:
+def _lines(path: Path, damage: list[str] | None) -> Iterator[bytes]:
     """Yields the complete lines of a file, and prints a line if zeros follow them."""
     length = 0
     try:
@@ -100,9 +100,9 @@ def _lines(path: Path, left_out: list[str] | None) -> Iterator[bytes]:
             length += len(line) + 1
         rest = read_regular(path, length) or b""
     except UserError as error:
-        if left_out is None:
+        if damage is None:
             raise
-        left_out.append(str(error))
+        damage.append(str(error))
         return
     if has_zeros(rest):
         note(f"{path}: ends in blocks of zeros, as after a power loss; the next start of the run removes them")
@@ -118,18 +118,18 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
         damaged: takes a sentence for each damaged line, which is left out; None raises.
     """
     older = False
-    for number, line in enumerate(lines, start=before):
+    for line_number, line in enumerate(lines, start=before):
         try:
             record, checked = decoded(line, schema)
         except Damaged as error:
             if damaged is None:
-                raise UserError(f"{path}: line {number + 1}: {error}; repair=true in the command of the run moves damaged "
-                                f"lines to {DAMAGED} and draws them again, and the report leaves them out with "
+                raise UserError(f"{path}: line {line_number + 1}: {error}; repair=true in the command of the run moves "
+                                f"damaged lines to {DAMAGED} and draws them again, and the report leaves them out with "
                                 "--lenient") from error
-            damaged.append(f"{path}: line {number + 1}: {error}")
+            damaged.append(f"{path}: line {line_number + 1}: {error}")
             continue
         older = older or not checked
-        yield number, record
+        yield line_number, record
     if older:
         note(f"{path.parent}: has lines without a checksum, which an older version wrote; changes of their texts and numbers "
              "on the disk cannot be seen")
@@ -138,26 +138,26 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
 def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
     """The record of a line, and whether the line has a checksum. Raises Damaged."""
     value, checked = from_line(line)
-    run = value.pop(IDENTITY, schema.run) if isinstance(value, dict) else schema.run  # older lines lack it
-    if schema.run not in (None, run):
-        raise Damaged(f"{IDENTITY}: given {run!r:.40}; allowed: {schema.run!r}, the hash of this run: the record belongs to "
-                      "another run")
+    digest = value.pop(IDENTITY, schema.digest) if isinstance(value, dict) else schema.digest  # older lines lack it
+    if schema.digest not in (None, digest):
+        raise Damaged(f"{IDENTITY}: given {digest!r:.40}; allowed: {schema.digest!r}, the hash of this run: the record "
+                      "belongs to another run")
     if fault := schema.fault(value):
         raise Damaged(fault)
     return cast(dict, value), checked
 
 
-def record_line(record: Mapping[str, object], run: str | None) -> bytes:
+def record_line(record: Mapping[str, object], digest: str | None) -> bytes:
     """The line of a record with the hash of its run's identity, so that records of another run are noticed."""
-    return to_line(record if run is None else {**record, IDENTITY: run})
+    return to_line(record if digest is None else {**record, IDENTITY: digest})
 
 
-def note_repeated(key: SampleKey, place: str, first: str) -> None:
+def note_repeated(key: SampleKey, repeat: str, first: str) -> None:
     """Prints that a second record of a sample is ignored.
 
     If a file server takes a live process for dead, another process can draw the same sample, with the same randomness.
     """
-    note(f"{place} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")
+    note(f"{repeat} repeats problem {key[0]}, chain {key[1]}; the record in {first} is used")
 
 
 class Attempt(TypedDict):
@@ -170,13 +170,9 @@ class Attempt(TypedDict):
     alone: bool
     """Whether no other task was in progress."""
     device: NotRequired[str]
-    """The machine and its device. Early versions do not write it."""
+    """The machine and its device; missing where it is not known."""
     check: NotRequired[bool]
     """Whether the task was recorded before, and was done again to check the device."""
-
-
-_OF_A_LIST = ("problem", "chain", "begun", "alone")
-"""The values of a line of early versions, which wrote a list."""
 
 
 @cache
@@ -187,8 +183,6 @@ def _attempt_schema() -> Schema:
 def attempt_of(line: bytes) -> Attempt:
     """The attempt in a line. Raises Damaged."""
     value, _ = from_line(line)
-    if isinstance(value, list) and len(value) == len(_OF_A_LIST):
-        value = dict(zip(_OF_A_LIST, value, strict=True))
     if fault := _attempt_schema().fault(value):
         raise Damaged(fault)
     return cast(Attempt, value)
@@ -206,38 +200,39 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     """
     moved = {path: _damaged(path, lambda line: decoded(line, schema)) for path in record_files(folder).values()}
     moved |= {path: _damaged(path, attempt_of) for path in sorted(folder.glob("attempts*.jsonl"))}
+    # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
     for number, path in record_files(folder).items():
         if moved[path]:
             _tell_trackers(folder / TRACKED, number, moved[path])
-    for path, places in moved.items():
-        if places:
-            _move(path, places, folder / DAMAGED)
-            print(f"{path}: {len(places)} damaged line{'s' * (len(places) > 1)} moved to {DAMAGED} "
-                  f"(line {', '.join(str(place + 1) for place in places[:10])}{', ...' * (len(places) > 10)}); what they "
+    for path, lines in moved.items():
+        if lines:
+            _move(path, lines, folder / DAMAGED)
+            print(f"{path}: {len(lines)} damaged line{'s' * (len(lines) > 1)} moved to {DAMAGED} "
+                  f"(line {', '.join(str(index + 1) for index in lines[:10])}{', ...' * (len(lines) > 10)}); what they "
                   "recorded is done again", file=sys.stderr)
 
 
 def _damaged(path: Path, check: Callable[[bytes], object]) -> list[int]:
     """The numbers, from 0, of the damaged lines of a file."""
-    places = []
-    for place, line in enumerate(whole_lines(read_regular(path) or b"")):
+    line_numbers = []
+    for line_number, line in enumerate(whole_lines(read_regular(path) or b"")):
         try:
             check(line)
         except Damaged:
-            places.append(place)
-    return places
+            line_numbers.append(line_number)
+    return line_numbers
 
 
-def _move(path: Path, places: list[int], to: Path) -> None:
+def _move(path: Path, line_numbers: list[int], to: Path) -> None:
     lines = whole_lines(read_regular(path) or b"")
     with writing(to), open_to_extend(to) as file:
-        file.write(b"".join(lines[place] + b"\n" for place in places))
+        file.write(b"".join(lines[index] + b"\n" for index in line_numbers))
         os.fsync(file.fileno())
-    taken = set(places)
-    write_atomically(path, b"".join(line + b"\n" for place, line in enumerate(lines) if place not in taken))
+    taken = set(line_numbers)
+    write_atomically(path, b"".join(line + b"\n" for index, line in enumerate(lines) if index not in taken))
 
 
-def _tell_trackers(path: Path, number: int, places: list[int]) -> None:
+def _tell_trackers(path: Path, file_number: int, line_numbers: list[int]) -> None:
     """Lowers the numbers of lines that trackers have received by those that are moved. The new records are then logged."""
     try:
         tracked = json_object(path) if is_there(path) else {}
@@ -245,8 +240,8 @@ def _tell_trackers(path: Path, number: int, places: list[int]) -> None:
         return
     for received in tracked.values():
         lines = received.get("lines") if isinstance(received, dict) else None
-        count = lines.get(str(number)) if isinstance(lines, dict) else None
+        count = lines.get(str(file_number)) if isinstance(lines, dict) else None
         if isinstance(lines, dict) and isinstance(count, int):
-            lines[str(number)] = count - sum(place < count for place in places)
+            lines[str(file_number)] = count - sum(index < count for index in line_numbers)
             received["summary"] = None
     write_atomically(path, json.dumps(tracked) + "\n")

@@ -1,7 +1,7 @@
 """The format of records, and the files that hold them. `reading.py` reads the files.
 
-A record is one line of JSON with a checksum (`lines.py`), and a line counts only if it ends with a line feed. A process writes
-to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
+A record is one line of JSON with a checksum (`schema.py`), and a line counts only if it ends with a line feed. A process
+writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write at the same time.
 """
 
 from __future__ import annotations
@@ -239,6 +239,7 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
 
 def remove(folder: Path, made: Iterable[Path] = ()) -> None:
     """Removes the folder of a run that was refused before anything was recorded, and those that were made for it."""
+    # The lock goes last, and the caller holds the mutex: a process that opens the folder meanwhile waits, and makes it anew.
     for path in (*record_files(folder).values(), folder / "config.yaml", folder / "lock"):
         path.unlink(missing_ok=True)
     remove_empty(dict.fromkeys([folder, folder.parent, *made]))

@@ -142,12 +142,12 @@ def _parsed(line: bytes) -> object:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise Damaged(f"{repeated[:40]}: is given {names.count(repeated)} times in one object; allowed: once")
-    return found
+    return value
 
 
 def _not_a_number(text: str) -> NoReturn:
@@ -305,7 +305,7 @@ class Schema:
     """The fields of an object with their types.
 
     Args:
-        fields: TypedDicts; a field of a later one replaces that of an earlier one. Bounds are in `bounds.py`.
+        fields: TypedDicts; a field of a later one replaces that of an earlier one.
         may_lack: required keys that older versions do not write.
         alone: keys beside which the other required keys may be absent: `failure` in the record of a probe.
         key: keys that are required always.
@@ -314,13 +314,13 @@ class Schema:
     def __init__(self, *fields: type, may_lack: Iterable[str] = (), alone: Iterable[str] = (), key: Iterable[str] = ()):
         self._fields, self._may_lack = fields, frozenset(may_lack)
         self._alone, self._key = frozenset(alone), frozenset(key)
-        self.run: str | None = None
+        self.digest: str | None = None
 
-    def of_run(self, run: str | None) -> Schema:
+    def of_run(self, digest: str | None) -> Schema:
         """The same schema for the records of one run. A line with the hash of another run's identity is then refused."""
-        found = copy(self)
-        found.run = run
-        return found
+        of_run = copy(self)  # copied, since `sample_schema` gives every run the same object
+        of_run.digest = digest
+        return of_run
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:

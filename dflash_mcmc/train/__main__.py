@@ -12,12 +12,9 @@ from dflash_mcmc.config.help import is_asked_for
 from dflash_mcmc.process import program, ranks
 
 
-def main() -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main)
-
-
-def _main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
         print(_help())
         return

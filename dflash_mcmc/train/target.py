@@ -5,6 +5,7 @@ The result is deterministic: the texts of step n are a function of the seed and 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -187,8 +188,6 @@ def run_folder(plan: TrainingPlan, tokenizer) -> Path:
 
 def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:
     """Writes a checkpoint for `model.path=`. The weights are rounded to bfloat16 to halve the file, but loaded as float32."""
-    import copy
-
     import torch
 
     stored = copy.deepcopy(model).to(torch.bfloat16)

@@ -33,7 +33,6 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     import dflash_mcmc as dm
     from dflash_mcmc.api.choices import model_of
     from dflash_mcmc.api.sampling import pairs_of
-    from dflash_mcmc.engine.batching.prompt_encoder import id_bound
     from dflash_mcmc.verify.audit import audit
     from dflash_mcmc.verify.drawn import DrawnText
 
@@ -42,6 +41,6 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     else:
         stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
     target = model_of(model, tokenizer, chat=False).load("cpu")
-    pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
+    pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {number}", pair.prompt, pair.answer) for number, pair in enumerate(pairs))
     return audit(target, texts, stated.law(), level)

@@ -42,12 +42,9 @@ what explains it, and report.html and verify.json in the folder. Exit code: 0 gr
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return

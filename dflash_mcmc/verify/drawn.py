@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.dataset.inputs.sources import lines_of
-from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.errors import ConfigError, UserError, reason_of, writing
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.runner import build
@@ -61,7 +60,6 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> Iterator[DrawnText
 
 def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:
     """The texts of a JSON Lines file. Raises UserError for a line that is none, or that states another law."""
-    bound = min(id_bound(model.tokenizer), model.vocab_size)
     try:
         for number, line in lines_of(file):
             where = f"{file}: line {number}"
@@ -69,13 +67,13 @@ def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[D
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{where} is not JSON: {reason_of(error, 120)}; allowed: {_ALLOWED}") from error
-            if (text := _of_row(row, where, model, bound, law)) is not None:
+            if (text := _of_row(row, where, model, law)) is not None:
                 yield text
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{file}: cannot be read: {reason_of(error, 120)}; allowed: a JSON Lines file") from error
 
 
-def _of_row(row: Any, where: str, model: LanguageModel, bound: int, law: SamplingParams) -> DrawnText | None:
+def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> DrawnText | None:
     if not isinstance(row, dict):
         raise UserError(f"{where} is no JSON object; allowed: {_ALLOWED}")
     for name, stated in law._asdict().items():
@@ -86,16 +84,17 @@ def _of_row(row: Any, where: str, model: LanguageModel, bound: int, law: Samplin
                                        for keys in (_PROMPTS, _ANSWERS))
     if prompt is None or answer is None:
         raise UserError(f"{where} lacks {' or '.join(_PROMPTS if prompt is None else _ANSWERS)}; allowed: {_ALLOWED}")
-    start = _ids(prompt, f"{where}: {asked}", model, bound, asked == "prompt")
-    tokens = _ids(answer, f"{where}: {kind}", model, bound, False)
+    start = _ids(prompt, f"{where}: {asked}", model, asked == "prompt")
+    tokens = _ids(answer, f"{where}: {kind}", model, False)
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
 
 
-def _ids(value: object, where: str, model: LanguageModel, bound: int, starts: bool) -> np.ndarray:
+def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.ndarray:
     if isinstance(value, str):
         return model.encode(value, starts)
-    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < bound for token in value):
-        raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {bound - 1} (the model's)")
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < model.vocab_size for token in value):
+        raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {model.vocab_size - 1} (the "
+                        "model's)")
     return np.array(value, np.int64)
 
 

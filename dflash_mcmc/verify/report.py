@@ -24,8 +24,9 @@ def verdict(found: Audit) -> str:
     impossible = len(found.outside) - found.near_ties
     if impossible:
         name, place, distance = max(found.outside, key=lambda each: each[2])
-        return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {distance:.2f} "
-                f"nats below those that it keeps ({name}, token {place})"
+        farthest = f"{distance:.2f} nats below those that it keeps" if math.isfinite(distance) else "an id that has no token"
+        return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {farthest} "
+                f"({name}, token {place})"
                 + ("; it can draw all of them if the truncation comes before the temperature, as in llama.cpp"
                    if found.kept_before else ""))
     if found.together.red_at is not None:
@@ -106,7 +107,8 @@ def values(found: Audit) -> dict[str, object]:
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
             "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again,
             "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
-            "outside": [{"text": name, "token": place, "nats": distance} for name, place, distance in found.outside],
+            "outside": [{"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
+                        for name, place, distance in found.outside],
             "log_p_error": found.log_p_error,
             "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
 

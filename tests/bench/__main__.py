@@ -112,12 +112,9 @@ def _cell(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def main() -> None:
-    """Runs the benchmark of the command line and exits."""
-    program.run(_main)
-
-
-def _main(arguments: list[str]) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
+    """Runs the command line and exits."""
     if is_asked_for(arguments):
         print(help.usage_of(__doc__, {"Fields": Bench}))
         return

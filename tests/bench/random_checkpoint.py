@@ -60,12 +60,9 @@ def _write_target(folder: Path, config: Path, dtype: torch.dtype) -> None:
     random_weights.target(values, dtype).save_pretrained(folder)
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     parser = program.OneLineParser("python -m tests.bench.random_checkpoint",
                                    description="Writes a checkpoint with random weights.")
     parser.add_argument("folder", type=Path, help="the new folder")

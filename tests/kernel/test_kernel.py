@@ -192,17 +192,17 @@ def test_probabilities_by_hand():
     np.testing.assert_allclose(kernel.cut_probabilities(path, 2.0), np.array([1.0, 4.0, 0.0, 1.0]) / 6.0)
     np.testing.assert_allclose(kernel.cut_probabilities(path, 0.0), np.array([1.0, 1.0, 0.0, 1.0]) / 3.0)
     other = with_entropies([1.0, 3.0, 5.0, 0.0])
-    assert kernel.log_cut_ratio(path, other, 1, 2.0) == pytest.approx(math.log(6.0 / 9.0))
-    assert kernel.cut_bound(path, 1, 2.0) == (pytest.approx(math.log(6.0 / 5.0)), None)
+    assert kernel.EntropyCuts(2.0).log_ratio(path, other, 1) == pytest.approx(math.log(6.0 / 9.0))
+    assert kernel.EntropyCuts(2.0).bound(path, 1) == (pytest.approx(math.log(6.0 / 5.0)), None)
 
 
 def test_a_state_without_jumps_has_uniform_cuts():
     """A model that is certain of all its tokens so far. A proposal with a jump elsewhere is never cut where this one was."""
     flat, rising = with_entropies([0.0, 0.0, 0.0]), with_entropies([0.0, 0.0, 1.0])
     np.testing.assert_allclose(kernel.cut_probabilities(flat, 4.0), [1 / 3] * 3)
-    assert kernel.log_cut_ratio(flat, rising, 1, 4.0) == -math.inf
-    assert kernel.log_cut_ratio(flat, with_entropies([0.0, 0.0]), 1, 4.0) == pytest.approx(math.log(3 / 2))
-    assert kernel.cut_bound(flat, 1, 4.0) == (0.0, 3)
+    assert kernel.EntropyCuts(4.0).log_ratio(flat, rising, 1) == -math.inf
+    assert kernel.EntropyCuts(4.0).log_ratio(flat, with_entropies([0.0, 0.0]), 1) == pytest.approx(math.log(3 / 2))
+    assert kernel.EntropyCuts(4.0).bound(flat, 1) == (0.0, 3)
 
 
 def test_trajectories_without_entropies_are_refused():

@@ -177,9 +177,9 @@ class Failing:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_chains_that_could_not_be_drawn_are_recorded_and_counted(make, figures, monkeypatch, number):
-    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), slots.slots_engine
+    config, engine = make("probe=mixing", "probe.alphas=[2.0,4.0]"), slots.Slots.start
     failing = [problem.id for problem in config.dataset.problems()][:number]
-    monkeypatch.setattr(slots, "slots_engine", lambda *arguments: Failing(engine(*arguments), failing))
+    monkeypatch.setattr(slots.Slots, "start", lambda *arguments: Failing(engine(*arguments), failing))
     found = execute(config)
     assert found.summary["num_failed"] == 2 * 2 * number
     assert set(figures) == {*FIGURES, "fig_mixing_grid"}

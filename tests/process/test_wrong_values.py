@@ -74,7 +74,7 @@ def ended(capsys, name: str, arguments: list[str]) -> tuple[int, list[str]]:
     module = importlib.import_module(f"{ROOT}.{name.strip()}")
     capsys.readouterr()
     try:
-        code = program.guarded(lambda: module._main(arguments))
+        code = program.guarded(lambda: module.main.__wrapped__(arguments))
     except _Accepted:
         code = ACCEPTED
     except SystemExit as end:

@@ -316,6 +316,6 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
             store.write_config(json.dumps({"name": "demo", "probe": {"name": name.removeprefix("probe_")}}))
             store.write_summary(results.summary)
             if hasattr(results, "records") and results.records:
-                job.config.probe.figures(job.config, results.records, results.found)
+                job.config.probe.figures(job.config, results.records, results.of_probe)
         assert (folder / "records.jsonl").read_bytes() == b"".join(map(to_line, records))
     assert build([tmp_path / "demo"]).page.is_file()

@@ -173,7 +173,7 @@ def test_records_of_another_run_are_refused_with_file_and_line(whole):
     """Older records without the hash stay readable. The list of old and new ones is what each run wrote."""
     one, other = (hash_of(json.loads((whole / "run.json").read_text())["identity"]), "0" * 12)
     path = records_path(whole)
-    with RunStore.open(whole, schema=sample_schema(), run=one) as store:
+    with RunStore.open(whole, schema=sample_schema(), digest=one) as store:
         store.append(record("new", rule="", walls=[], same_string=None))
     assert [found["problem"] for found in read_records(whole)] == [*(found["problem"] for found in RECORDS), "new"]
     assert all(IDENTITY not in found for found in read_records(whole))
@@ -181,9 +181,9 @@ def test_records_of_another_run_are_refused_with_file_and_line(whole):
     path.write_bytes(mine + record_line(RECORDS[0], other))
     with pytest.raises(UserError, match=rf"records.jsonl: line 8: identity: given '{other}'; allowed: '{one}'"):
         read_records(whole)
-    with pytest.raises(UserError, match="line 8: identity"), RunStore.open(whole, schema=sample_schema(), run=one):
+    with pytest.raises(UserError, match="line 8: identity"), RunStore.open(whole, schema=sample_schema(), digest=one):
         pass
-    with RunStore.open(whole, schema=sample_schema(), run=one, repair=True) as store:
+    with RunStore.open(whole, schema=sample_schema(), digest=one, repair=True) as store:
         assert len(store.records) == 7
     assert path.read_bytes() == mine
 
@@ -278,7 +278,7 @@ def test_a_run_that_may_repair_moves_damaged_lines_and_draws_them_again(whole, c
     path, damaged = records_path(whole), whole / DAMAGED
     lines = path.read_bytes().split(b"\n")[:-1]
     path.write_bytes(b"\n".join([lines[0], lines[1].replace(b"42", b"43"), *lines[2:4], b"[]", lines[5], b""]))
-    (whole / "attempts.jsonl").write_bytes(b'["p0", 0, true, false]\n["p0", 0]\n')
+    (whole / "attempts.jsonl").write_bytes(b'{"problem": "p0", "chain": 0, "begun": true, "alone": false}\n["p0", 0]\n')
     (whole / "tracked.json").write_text('{"jsonl": {"lines": {"0": 4}, "summary": 6}}')
     before = path.read_bytes()
     with pytest.raises(UserError, match="line 2: checksum"):

@@ -84,7 +84,7 @@ def test_a_repeated_record_counts_once_and_is_told(tmp_path, capsys):
 
 
 def test_fields_that_nothing_needs_are_in_the_file_alone(tmp_path):
-    with RunStore.open(tmp_path, left_out=("tokens",)) as store:
+    with RunStore.open(tmp_path, not_in_memory=("tokens",)) as store:
         store.append(record("a", tokens=[1, 2], text="x"))
         assert store.records == [record("a", text="x")]
     assert read_records(tmp_path) == [record("a", tokens=[1, 2], text="x")]
@@ -95,7 +95,7 @@ def test_opening_holds_one_line_and_claims_read_no_file_of_its_own(tmp_path, mon
     write(tmp_path, *(record(str(number), tokens=list(range(1000))) for number in range(100)))
     size = (tmp_path / RECORDS).stat().st_size
     tracemalloc.start()
-    with RunStore.open(tmp_path, left_out=("tokens",)) as store:
+    with RunStore.open(tmp_path, not_in_memory=("tokens",)) as store:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         monkeypatch.setattr(store_folder, "each_line", lambda *given: pytest.fail("reads its own file again"))

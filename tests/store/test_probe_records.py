@@ -100,7 +100,7 @@ def test_a_folder_is_read_by_the_schema_of_its_probe(tmp_path):
     with pytest.raises(UserError, match=r"records\.jsonl: line 2: moved: given 'many'; allowed: a valid integer; repair=true"):
         read_records(folder)
     left_out: list[str] = []
-    assert read_records(folder, left_out=left_out) == [good]
+    assert read_records(folder, damage=left_out) == [good]
     assert len(left_out) == 1
     with RunStore.open(folder, schema=schema_of(folder), repair=True) as store:
         assert list(store.records) == [good]

@@ -143,8 +143,8 @@ def _written(value: Any) -> Any:
 def _level(value: object, problem: object) -> int | None:
     if value is None or type(value) is int:
         return value
-    found = _LEVEL.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _LEVEL.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise UserError(f"dataset.level_field: problem {problem!r} has {value!r:.80} for its level; allowed: a whole number, "
                         "'3', 'Level 3' or null")
-    return int(found[1])
+    return int(match[1])

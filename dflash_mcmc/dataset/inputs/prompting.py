@@ -95,9 +95,9 @@ class Prompting(NamedTuple):
 
     def _turns(self, problem: Problem) -> tuple[Message, ...]:
         turns: tuple[Message, ...] = problem.messages or ({"role": "user", "content": problem.question},)
-        last = max(place for place, turn in enumerate(turns) if turn["role"] == "user")
-        asked: Message = {**turns[last], "content": self._text(turns[last].get("content", ""))}
-        return (*turns[:last], asked, *turns[last + 1:])
+        last = max(index for index, turn in enumerate(turns) if turn["role"] == "user")
+        question_turn: Message = {**turns[last], "content": self._text(turns[last].get("content", ""))}
+        return (*turns[:last], question_turn, *turns[last + 1:])
 
     def _text(self, question: str) -> str:
         return self.template.replace(QUESTION, question)

@@ -22,7 +22,6 @@ from dflash_mcmc.dataset import Dataset, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.process import hub
-from dflash_mcmc.registry import name_of, options_with
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
@@ -214,17 +213,8 @@ class Benchmark(FromFile):
 
     def all_problems(self) -> list[Problem]:
         """The problem of each row. Raises UserError, with `check_rows` also if their number is not the published one."""
-        found = FromFile.all_problems(self)
-        if self.check_rows and len(found) != self.num_published:
-            raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(found)} rows; allowed: the benchmark's "
+        problems = FromFile.all_problems(self)
+        if self.check_rows and len(problems) != self.num_published:
+            raise UserError(f"dataset.path: {self.path or self.hub.name} has {len(problems)} rows; allowed: the benchmark's "
                             f"{self.num_published}, or any number with dataset.check_rows=false")
-        return found
-
-
-def check_is_run(config: Config, dataset: str) -> None:
-    """Checks that the grader runs programs, if the run is graded. Raises ConfigError."""
-    from dflash_mcmc.config.schema import groups_of
-
-    if "grader" in groups_of(config) and not config.grader.runs_answers:
-        able = options_with("grader", "runs_answers")
-        raise ConfigError("grader", name_of(config.grader), f"{able}, with dataset={dataset}, whose answers are programs")
+        return problems

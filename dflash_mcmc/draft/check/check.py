@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
+import torch
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.draft.check import forced
 from dflash_mcmc.draft.check.forced import SHIFTS, Alternative, BlockWalk, CheckedPair, DraftSetting, ForcedBlocks
+from dflash_mcmc.engine.batching.float32_head import soft_capped
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -379,8 +381,6 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
 
 
 def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other: LanguageModel | None) -> CheckedPair:
-    import torch
-
 
     float32 = None
     if drafter.dtype != torch.float32:
@@ -391,8 +391,6 @@ def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other
 
 def _logits(drafter: DFlashDrafter) -> Callable[[LanguageModel, torch.Tensor], torch.Tensor]:
     """The draft's logits through the head of a model, with the draft's scales."""
-    from dflash_mcmc.engine.batching.float32_head import soft_capped
-
     shape = drafter.network.shape
 
     def logits(model: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
+import torch
+import transformers
 
 from dflash_mcmc.engine.batching.plan import TargetShape
 from dflash_mcmc.engine.batching.prompt_encoder import encode
@@ -91,8 +93,6 @@ def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
 
 def configuration(folder: Path) -> Any:
     """The configuration of transformers. Raises UserError."""
-    import transformers
-
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises a dozen types here; all mean that this file cannot be used
@@ -106,8 +106,6 @@ def positions(config: Any) -> int | None:
 
 
 def _stop_ids(folder: Path, *sources: Any) -> tuple[int, ...]:
-    import transformers
-
     if (folder / "generation_config.json").is_file():
         sources = (transformers.GenerationConfig.from_pretrained(folder), *sources)
     return tuple(sorted(stop_ids_of(sources)))
@@ -192,8 +190,6 @@ def _devices(device: str, count: int) -> tuple[int, ...]:
     `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number. Raises ConfigError if the
     machine has fewer.
     """
-    import torch
-
     number, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
     if (number + 1) * count > found:
         most = f"at most {found // (number + 1)} for process {number} of this machine, which has {found} GPUs"
@@ -206,8 +202,6 @@ def cache_need(engine: Vllm, target: VllmTarget, max_model_len: int, max_num_seq
 
     Twice, since a proposal begins as the state that it may replace, whose blocks are found again only while they are kept.
     """
-    import torch
-
     shape = TargetShape(target.config, torch.device("cpu"), getattr(torch, target.dtype), None).cache_shape
     if shape.recurrent is not None:
         return None  # vLLM's pages of states have sizes of their own

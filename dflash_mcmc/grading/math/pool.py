@@ -6,6 +6,7 @@ exceeds the time limit for an answer is killed and replaced. A worker that somet
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -56,8 +57,6 @@ class _Process:
     """A worker and the pipe to it."""
 
     def __init__(self, memory_gib: float):
-        import multiprocessing
-
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
         self.process = context.Process(target=worker.serve, args=(other_end, worker.start, memory_gib, os.getpid()),

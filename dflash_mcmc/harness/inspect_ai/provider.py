@@ -32,6 +32,8 @@ from dflash_mcmc.api import workers
 from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.api.workers import DrawnAnswer, Order
 from dflash_mcmc.config.help import option_files
+from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+from dflash_mcmc.engine.batching.stop_strings import texts_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai import requests
@@ -161,9 +163,6 @@ class DflashAPI(ModelAPI):
 
     @cached_property
     def _texts(self) -> TokenTexts:
-        from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-        from dflash_mcmc.engine.batching.stop_strings import texts_of
-
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
     def _logprobs(self, answer: DrawnAnswer) -> Logprobs:

@@ -10,12 +10,9 @@ from dflash_mcmc.harness.lm_eval.requests import without_cache
 from dflash_mcmc.process import program
 
 
-def main(arguments: list[str] | None = None) -> None:
+@program.command
+def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    program.run(_main, arguments)
-
-
-def _main(arguments: list[str]) -> None:
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm_eval: is not installed; allowed: pip install -e '.[lm-eval]'")
     import lm_eval.models  # noqa: F401 - registers its own models, which lm_eval does only while none is registered

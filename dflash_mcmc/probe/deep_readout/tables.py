@@ -193,8 +193,8 @@ DECOMPOSITION = Table("decomposition", (  # section 3.3
 ))
 
 
-def _readers(part: TokenSubset) -> Mapping[str, str]:
-    return {reader: reader for reader in part.tokens.readers}
+def _readers(of: TokenSubset | DeepReadoutResult) -> Mapping[str, str]:
+    return {reader: reader for reader in of.tokens.readers}
 
 
 BLOCKS = Table("blocks", (  # section 3.4
@@ -322,18 +322,14 @@ class DeepReadoutResult(NamedTuple):
         return {name: factors[component] for component, name in names.items() if component in factors}
 
 
-def _all_readers(result: DeepReadoutResult) -> Mapping[str, str]:
-    return {reader: reader for reader in result.tokens.readers}
-
-
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
     ("num_tokens", "compared tokens", lambda result: len(result.tokens)),
     ("num_low_confidence_tokens", "tokens that the target gives a probability below 0.01",
      lambda result: next(row["n"] for row in result.signals if row["tokens"] != "all")),
-    Each(_all_readers, [("mean_rank_{reader}", "mean rank of all compared tokens for this reader",
+    Each(_readers, [("mean_rank_{reader}", "mean rank of all compared tokens for this reader",
                          lambda result, reader: result.tokens.mean(result.tokens.rank[reader]).value)]),
-    Each(_all_readers, [("mean_p_{reader}", "mean probability of all compared tokens for this reader",
+    Each(_readers, [("mean_p_{reader}", "mean probability of all compared tokens for this reader",
                          lambda result, reader: result.tokens.mean(result.tokens.p[reader]).value)]),
     Each(lambda result: result.factors(True), [
         ("{signal}_factor", "`factor` of the signal in `decomposition` (features, gold, reinject, target), over all tokens",

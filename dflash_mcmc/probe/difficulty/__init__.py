@@ -13,7 +13,6 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
-from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading.extraction import continued
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
@@ -144,7 +143,7 @@ class Difficulty(ProblemProbe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
-        engine = slots.slots_engine(config, model, max(map(len, prompts.values())), len(work.units))
+        engine = config.engine.start(config, model, max(map(len, prompts.values())), len(work.units))
         chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
                   for unit in work)
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))
@@ -162,7 +161,7 @@ class Difficulty(ProblemProbe):
         return detection.figures(summary)
 
 
-def _graded(config: Config, engine: BatchedEngine, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
+def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
             along: Callable[[Trajectory], dict]) -> Iterator[tuple[Unit, dict]]:
     """Yields the record of each chain, `along(answer)` and the grade, as soon as the grading processes have decided."""
     pool = config.grader.start()

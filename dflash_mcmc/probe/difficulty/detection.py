@@ -18,7 +18,7 @@ import numpy as np
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.report.figure import INK, RIGHT, WRONG
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ class Cases:
         wrong, right = (self.sums(kind)[:, None] * member for kind in (self.wrong, ~self.wrong))
 
         def of(counts: np.ndarray) -> np.ndarray:
-            return _divided(((counts @ pairs) * counts).sum(axis=1), ((counts @ wrong) * (counts @ right)).sum(axis=1))
+            return divided(((counts @ pairs) * counts).sum(axis=1), ((counts @ wrong) * (counts @ right)).sum(axis=1))
 
         return self.statistic(of)
 
@@ -131,10 +131,6 @@ def roc(wrong: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     hits = np.cumsum(wrong[order])[ends]
     return (np.append(0.0, (ends + 1 - hits) / (~wrong).sum()), np.append(0.0, hits / wrong.sum()))
-
-
-def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    return np.divide(above, below, out=np.full(len(above), np.nan), where=below != 0)
 
 
 class Predictions(NamedTuple):

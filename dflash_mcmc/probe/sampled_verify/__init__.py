@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
 
+import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.dataset.inputs import template_limits
@@ -22,6 +23,7 @@ from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.registry import components, name_of, register
+from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
@@ -189,7 +191,6 @@ class SampledVerify(Probe):
     def agent_prompt(self, config: Config, model: LanguageModel) -> AgentPrompt:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
         from dflash_mcmc.probe.sampled_verify import arms
-        from dflash_mcmc.rng import Key
 
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:
@@ -248,6 +249,4 @@ def _has_temperature(sampler: type) -> bool:
 
 
 def _text(model: LanguageModel, cell: dict) -> str:
-    import numpy as np
-
     return model.decode(np.array(cell.get("tokens", []), np.int64))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.config.checks import CHAINS, path_of
 from dflash_mcmc.config.identity import labels_of
+from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars, plain_ticks
 from dflash_mcmc.report.parts import (
     P_VALUES,
     Drawing,
@@ -210,8 +211,6 @@ def _paired_columns() -> list[ReportColumn]:
 def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
     """Accuracy over cost on a logarithmic axis, with intervals. Methods differ in colour and in marker."""
     from matplotlib.figure import Figure
-
-    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars, plain_ticks
 
     methods: dict[str, list[BudgetPoint]] = {}
     for point in found:

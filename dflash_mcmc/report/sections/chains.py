@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import UNDRAWN
+from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
 from dflash_mcmc.report.parts import (
     HOLM,
     P_VALUES,
@@ -137,8 +138,6 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
 
 def _over_chains(axes: Axes, curves: dict[str, list[dict]], key: str, step: float, names: Sequence[str] = ()) -> None:
     """A line for each curve over the number of chains, moved aside by `step`. `names` are all lines of the figure."""
-    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
-
     names = names or list(curves)
     for name, rows in curves.items():
         if rows[0][key] is None:

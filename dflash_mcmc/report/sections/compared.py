@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.report import figure
+from dflash_mcmc.report.figure import RIGHT, WRONG, error_bars
 from dflash_mcmc.report.parts import (
     Drawing,
     ReportColumn,
@@ -316,8 +317,6 @@ def _columns() -> list[ReportColumn]:
 
 def _interaction_figure(squares: list[_Square]) -> Figure:
     from matplotlib.figure import Figure
-
-    from dflash_mcmc.report.figure import RIGHT, WRONG, error_bars
 
     columns = min(3, len(squares))
     lines = -(-len(squares) // columns)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report import figure
+from dflash_mcmc.report.figure import OTHER, RIGHT, label_points, plain_ticks
 from dflash_mcmc.report.parts import (
     Drawing,
     ReportColumn,
@@ -183,8 +184,6 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     """Accuracy over each cost. Points are numbered and named below the panels, since the names do not fit next to them."""
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.figure import label_points
-
     names = {entry.shown for entry in study.drawn}
     rows = [row for row in rows if row["run"] in names or any(row[f"front_{cost}"] for cost in _COSTS)]
     half = len(rows) if max(len(row["run"]) for row in rows) > 44 else -(-len(rows) // 2)
@@ -208,8 +207,6 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
 
 
 def _panel(axes: Axes, rows: list[dict], cost: str) -> None:
-    from dflash_mcmc.report.figure import OTHER, RIGHT, plain_ticks
-
     axes.set_xscale("log")
     front = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row[f"front_{cost}"])
     axes.step([place for place, _ in front], [height for _, height in front], where="post", color=RIGHT, linewidth=1.2,

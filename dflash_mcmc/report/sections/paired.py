@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import (
     P_VALUES,
@@ -153,8 +154,6 @@ def _columns() -> list[ReportColumn]:
 
 def _figure(title: str, rows: list[dict]) -> Figure:
     from matplotlib.figure import Figure
-
-    from dflash_mcmc.report import figure
 
     labels = [row["run"] for row in rows]
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
@@ -315,8 +314,6 @@ def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> Re
 
 def _strata_figure(study: Study, rows: list[dict]) -> Figure:
     from matplotlib.figure import Figure
-
-    from dflash_mcmc.report import figure
 
     labels = [entry.shown for entry in study.drawn]
     drawn = Figure(figsize=figure.rows_size(labels, 2), layout="constrained")

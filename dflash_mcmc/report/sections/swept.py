@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.config.identity import followed
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, accurate, counted, named, numbered, paragraphs, shared
 from dflash_mcmc.report.reading import Run
@@ -132,7 +134,6 @@ def _table(swept: _Swept, name: str) -> ReportTable:
 
 
 def _map(swept: _Swept) -> Figure:
-    import numpy as np
     from matplotlib.figure import Figure
 
     down, across = (sorted({values[axis] for values in swept.runs}) for axis in (0, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -159,7 +158,7 @@ def test_the_embedded_pair_draws_the_plain_mixture(make_config):
         config = make_config(*given, f"decoder={name}")
         model, problems = config.model.load("cpu"), config.dataset.problems()[:8]
         prompts = build.prompts(config, model, problems)
-        engine = slots.slots_engine(config, model, max(map(len, prompts.values())), 8)
+        engine = config.engine.start(config, model, max(map(len, prompts.values())), 8)
         results[name] = {done.tag: done for done in engine.run(
             (p.id, build.chain(config, config.sampler, p.id, 0, prompts[p.id])) for p in problems)}
     plain, decoded = results["plain"], results["speculative_match"]
