@@ -160,9 +160,9 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache, ABC):
     """The keys and values of some rows. `aim` sets rows and positions before each forward.
 
-    A row can be written only where it is open. Here are the methods of rows that have memory of their own: all of it is open,
-    none of it is freed, and later tokens overwrite earlier ones. A forward calls `update` of each layer with keys and values (rows, heads,
-    queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
+    A row can be written only where it is open. The methods here are those of rows that have memory of their own: all is open,
+    nothing is freed, and later tokens overwrite earlier ones. A forward calls `update` of each layer with keys and values
+    (rows, heads, queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
 
     Attributes:
         slot_layers: a layer for each decoder layer.
@@ -195,9 +195,9 @@ class SlotCache(Cache, ABC):
     def length(self) -> int:
         """Positions of a row."""
 
-    @abstractmethod
     def of_one_row(self, length: int) -> SlotCache:
         """A cache of the same shape with one row of at least `length` positions, for a slot without a row of the batch."""
+        return self.on_host(length)
 
     @abstractmethod
     def on_host(self, length: int) -> SlotCache:
@@ -207,7 +207,6 @@ class SlotCache(Cache, ABC):
     def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
 
-    @abstractmethod
     def reserve(self, length: int) -> None:
         """Makes rows at least `length` long."""
 
@@ -366,10 +365,6 @@ class ContiguousCache(SlotCache):
         self._layers = [ContiguousLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
         super().__init__(self._layers, num_rows, companion)
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
-
-    def of_one_row(self, length: int) -> ContiguousCache:
-        """See `SlotCache`. The memory is the host's."""
-        return self.on_host(length)
 
     def on_host(self, length: int) -> ContiguousCache:
         return ContiguousCache(self._shape, 1, length, "cpu", self._companions)

@@ -292,7 +292,6 @@ class DecodeLoop:
                 leader[row] = 0 if rides is None else rides.place
             self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
 
-
     def prepare(self) -> None:
         """Writes the state of the draws that begin."""
         if self._starts:

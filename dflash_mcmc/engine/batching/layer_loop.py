@@ -1,14 +1,15 @@
 """The layers of Llama, Qwen2 and Qwen3 on a CPU as one loop, with the bits of the modules of transformers.
 
-A step of few rows consists of small operations, and half of its time is what lies around them: calls of modules, wrappers and
-configurations, and operations of one number each. The loop has the same products and sums in the same order. It pads the rows
-once and not in each product, rotates queries and keys together, and norms with one operation of PyTorch instead of five.
-`loop_of` compares it with the modules on the machine that it runs on.
+Half of the time of a step of few rows lies around its products: in calls of modules and configurations, and in operations of a
+few numbers. The loop pads rows once and not in each product, rotates queries and keys together, and norms with one operation
+of PyTorch instead of five. `loop_of` compares it with the modules on the machine that it runs on.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class LayerLoop:
 
     def __init__(self, decoder: Any, norm_of: Callable[[Any], Norm]):
         self._decoder, self._norm = decoder, norm_of(decoder.norm)
+        self._eager = sys.modules[type(decoder).__module__].eager_attention_forward  # not in the registry of transformers
         self._layers = [_Layer(layer, norm_of) for layer in decoder.layers]
         linears = [module for module in decoder.modules() if isinstance(module, RowLinear)]
         self._packed = all(linear.weight.is_mkldnn for linear in linears)
@@ -45,7 +47,7 @@ class LayerLoop:
             mask: (rows, 1, n, keys), of all layers.
         """
         decoder = self._decoder
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, None)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, self._eager)
         embedded = embedding(tokens, decoder.embed_tokens.weight)
         _tell(decoder.embed_tokens, embedded)
         cos, sin = (part[:, :, None] for part in decoder.rotary_emb(embedded, positions))
@@ -123,7 +125,7 @@ def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
     before = decoder.config._attn_implementation
     decoder.set_attn_implementation("grouped")
     try:
-        loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused, _as_it_is))
+        loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused, attrgetter("forward")))
         return next((loop for loop in loops if all(_has_bits(loop, decoder, shape, rows) for rows in _COUNTS)), None)
     finally:
         decoder.set_attn_implementation(before)
@@ -135,10 +137,6 @@ def _fused(module: Any) -> Norm:
         return module.forward
     weight, size, epsilon = module.weight, list(module.weight.shape), module.variance_epsilon
     return lambda rows: rms_norm(rows, size, weight, epsilon)
-
-
-def _as_it_is(module: Any) -> Norm:
-    return module.forward
 
 
 def _is_known(decoder: Any) -> bool:
