@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from tests import processes
@@ -23,6 +24,8 @@ AFTER_FETCHING = "  # after make smollm2"  # with outputs/models/smollm2
 IN_A_CHECKOUT = "  # in a checkout"  # run by tests/test_findings.py
 NEEDS_SLURM = "  # needs SLURM"  # run by tests/launchers/test_readme.py
 
+_NUMBER = r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?"
+
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
@@ -33,15 +36,61 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def joined(block: str) -> str:
-    """A block for a shell without its breaks of lines inside commands."""
-    return re.sub(r" \\\n *", " ", block)
+def lines(block: str) -> list[str]:
+    """The commands of a block for a shell, each in one line."""
+    return [line for line in re.sub(r" \\\n *", " ", block).splitlines() if line and not line.startswith("#")]
 
 
 def commands(*pages: Path) -> list[str]:
     """Every command of the pages' blocks for a shell, each once, in one line."""
-    lines = (line for page in pages for block in blocks(page, "bash") for line in joined(block).splitlines())
-    return list(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
+    return list(dict.fromkeys(line for page in pages for block in blocks(page, "bash") for line in lines(block)))
+
+
+def shown(language: str, *pages: Path) -> list[tuple[str, str]]:
+    """Each block in a language with what it prints: the block of language `output` that follows it, or ""."""
+    found = []
+    for page in pages:
+        fences = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        found += [(block, after if kind == "output" else "") for (own, block), (kind, after) in pairwise([*fences, ("", "")])
+                  if own == language]
+    return found
+
+
+def results(*pages: Path) -> dict[str, list[str]]:
+    """What each command that runs as it is prints, by the pages. An output has a paragraph for each command of its block."""
+    found: dict[str, list[str]] = {}
+    for block, output in shown("bash", *pages):
+        own = plain(lines(block))
+        said = output.strip("\n").split("\n\n") if output else [""] * len(own)
+        assert len(said) == len(own), f"{len(own)} commands and {len(said)} paragraphs of output: {block}"
+        for command, text in zip(own, said, strict=True):
+            found.setdefault(command, []).extend([text] if text else [])
+    return found
+
+
+def absent(said: str, printed: str) -> list[str]:
+    """The lines that a page shows and that are not printed in this order.
+
+    Three dots are any text, lengths of spaces and lines do not count, and a number may differ by a fifth, since logits round
+    differently on other processors.
+    """
+    left = iter(printed.splitlines())
+    return [line for line in said.splitlines() if not any(_alike(line, other) for other in left)]
+
+
+def _alike(said: str, printed: str) -> bool:
+    said, printed = (re.sub(r"-{3,}", "---", " ".join(line.split())) for line in (said, printed))
+    parts = re.split(rf"({_NUMBER}|\.\.\.)", said)
+    pattern = "".join(".*?" if part == "..." else f"({_NUMBER})" if number % 2 else re.escape(part)
+                      for number, part in enumerate(parts))
+    found = re.fullmatch(pattern, printed)
+    numbers = [part for part in parts[1::2] if part != "..."]
+    return found is not None and all(abs(_value(own) - _value(other)) <= abs(_value(own)) / 5
+                                     for own, other in zip(numbers, found.groups(), strict=True))
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def marked(found: list[str], marker: str) -> list[str]:

@@ -143,6 +143,19 @@ class Samplers:
                 self._made[key] = self._checked(self._sampler(fields, common), max_tokens)
             return self._made[key]
 
+    def adapted(self, fields: Mapping[str, Any], common: Mapping[str, float],
+                policy: str) -> tuple[Mapping[str, Any], dict[str, float], dict[str, float]]:
+        """The fields and the common fields of a request, and what of it is ignored, by `serve.client_temperature`."""
+        known = components("sampler").get(fields.get("name", name_of(self._config.sampler)))
+        cls = known and known.cls
+        lacks = [name for name in ("temperature", "top_p") if name in common and cls and _lacks(cls, name, common[name])]
+        if policy == "refuse" or not lacks:
+            return fields, dict(common), {}
+        kept, ignored = {name: common[name] for name in common if name not in lacks}, {name: common[name] for name in lacks}
+        if policy == "proposal" and "temperature" in lacks and "proposal_temperature" in _names(cls):
+            fields = {"proposal_temperature": ignored.pop("temperature"), **fields}
+        return fields, kept, ignored
+
     def _checked(self, sampler: Sampler, max_tokens: int) -> Config:
         config = copy.deepcopy(self._config)
         config.sampler, config.dataset.max_new_tokens = sampler, max_tokens
@@ -179,13 +192,22 @@ def _shared(cls: Any, name: str, fields: Mapping[str, Any], given: Mapping[str, 
     for field, value in given.items():
         if field in fields and fields[field] != value:
             raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
-        off = 0.0 if cls.is_deterministic and field == "temperature" else _OFF[field]
         if field in _names(cls):
             found[field] = value
-        elif value != off and not (cls.is_deterministic and field in ("top_p", "top_k")):
-            raise ConfigError(field, value, f"{off:g} with sampler={name}, which has no such field; its fields, in "
-                              f"sampler: {', '.join(sorted(_names(cls)))}")
+        elif _lacks(cls, field, value):
+            raise ConfigError(field, value, f"{_off(cls, field):g} with sampler={name}, which has no such field; its fields, "
+                              f"in sampler: {', '.join(sorted(_names(cls)))}")
     return found
+
+
+def _off(cls: Any, field: str) -> float:
+    return 0.0 if cls.is_deterministic and field == "temperature" else _OFF[field]
+
+
+def _lacks(cls: Any, field: str, value: float) -> bool:
+    """Whether a common field would change the law of a sampler that does not have it."""
+    return (field not in _names(cls) and value != _off(cls, field)
+            and not (cls.is_deterministic and field in ("top_p", "top_k")))
 
 
 def _steps(config: Config) -> int:

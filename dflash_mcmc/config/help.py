@@ -110,7 +110,9 @@ def usage_of(description: str, plans: dict[str, type]) -> str:
 
 def field_lines(plan: type) -> list[str]:
     """Role, allowed values, default and meaning of every field, one field a line. Names of nested fields are dotted."""
-    fields = _fields(plan, "")
+    from dflash_mcmc.fields import schema_of
+
+    fields = _fields(schema_of(plan), "")
     width = max([20, *(len(name) for name, *_ in fields)])
     return [f"  {name:<{width}} {role:<9} {meaning}" for name, role, meaning in fields]
 

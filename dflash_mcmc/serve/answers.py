@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
     from dflash_mcmc.api.workers import DrawnAnswer
+    from dflash_mcmc.engine.batching.stop_strings import TokenTexts
+    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.types import Trajectory
 
 _REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "length"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -31,13 +36,62 @@ class Refused(Exception):
 
 
 class Reply(NamedTuple):
-    """A drawn answer with what was asked for besides it."""
+    """An answer with what was asked for besides it, or a part of it."""
 
-    answer: DrawnAnswer
-    pieces: Sequence[bytes] | None
-    """The bytes of each token; None if they were not asked for."""
-    token_ids: bool = False
+    number: int
+    path: Trajectory
+    """The tokens so far."""
+    text: str
+    """The text that is new."""
+    begin: int
+    """The first token that is new."""
+    answer: DrawnAnswer | None
+    """None while it is drawn."""
+    texts: TokenTexts | None
+    """Tells the bytes of tokens; None if log p was not asked for."""
+    token_ids: bool
     """Whether the token ids were asked for."""
+
+
+class Teller:
+    """Tells a connection what a chain has drawn, from the thread that draws.
+
+    A text is told once it can no longer change: not the bytes of half a character, nor the beginning of a stop string. `text`
+    and `begin` are the text and the number of tokens that were told, and `steps` the requests of the chain.
+
+    Args:
+        hear: takes the trajectory, the new text and the place of the first new token.
+        piece: tokens between two parts of an answer that is drawn in order; 0 tells no part.
+    """
+
+    def __init__(self, hear: Callable[[Trajectory, str, int], object], decode: Callable[[Any], str], stop: Sequence[str],
+                 piece: int):
+        self._hear, self._decode, self._stop, self._piece = hear, decode, stop, piece
+        self.text, self.begin, self.steps = "", 0, 0
+
+    def begun(self, start: Callable[[], Chain]) -> Chain:
+        """The chain with its draws in pieces. Token t of a draw has uniform t of its key, so that no piece changes a token."""
+        answer: Any = None
+        with closing(start()) as chain:
+            while True:
+                try:
+                    request: Any = chain.send(answer)
+                except StopIteration as end:
+                    return end.value
+                answer = request.trajectory if self._piece else (yield request)
+                self.steps += 1
+                while self._piece and not answer.complete(request.horizon):
+                    upto = min(request.horizon, answer.length + self._piece)
+                    answer = yield request._replace(trajectory=answer, horizon=upto)
+                    self._tell(answer)
+
+    def _tell(self, path: Trajectory) -> None:
+        text = cut(self._decode(path.tokens), self._stop).rstrip("\ufffd")
+        beginnings = (string[:length] for string in self._stop for length in range(1, len(string)))
+        text = text[: len(text) - max(map(len, filter(text.endswith, beginnings)), default=0)]
+        if len(text) > len(self.text) and text.startswith(self.text):
+            self._hear(path, text[len(self.text):], self.begin)
+            self.text, self.begin = text, path.length
 
 
 class Envelope(NamedTuple):
@@ -57,56 +111,66 @@ class Envelope(NamedTuple):
 
 def whole(heading: Envelope, replies: Sequence[Reply], prompt_tokens: int) -> dict[str, Any]:
     """The body with all answers."""
-    choices = [_choice(heading.chat, number, reply, "message") for number, reply in enumerate(replies)]
+    choices = [_choice(heading.chat, reply, "message") for reply in replies]
     return {**heading.body(""), "choices": choices, "usage": usage(replies, prompt_tokens),
             "dflash_mcmc": {"seed": heading.seed}}
 
 
-async def events(heading: Envelope, replies: Sequence[Reply], prompt_tokens: int,
+async def events(heading: Envelope, parts: AsyncIterator[Reply | str], prompt_tokens: int,
                  include_usage: bool) -> AsyncIterator[bytes]:
-    """The answers as server-sent events. Each answer comes whole: a sampler may change every token until the chain ends."""
+    """Parts of answers as server-sent events. A text instead of a part is a comment, which clients pass over."""
     top = {**heading.body(".chunk"), "dflash_mcmc": {"seed": heading.seed}}
-    for number, reply in enumerate(replies):
-        choice = _choice(heading.chat, number, reply, "delta")
-        if heading.chat:
-            last = {"index": number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-            yield _event({**top, "choices": [{**choice, "finish_reason": None}]})
-            yield _event({**top, "choices": [last]})
-        else:
-            yield _event({**top, "choices": [choice]})
+    whole: list[Reply] = []
+    try:
+        async for part in parts:
+            if isinstance(part, str):
+                yield f": {part}\n\n".encode()
+                continue
+            choice = _choice(heading.chat, part, "delta")
+            whole += [part] if part.answer is not None else []
+            ends = heading.chat and part.answer is not None
+            yield _event({**top, "choices": [{**choice, "finish_reason": None} if ends else choice]})
+            if ends:
+                last = {"index": part.number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+                yield _event({**top, "choices": [last]})
+    except Refused as error:  # the status has been sent
+        yield _event(error.body())
+        return
     if include_usage:
-        yield _event({**top, "choices": [], "usage": usage(replies, prompt_tokens)})
+        yield _event({**top, "choices": [], "usage": usage(whole, prompt_tokens)})
     yield b"data: [DONE]\n\n"
 
 
 def usage(replies: Sequence[Reply], prompt_tokens: int) -> dict[str, int]:
     """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
-    drawn = sum(reply.answer.result.trajectory.length for reply in replies)
+    drawn = sum(reply.path.length for reply in replies)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn,
-            "token_forwards": sum(reply.answer.cost.token_forwards for reply in replies)}
+            "token_forwards": sum(reply.answer.cost.token_forwards for reply in replies if reply.answer is not None)}
 
 
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
-def _choice(chat: bool, number: int, reply: Reply, place: str) -> dict[str, Any]:
-    answer, log_p = reply.answer, reply.answer.result.trajectory.log_p.tolist()
-    logprobs = None if reply.pieces is None else (_chat_logprobs if chat else _logprobs)(log_p, reply.pieces)
-    content = {place: {"role": "assistant", "content": answer.text}} if chat else {"text": answer.text}
-    ids = {"token_ids": answer.result.trajectory.tokens.tolist()} if reply.token_ids else {}
-    return {"index": number, **content, **ids, "logprobs": logprobs, "finish_reason": _REASONS[answer.finish_reason],
-            "dflash_mcmc": answer.details()}
+def _choice(chat: bool, reply: Reply, place: str) -> dict[str, Any]:
+    answer, tokens = reply.answer, reply.path.tokens.tolist()
+    listed = _chat_logprobs if chat else _logprobs
+    logprobs = reply.texts and listed(reply.path.log_p.tolist(), reply.texts.shown(tokens), reply.begin)
+    content = {place: {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
+    ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
+    end = {} if answer is None else {"dflash_mcmc": answer.details()}
+    return {"index": reply.number, **content, **ids, "logprobs": logprobs,
+            "finish_reason": None if answer is None else _REASONS[answer.finish_reason], **end}
 
 
-def _chat_logprobs(log_p: Sequence[float], pieces: Sequence[bytes]) -> dict[str, Any]:
+def _chat_logprobs(log_p: Sequence[float], pieces: Sequence[bytes], begin: int) -> dict[str, Any]:
     return {"content": [{"token": piece.decode(errors="replace"), "logprob": value, "bytes": list(piece), "top_logprobs": []}
-                        for piece, value in zip(pieces, log_p, strict=True)],
+                        for piece, value in zip(pieces[begin:], log_p[begin:], strict=True)],
             "refusal": None}
 
 
-def _logprobs(log_p: Sequence[float], pieces: Sequence[bytes]) -> dict[str, Any]:
+def _logprobs(log_p: Sequence[float], pieces: Sequence[bytes], begin: int) -> dict[str, Any]:
     texts = [piece.decode(errors="replace") for piece in pieces]
     offsets = accumulate(map(len, texts[:-1]), initial=0) if texts else []
-    return {"tokens": texts, "token_logprobs": log_p, "top_logprobs": None,
-            "text_offset": list(offsets)}
+    return {"tokens": texts[begin:], "token_logprobs": log_p[begin:], "top_logprobs": None,
+            "text_offset": list(offsets)[begin:]}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, Queue
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
-from dflash_mcmc.serve.answers import Envelope, Refused, Reply
+from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import FAILED, Gate, HeldBytes, Metrics, body_of
+from dflash_mcmc.serve.gate import FAILED, PATHS, Gate, HeldBytes, Metrics, body_of
 from dflash_mcmc.serve.options import ServeOptions, model_name
 
 if TYPE_CHECKING:
@@ -120,24 +120,75 @@ class Service:
             asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
                 self._reader, self._read,
                 await body_of(request, self.options.max_body_bytes, self.options.body_seconds, held), chat)
+        heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
+        request.scope["dflash_mcmc"] = f"n={len(orders)} seed={seed} prompt={prompt_tokens}"
+        named = ", ".join(f"{name}={value:g}" for name, value in asked.ignored.items())
+        headers = {"X-Dflash-Mcmc-Ignored": named} if named else {}
+        if asked.stream:
+            heard: asyncio.Queue[Reply | int] = asyncio.Queue()
+            tellers = self._tellers(asked, orders, heard)
+            told = [order._replace(chain=partial(own.begun, order.chain)) for own, order in zip(tellers, orders, strict=True)]
+            parts = self._parts(request, asked, told, heard, tellers, self._ordered(told), prompt_tokens)
+            return StreamingResponse(answers.events(heading, parts, prompt_tokens, asked.include_usage), headers=headers,
+                                     media_type="text/event-stream")
         numbers = self._ordered(orders)
         try:
             drawn = await self._drawn(request, orders)
         finally:
-            if left := self.workers.drop(numbers):
-                self.metrics.add("dropped_total", left)
-        texts = self._texts if asked.logprobs else None
-        replies = [Reply(answer, texts and texts.shown(answer.result.trajectory.tokens.tolist()), asked.token_ids)
-                   for answer in drawn]
-        self._count(drawn, prompt_tokens)
-        request.scope["dflash_mcmc"] = (f"n={len(drawn)} seed={seed} prompt={prompt_tokens} "
-                                        + " ".join(f"{key}={value}" for key, value in answers.usage(replies, 0).items()
-                                                   if key in ("completion_tokens", "token_forwards")))
-        heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
-        if asked.stream:
-            return StreamingResponse(answers.events(heading, replies, prompt_tokens, asked.include_usage),
-                                     media_type="text/event-stream")
-        return JSONResponse(answers.whole(heading, replies, prompt_tokens))
+            self._drop(numbers)
+        replies = [self._reply(asked, number, answer) for number, answer in enumerate(drawn)]
+        self._count(request, replies, prompt_tokens)
+        return JSONResponse(answers.whole(heading, replies, prompt_tokens), headers=headers)
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        if left := self.workers.drop(numbers):
+            self.metrics.add("dropped_total", left)
+
+    def _reply(self, asked: RequestFields, number: int, answer: DrawnAnswer, teller: Teller | None = None) -> Reply:
+        """An answer, or what follows the part that was told before. Raises Refused if they do not fit together."""
+        told, begin = ("", 0) if teller is None else (teller.text, teller.begin)
+        if not answer.text.startswith(told):
+            raise Refused(500, "the tokenizer changed a text that was told before; ask without stream")
+        return Reply(number, answer.result.trajectory, answer.text[len(told):], begin, answer,
+                     self._texts if asked.logprobs else None, asked.token_ids)
+
+    def _tellers(self, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int]) -> list[Teller]:
+        """A teller for each order. The parts of answers and the numbers of those that have ended come into the queue."""
+        loop, texts = asyncio.get_running_loop(), self._texts if asked.logprobs else None
+
+        def put(found: Reply | int) -> None:
+            loop.call_soon_threadsafe(heard.put_nowait, found)
+
+        def teller(number: int, order: Order) -> Teller:
+            order.future.add_done_callback(lambda _: put(number))
+            return Teller(lambda path, text, begin: put(Reply(number, path, text, begin, None, texts, asked.token_ids)),
+                          self._target.decode, order.stop, self.options.stream_tokens if asked.in_order else 0)
+
+        return [teller(number, order) for number, order in enumerate(orders)]
+
+    async def _parts(self, request: Request, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int],
+                     tellers: Sequence[Teller], numbers: Sequence[int], prompt_tokens: int) -> AsyncIterator[Reply | str]:
+        """The parts of answers, the last of each when it has ended, and comments. Raises Refused."""
+        clock, whole = asyncio.get_running_loop().time, list[Reply]()
+        late, quiet = clock() + self.options.request_seconds, clock() + self.options.keep_alive_seconds
+        try:
+            while len(whole) < len(orders):
+                if clock() >= late:
+                    raise self._too_late()
+                try:
+                    found = await asyncio.wait_for(heard.get(), max(0.0, min(late, quiet) - clock()))
+                except TimeoutError:
+                    yield f"{len(whole)} of {len(orders)} answers, {sum(teller.steps for teller in tellers)} operations"
+                else:
+                    if isinstance(found, int):
+                        whole.append(found := self._reply(asked, found, orders[found].future.result(), tellers[found]))
+                    yield found
+                quiet = clock() + self.options.keep_alive_seconds
+            self._count(request, whole, prompt_tokens)
+        except NotDrawn as error:
+            raise Refused(500, str(error)) from error
+        finally:
+            self._drop(numbers)
 
     def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
         """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
@@ -157,12 +208,15 @@ class Service:
             fields.refuse("max_tokens", max_tokens, f"at most {longest} (dataset.max_new_tokens of the server)")
         if asked.logprobs:  # before anything is drawn, and not in the thread of the connections: a large vocabulary takes long
             fields.allowed("logprobs", lambda: self._texts)
-        config = fields.allowed("sampler", lambda: self._samplers.config_for(
-            asked.sampler, asked.openai, max_tokens))
+        sampler, common, ignored = self._samplers.adapted(asked.sampler, asked.openai, self.options.client_temperature)
+        config = fields.allowed("sampler", lambda: self._samplers.config_for(sampler, common, max_tokens))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
-        asked = asked._replace(prompts=())  # a body is not held while its answers are drawn
+        in_order = ((config.sampler.draws_once or config.sampler.is_deterministic)
+                    and (config.decoder.is_null or config.decoder.keeps_tokens()))
+        # A body is not held while its answers are drawn.
+        asked = asked._replace(prompts=(), ignored=ignored, in_order=in_order)
         return asked, list(self._orders(config, prompts, asked.n, seed, stop)), seed, sum(map(len, prompts))
 
     def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
@@ -217,13 +271,16 @@ class Service:
                 return drawing.result()
             if gone.done():
                 raise Refused(499, "the client has gone")
-            raise Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
+            raise self._too_late()
         except NotDrawn as error:
             raise Refused(500, str(error)) from error
         finally:
             gone.cancel()
             if not drawing.done():
                 drawing.cancel()
+
+    def _too_late(self) -> Refused:
+        return Refused(504, f"not finished in {self.options.request_seconds:g} s (serve.request_seconds)", code="timeout")
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -232,9 +289,11 @@ class Service:
 
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
-    def _count(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int) -> None:
+    def _count(self, request: Request, replies: Sequence[Reply], prompt_tokens: int) -> None:
+        numbers = answers.usage(replies, prompt_tokens)
+        request.scope["dflash_mcmc"] += "".join(f" {key}={numbers[key]}" for key in ("completion_tokens", "token_forwards"))
         self.metrics.add("prompt_tokens_total", prompt_tokens)
-        for answer in drawn:
+        for answer in (reply.answer for reply in replies if reply.answer is not None):
             self.metrics.add("answers_total", 1, f'finish_reason="{answer.finish_reason}"')
             for name, amount in (("generated_tokens", answer.result.trajectory.length), ("proposals", answer.result.proposals),
                                  ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
@@ -271,8 +330,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(Refused(error.status_code, f"{request.method} {request.url.path[:80]!r}: {error.detail}").body(),
-                        error.status_code, error.headers)
+    there = f"; allowed: {', '.join(PATHS)}" if error.status_code == 404 else ""
+    refused = Refused(error.status_code, f"{request.method} {request.url.path[:80]!r}: {error.detail}{there}")
+    return JSONResponse(refused.body(), error.status_code, error.headers)
 
 
 def built(options: ServeOptions, config: Config) -> Service:

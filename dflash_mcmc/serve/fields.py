@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from dflash_mcmc.dataset import stop_strings
-from dflash_mcmc.errors import ConfigError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 
 PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
@@ -45,6 +45,10 @@ class RequestFields(NamedTuple):
     """`name`, if another sampler was asked for, and fields of the sampler."""
     openai: Mapping[str, float]
     """The given fields of `PENALTIES`."""
+    ignored: Mapping[str, float] = {}
+    """Those of them without an effect (`serve.client_temperature`)."""
+    in_order: bool = False
+    """Whether the sampler draws the tokens of an answer in order, and changes none."""
 
 
 def refuse(field: str, given: object, allowed: str) -> NoReturn:
@@ -198,8 +202,6 @@ def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
 
 def allowed(param: str, make: Callable[[], Any]) -> Any:
     """The value that `make` returns. A UserError of it becomes a refused request."""
-    from dflash_mcmc.errors import UserError
-
     try:
         return make()
     except UserError as error:

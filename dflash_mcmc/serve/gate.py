@@ -79,7 +79,7 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _LOOPBACK = re.compile(r"localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|::1")
 _MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that is too long that are read and forgotten, so that its client reads the answer."""
@@ -161,7 +161,7 @@ class Gate:
                     or _LOOPBACK.fullmatch(name))
 
     def _log(self, scope: dict[str, Any], status: int, seconds: float) -> None:
-        path = next((known for known in _PATHS if scope["path"] in (known, known + "/")), "other")
+        path = next((known for known in PATHS if scope["path"] in (known, known + "/")), "other")
         self._metrics.add("requests_total", 1, f'path="{path}",status="{status}"')
         self._metrics.took(seconds)
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {scope['method'][:10]} {path} {status} {seconds:.3f}s"

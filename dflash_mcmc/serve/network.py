@@ -103,7 +103,6 @@ class PatientProtocol(H11Protocol):
             self._expiry = None
 
 
-
 class Server(uvicorn.Server):
     """A server that ends with its requests after one signal, and at once after two.
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import checked
@@ -50,6 +51,11 @@ class ServeOptions:
         "allows all")
     special_tokens_in_text: bool = runtime(False, "whether the name of a special token in a message becomes the token; false "
                                            "leaves it text")
+    client_temperature: Literal["refuse", "ignore", "proposal"] = runtime(
+        "ignore", "what a request's temperature and top_p do with a sampler without such a field: ignore names them in the "
+        "header X-Dflash-Mcmc-Ignored, proposal makes temperature that of the proposals, refuse gives status 400")
+    stream_tokens: int = runtime(4, "tokens between two parts of a streamed answer whose sampler draws it in order", ge=1)
+    keep_alive_seconds: float = runtime(5.0, "time after which a stream without a part says how far it is", gt=0)
     request_seconds: float = runtime(600.0, "time for the answers to a request, after which their chains end with status 504",
                                      gt=0)
 

@@ -49,6 +49,7 @@ def test_without_the_optional_fields_rows_are_numbered(made):
 
 @pytest.mark.parametrize(("field", "given", "part", "kept"), [
     ("a", 7, 2, "7"), ("a", -12345678901234567890123, 2, "-12345678901234567890123"), ("a", "07", 2, "07"), ("i", 7, 0, "7"),
+    ("a", 2.0, 2, "2.0"), ("a", 0.1, 2, "0.1"),
     ("l", "5", 3, 5), ("l", "Level 5", 3, 5), ("l", None, 3, None), ("s", None, 4, None), ("w", None, 5, None),
     ("w", "", 5, ""),
 ])
@@ -61,7 +62,7 @@ def test_values(tmp_path, field, given, part, kept):
 @pytest.mark.parametrize(("field", "given", "message"), [
     ("q", 7, "problem 'x-1' has 7 for its question; allowed: a text"),
     ("q", None, "has None for its question"), ("q", "\ud800", "for its question; allowed: a text"),
-    ("a", 0.5, "has 0.5 for its answer; allowed: a text"), ("a", True, "has True for its answer"),
+    ("a", float("nan"), "has nan for its answer; allowed: a text"), ("a", True, "has True for its answer"),
     ("a", None, "has None for its answer"), ("a", ["1"], "has ['1'] for its answer"),
     ("i", None, "has None for its id"), ("i", ["x"], "has ['x'] for its id"), ("i", 1.5, "has 1.5 for its id"),
     ("l", 1.5, "dataset.level_field: problem 'x-1' has 1.5 for its level"), ("l", True, "has True for its level"),

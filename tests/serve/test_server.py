@@ -131,6 +131,80 @@ def test_openai_fields_choose_the_law_of_plain_samplers(running):
     assert drawn.choices[0].text == mine.text
 
 
+def test_a_clients_temperature_is_ignored_refused_or_that_of_proposals(running, monkeypatch):
+    """Clients send temperature always, and power_mh has no such field."""
+    asked = dict(model="tiny", prompt=QUESTION, seed=5, max_tokens=24)
+    raw = running.client().completions.with_raw_response
+
+    def drawn(**changes) -> tuple[str, str | None]:
+        reply = raw.create(**{**asked, "temperature": 0.7, **changes})
+        return reply.parse().choices[0].text, reply.headers.get("X-Dflash-Mcmc-Ignored")
+
+    plain, flat = (samples(QUESTION, chat=False, max_new_tokens=24, fields=fields)[0].text
+                   for fields in ({}, {"proposal_temperature": 0.7}))
+    assert plain != flat
+    assert drawn() == (plain, "temperature=0.7")
+    assert drawn(temperature=1) == (plain, None)
+    assert drawn(extra_body={"sampler": "greedy"})[1] == "temperature=0.7"
+    assert drawn(temperature=0, extra_body={"sampler": "greedy"})[1] is None
+    monkeypatch.setattr(running.service.options, "client_temperature", "proposal")
+    assert drawn() == (flat, None)
+    monkeypatch.setattr(running.service.options, "client_temperature", "refuse")
+    with pytest.raises(openai.BadRequestError, match=r"temperature: given 0\.7; allowed: 1 with sampler=power_mh"):
+        drawn()
+
+
+def lines_of(running, body: dict) -> list[str]:
+    """The lines of a stream."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=processes.HANG)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}).encode(),
+                           {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
+        return [line for line in connection.getresponse().read().decode().split("\n\n") if line]
+
+
+@pytest.mark.parametrize("sampler", ["greedy", {"name": "temperature", "temperature": 1.0}])
+@pytest.mark.parametrize("stop", [[], ["ox", "xylophone"]])
+def test_tokens_of_samplers_that_draw_in_order_are_streamed(running, monkeypatch, sampler, stop):
+    """The parts are those of the whole answer: text, token ids, log p, cost. A stop string is never shown in part."""
+    monkeypatch.setattr(running.service.options, "stream_tokens", 1)
+    asked = {"prompt": QUESTION, "sampler": sampler, "seed": 5, "n": 2, "max_tokens": 32, "logprobs": 0, "stop": stop,
+             "return_token_ids": True, "stream_options": {"include_usage": True}}
+    _, whole = running.post({name: value for name, value in asked.items() if name != "stream_options"})
+    *parts, usage = [json.loads(line.removeprefix("data: ")) for line in lines_of(running, asked)[:-1]]
+    assert usage["usage"] == whole["usage"]
+    for answer in whole["choices"]:
+        own = [part["choices"][0] for part in parts if part["choices"][0]["index"] == answer["index"]]
+        texts = [part["text"] for part in own]
+        assert len(texts) > (1 if stop else 4)
+        assert "".join(texts) == answer["text"]
+        assert [token for part in own for token in part["token_ids"]] == answer["token_ids"]
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            joined = [value for part in own for value in part["logprobs"][name]]
+            said = answer["logprobs"][name]
+            assert joined == (pytest.approx(said) if name == "token_logprobs" else said)
+        assert [part["finish_reason"] for part in own] == [None] * (len(own) - 1) + [answer["finish_reason"]]
+
+
+def test_other_samplers_say_how_far_they_are_while_a_stream_waits(running, monkeypatch):
+    """Their answers come whole. A stream that is too late, or whose chain fails, ends with an error."""
+    monkeypatch.setattr(running.service.options, "keep_alive_seconds", 0.02)
+    with running.held():
+        found: list[str] = []
+        asking = threading.Thread(target=lambda: found.extend(lines_of(running, {"prompt": QUESTION, "seed": 5})))
+        asking.start()
+        processes.wait_until(lambda: running.service.workers.counts[0] == 1)
+        time.sleep(0.1)
+    asking.join()
+    assert found[0] == ": 0 of 1 answers, 0 operations"
+    answers = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in found if line.startswith("data: {")]
+    assert answers == [samples(QUESTION, chat=False)[0].text]
+    monkeypatch.setattr(running.service.options, "request_seconds", 0.2)
+    *_, last = lines_of(running, {"prompt": QUESTION, "sampler": {"num_steps": 5_000_000}})
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+    running.wait_until_idle()
+
+
 def test_streams_have_the_final_answer(running):
     client = running.client()
     asked = dict(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5)
@@ -156,7 +230,8 @@ WRONG = {
     "many": ({"prompt": ["x"] * 3, "n": 3}, 400, "serve.max_choices"), "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "at most 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
     "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"), "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs"),
-    "law": ({"prompt": "x", "temperature": 0.5}, 400, "temperature: given 0.5; allowed: 1 with sampler=power_mh"),
+    "law": ({"prompt": "x", "presence_penalty": 0.5, "sampler": "greedy"}, 400, "presence_penalty: given 0.5; allowed: 0"),
+    "format": ({"prompt": "x", "response_format": {"type": "json_object"}}, 400, "response_format: given {'type': 'json_obj"),
     "digits": (b'{"prompt": "x", "temperature": ' + b"9" * 4000 + b"}", 400, "temperature: given 999"),
     "digits of a sampler": (b'{"prompt": "x", "sampler": {"alpha": ' + b"9" * 4000 + b"}}", 400, "sampler.alpha: given 999"),
     "self": ({"prompt": "x", "sampler": {"self": 1}}, 400, "sampler.self: given 1; allowed: fields of sampler=power_mh"),
@@ -268,15 +343,20 @@ def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
     assert log.count(" /v1/") == 5
 
 
-def test_a_client_that_goes_frees_its_slots(running):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_slots(running, stream):
     """The chains of the request would make two million steps."""
-    body = json.dumps({"prompt": QUESTION, "n": 4, "sampler": {"num_steps": 500_000}}).encode()
+    def dropped() -> int:
+        return int(running.get("/metrics")[1].partition("\ndflash_mcmc_dropped_total ")[2].split()[0])
+
+    body = json.dumps({"prompt": QUESTION, "n": 4, "stream": stream, "sampler": {"num_steps": 500_000}}).encode()
+    before = dropped()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
         connection.sendall(head_of(len(body)) + body)
         while running.service.workers.counts[1] < 4:
             time.sleep(0.01)
     running.wait_until_idle()
-    assert "dflash_mcmc_dropped_total 4" in running.get("/metrics")[1]
+    assert dropped() == before + 4
 
 
 def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
@@ -371,7 +451,7 @@ def test_the_page_is_true(running, capsys):
     """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
     page = ROOT / "docs/howto/serve.md"
     commands = [line.partition("python -m dflash_mcmc.serve ")[2] for block in pages.blocks(page, "text")
-                for line in pages.joined(block).splitlines()]
+                for line in pages.lines(block)]
     for command in commands:
         assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
     (block,) = pages.blocks(page, "py")

@@ -38,7 +38,7 @@ class NamedFields(FromFile):
     question_template: str | None = runtime(None, "the question as a Jinja template over the row's fields, such as '{{ story "
                                             "}} {{ query }}', or row['a b'] where a name has spaces; null takes "
                                             "question_field")
-    answer_field: str | None = runtime("answer", "field of the gold answer, a text or a whole number; null = no gold answer, "
+    answer_field: str | None = runtime("answer", "field of the gold answer, a text or a number; null = no gold answer, "
                                        "for runs that grade nothing")
     answer_template: str | None = runtime(None, "the gold answer as a Jinja template; null takes answer_field")
     id_field: str | None = runtime(None, "field of an id, a text or a whole number; null numbers the rows: 00000, 00001, ...")
@@ -96,7 +96,7 @@ class NamedFields(FromFile):
     def _answer(self, row: dict, where: str) -> Any:
         if self.answer_template is not None:
             return _rendered("answer_template", self.answer_template, row, where)
-        return "" if self.answer_field is None else _written(row[self.answer_field])
+        return "" if self.answer_field is None else _written(row[self.answer_field], decimal=True)
 
 
 @cache
@@ -135,9 +135,9 @@ def _rendered(field: str, source: str, row: dict, where: str) -> str:
                         f"{', '.join(map(str, row))}") from error
 
 
-def _written(value: Any) -> Any:
-    """A whole number as text; any other value unchanged. Decimal numbers are refused later: their original digits are lost."""
-    return str(value) if type(value) is int else value
+def _written(value: Any, decimal: bool = False) -> Any:
+    """A whole number as text, and with `decimal` a finite number too; any other value unchanged."""
+    return str(value) if type(value) is int or (decimal and type(value) is float and abs(value) < float("inf")) else value
 
 
 def _level(value: object, problem: object) -> int | None:
