@@ -49,19 +49,17 @@ class LayerLoop:
         decoder = self._decoder
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, self._eager)
         embedded = embedding(tokens, decoder.embed_tokens.weight)
-        _tell(decoder.embed_tokens, embedded)
+        for hook in decoder.embed_tokens._forward_hooks.values():
+            hook(decoder.embed_tokens, (), embedded)
         cos, sin = (part[:, :, None] for part in decoder.rotary_emb(embedded, positions))
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
         count, width = tokens.numel(), embedded.shape[-1]
-        flat = embedded.view(count, width)
-        missing = num_missing(count, self._packed)
-        if missing:
-            flat = pad(flat, (0, 0, 0, missing))
+        flat = pad(embedded.view(count, width), (0, 0, 0, num_missing(count, self._packed)))
         for layer, held in zip(self._layers, cache.layers, strict=True):
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
-            if layer.module._forward_hooks:
-                _tell(layer.module, flat[:count].view(embedded.shape))
+            for hook in layer.module._forward_hooks.values():
+                hook(layer.module, (), flat[:count].view(embedded.shape))
         return self._norm(flat)[:count].view(embedded.shape)
 
 
@@ -80,13 +78,9 @@ class _Layer:
 
     def run(self, flat: torch.Tensor, shape: torch.Size, held: Any, attend: Callable[..., tuple], mask: torch.Tensor,
             cos: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
-        """The output of the layer, (padded rows, width).
+        """The output (padded rows, width) for `flat`, whose first rows are the tokens of `shape`. `held` has keys and values.
 
-        Args:
-            flat: (padded rows, width). The first rows are the tokens of `shape`.
-            held: the layer's keys and values.
-            attend: an implementation of attention.
-            cos, turned: (rows, n, 1, dim), cosines, and sines of which the first half is negative.
+        `cos` and `turned`, (rows, n, 1, dim), are cosines, and sines of which the first half is negative.
         """
         rows, queries = shape
         count, missing = rows * queries, len(flat) - rows * queries
@@ -100,17 +94,9 @@ class _Layer:
         keys, values = held.update(rotated[:, heads:], value.transpose(1, 2))
         mixed = attend(self._attention, rotated[:, :heads], keys, values, mask, scaling=self._scaling, dropout=0.0)[0]
         mixed = mixed.reshape(count, -1)
-        if missing:
-            mixed = pad(mixed, (0, 0, 0, missing))
-        flat = flat + self._output(mixed)
+        flat = flat + self._output(pad(mixed, (0, 0, 0, missing)) if missing else mixed)
         normed = self._norms[1](flat)
         return flat.add_(self._down(silu(self._gate(normed)).mul_(self._up(normed))))
-
-
-def _tell(module: torch.nn.Module, output: torch.Tensor) -> None:
-    """Calls the forward hooks of a module, which itself is not called."""
-    for hook in module._forward_hooks.values():
-        hook(module, (), output)
 
 
 @torch.inference_mode()

@@ -147,26 +147,14 @@ class ModelRunner:
         """
         first = np.array([span.start for span in spans])
         tokens = np.stack([_piece(span, size) for span in spans])
-        positions, key_length = self._laid(cache, first, size)
+        # A piece may reach beyond the cache. The tokens there are padding. They share its last position, which is no token's.
+        positions = np.minimum(first[:, None] + np.arange(size), cache.length - 1)
+        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
         rows = np.array([span.row for span in spans])
         stops = np.minimum(first + size, [span.stop for span in spans])
-        with cache.reading(np.stack([rows, first, stops], axis=1)):
-            return self.forward(cache, *self._sent(rows, tokens, positions), key_length)
-
-    def _sent(self, rows: np.ndarray, tokens: np.ndarray,
-              positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Copies the arrays to the model's device."""
         sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
-        return sent[0], sent[1], sent[2]
-
-    def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-        """Positions of pieces that begin at `first`, and the length of the keys that they attend to.
-
-        A piece may reach beyond the cache. The tokens there are padding. They share the cache's last position, which belongs
-        to no token.
-        """
-        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
-        return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
+        with cache.reading(np.stack([rows, first, stops], axis=1)):
+            return self.forward(cache, sent[0], sent[1], sent[2], key_length)
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
                said: DraftStates | None = None) -> dict[str, torch.Tensor]:

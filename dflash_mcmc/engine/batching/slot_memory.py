@@ -16,19 +16,12 @@ from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 from dflash_mcmc.types import Trajectory
 
 
-class Offloaded(NamedTuple):
-    """A cache of one row and, if the engine has spare rows, one for its spare row."""
-
-    cache: SlotCache
-    spare: SlotCache | None
-
-
 class SlotPlace(NamedTuple):
     """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
 
     cache: SlotCache
     spare: SlotCache | None
-    row: int
+    row: int = 0
 
 
 class PromptReader:
@@ -253,7 +246,7 @@ class SlotMemory:
         if not held.filled and held.saved_from >= len(held.saved):
             return
         slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
-        _move(held, SlotPlace(self.cache, self.spare, slot.place), SlotPlace(*slot.offloaded, 0))
+        _move(held, SlotPlace(self.cache, self.spare, slot.place), slot.offloaded)
 
     def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -261,7 +254,7 @@ class SlotMemory:
         if offloaded is None:
             return
         self.reserve(max(len(held.held), len(held.saved)))
-        _move(held, SlotPlace(*offloaded, 0), SlotPlace(self.cache, self.spare, slot.place))
+        _move(held, offloaded, SlotPlace(self.cache, self.spare, slot.place))
 
     def free(self, slot: Slot) -> None:
         """Frees what the slot of a chain that has ended holds."""
@@ -273,9 +266,8 @@ class SlotMemory:
         """Moves what a slot without a row holds to the host's memory, and frees its pages."""
         held, home = slot.contents, self._place_of(slot)
         length = max(held.filled, len(held.saved))
-        host = Offloaded(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
-        _move(held, home, SlotPlace(*host, 0))
-        slot.offloaded = host
+        slot.offloaded = SlotPlace(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
+        _move(held, home, slot.offloaded)
 
     def stop(self, slot: Slot) -> None:
         """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
@@ -332,7 +324,7 @@ class SlotMemory:
         if slot.offloaded is None:
             slot.offloaded = self._new_offloaded(length)
         slot.offloaded.cache.reserve(length)
-        return SlotPlace(*slot.offloaded, 0)
+        return slot.offloaded
 
     @property
     def _margin(self) -> int:
@@ -341,8 +333,8 @@ class SlotMemory:
             return self.runner.adaptive.num_drafted + 1
         return self.runner.grid.block_size if self.runner.grid else 0
 
-    def _new_offloaded(self, length: int) -> Offloaded:
-        return Offloaded(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+    def _new_offloaded(self, length: int) -> SlotPlace:
+        return SlotPlace(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
 
 
 def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
