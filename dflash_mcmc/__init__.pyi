@@ -11,6 +11,7 @@ from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend
 from dflash_mcmc.blend.model import ModelBlend as ModelBlend
 from dflash_mcmc.blend.none import NoBlend as NoBlend
+from dflash_mcmc.blend.prompt import PromptBlend as PromptBlend
 from dflash_mcmc.dataset.aime24 import Aime24 as Aime24
 from dflash_mcmc.dataset.aime25 import Aime25 as Aime25
 from dflash_mcmc.dataset.arith import Arith as Arith

@@ -17,12 +17,14 @@ class Beside(NamedTuple):
     beta: float
     other: TabularModel
     alpha_mask: float = 0.0
+    prompt: tuple[int, ...] = PROMPT
+    """The prompt that the other model reads."""
 
     def logits(self, last: list[float], prefix: tuple[int, ...]) -> list[float]:
         """The mixture; -inf where the target's probability is below `alpha_mask` times its largest."""
         total = sum(map(math.exp, last))
         p = [math.exp(x) / total for x in last]
-        other = [float(x) for x in self.other.logits(prefix, "last")][: len(last)]
+        other = [float(x) for x in self.other.logits((*self.prompt, *prefix[len(PROMPT) :]), "last")]
         return [x + self.beta * (y - x) if here >= self.alpha_mask * max(p) else -math.inf
                 for x, y, here in zip(last, other, p, strict=True)]
 

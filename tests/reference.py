@@ -29,11 +29,12 @@ class ReferenceEngine:
         blend: changes the last hidden state; None for no change.
         drafter: a draft for the blend, or a draft from which tokens are drawn; only its network is used.
         companion: the other transformers model of a blend that mixes logits.
+        second: its prompts by the bytes of the target's; None if it reads the same.
     """
 
     def __init__(self, model: Any, parts: LanguageModel, blend: TargetBlend | None,
-                 drafter: DFlashDrafter | None = None, companion: Any = None):
-        self.model, self.parts, self.drafter, self.companion = model, parts, drafter, companion
+                 drafter: DFlashDrafter | None = None, companion: Any = None, second: Any = None):
+        self.model, self.parts, self.drafter, self.companion, self.second = model, parts, drafter, companion, second
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._origin = 0
 
@@ -94,7 +95,9 @@ class ReferenceEngine:
         drafted = self._drafted(trajectory, tokens, output.hidden_states, last) if self.drafter else None
         parts = [drafted] if self.blend.needs_draft else [head(state).double() for state in states]
         if self.companion is not None:
-            other = self.companion(input_ids=tokens, use_cache=False).logits[0, -1].double()
+            first = trajectory.prompt if self.second is None else self.second[trajectory.prompt.tobytes()]
+            read = torch.from_numpy(np.concatenate([first, trajectory.tokens]))[None]
+            other = self.companion(input_ids=read, use_cache=False).logits[0, -1].double()
             parts = [torch.nn.functional.pad(other, (0, len(last) - len(other)), value=-torch.inf)]
             last = last.masked_fill(self.parts.forbidden, -torch.inf)
         normed = {id(part): state for part, state in zip(parts, states, strict=False)}

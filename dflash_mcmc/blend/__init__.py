@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+import numpy as np
+
 from dflash_mcmc.components import Component
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.model import Model
+    from dflash_mcmc.types import Problem
 
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
@@ -27,16 +37,28 @@ class Blend(Component):
     group = "blend"
     needs_companion: ClassVar[bool] = False
     """Whether `mix` takes logits: the target's, and those of another model that is fed the same tokens."""
-    masks: ClassVar[bool] = False
-    """Whether tokens that the target can draw may have probability zero under the blend."""
+    has_prompts: ClassVar[bool] = False
+    """Whether that model is the target itself, under the prompts of `second_prompts`."""
 
     def companion(self, target: LanguageModel) -> LanguageModel | None:
         """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
         return None
 
-    def companion_shape(self, device: str) -> TargetShape | None:
-        """What is known of that model without loading it; None without one, or before its download. Raises UserError."""
+    def companion_shape(self, target: TargetShape) -> TargetShape | None:
+        """What is known of that model without loading it; None without one, or before its download. Raises UserError.
+
+        Weights that it shares with the target are not counted.
+        """
         return None
+
+    def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+                       prompts: Mapping[str, np.ndarray]) -> Mapping[bytes, np.ndarray]:
+        """The companion's prompts by the bytes of the target's; empty if it reads the same. Raises UserError.
+
+        Args:
+            prompts: token ids by the ids of problems.
+        """
+        return MappingProxyType({})
 
     def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that the companion fits a target. Raises UserError."""
@@ -65,3 +87,39 @@ class Blend(Component):
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
         return False
+
+
+@dataclass(kw_only=True)
+class CompanionBlend(Blend):
+    """Base class of blends of the logits of two forwards. Fields: the share of the second, and the mask."""
+
+    __slots__ = ()
+
+    beta: float = identity(0.05, "share of the second logits; below 0 the blend moves away from them", ge=-10, le=1)
+    alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
+                                 "0 = all tokens", ge=0, le=1)
+
+    needs_companion = True
+
+    def check(self, config: Config) -> None:
+        """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""
+        sampler = config.sampler
+        if self.alpha_mask and (sampler.source() != "blended" or sampler.needs_draft):
+            other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"
+            raise ConfigError("blend.alpha_mask", self.alpha_mask, f"{other} with sampler={name_of(sampler)}, which here "
+                              "draws tokens without the blend: a chain could begin where the target has probability zero")
+
+    def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
+        """(1 - beta) * last + beta * others[0] of logits (..., vocabulary); -inf where `last` is, and where the mask forbids.
+
+        The mask: p(x) < alpha_mask * max p of the target.
+        """
+        with np.errstate(invalid="ignore"):  # at -inf, which the end of this function puts back
+            mixed = (1.0 - self.beta) * last + self.beta * others[0]
+        allowed = last != -np.inf
+        if self.alpha_mask:
+            best = last.max(-1, keepdims=True) if isinstance(last, np.ndarray) else last.amax(dim=-1, keepdim=True)
+            allowed &= last >= best + np.log(self.alpha_mask)
+        if isinstance(mixed, np.ndarray):
+            return np.where(allowed, mixed, -np.inf)
+        return mixed.masked_fill(~allowed, -np.inf)

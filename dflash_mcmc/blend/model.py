@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from omegaconf import OmegaConf
 
-from dflash_mcmc.blend import Blend, Hidden
+from dflash_mcmc.blend import CompanionBlend
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.registry import components, name_of, register
+from dflash_mcmc.registry import components, register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -31,7 +30,7 @@ _LONGEST = 30
 
 @register("blend", "model")
 @dataclass(slots=True, kw_only=True)
-class ModelBlend(Blend):
+class ModelBlend(CompanionBlend):
     """logits = (1 - beta) * target + beta * other, where `other` is a second model with the same tokenizer.
 
     beta below 0 is contrastive decoding with an amateur, in the form of O'Brien and Lewis (arXiv 2309.09117); beta above 0 is
@@ -39,32 +38,19 @@ class ModelBlend(Blend):
     reads the same tokens, so its logits are a function of the prefix, and the blend is a law for every sampler.
     """
 
-    beta: float = identity(0.05, "share of the other model's logits; below 0 the blend moves away from it", ge=-10, le=1)
     model: str = runtime(MISSING, "the other model, as model= takes it: a folder, a hub name, or an option of model; its "
                          "content is part of the identity, but its location is not")
     revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = identity(
         None, "precision of the other model; auto = the checkpoint's own; null = that of the option, else auto")
-    alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
-                                 "0 = all tokens", ge=0, le=1)
 
     presets = ("contrastive",)
-    needs_companion = True
-
-    @property
-    def masks(self) -> bool:  # type: ignore[override]  # only some values of `alpha_mask` mask
-        """Whether tokens of the target have probability zero."""
-        return self.alpha_mask > 0.0
 
     def check(self, config: Config) -> None:
-        """Checks that the model is there, and that the sampler draws no token that the mask forbids. Raises ConfigError."""
+        """Checks that the model is there; see `CompanionBlend.check`. Raises ConfigError."""
         with _named():
             self._component(config).check(config)
-        sampler = config.sampler
-        if self.masks and (sampler.source() != "blended" or sampler.needs_draft):
-            other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"
-            raise ConfigError("blend.alpha_mask", self.alpha_mask, f"{other} with sampler={name_of(sampler)}, which here "
-                              "draws tokens without the blend: a chain could begin where the target has probability zero")
+        CompanionBlend.check(self, config)
 
     def resolved(self, config: Config) -> ModelBlend:
         """The blend with the folder or hub name, and the precision, of an option of `model`."""
@@ -94,29 +80,14 @@ class ModelBlend(Blend):
                               "target's rows")
         return loaded
 
-    def companion_shape(self, device: str) -> TargetShape | None:
+    def companion_shape(self, target: TargetShape) -> TargetShape | None:
         """Its config.json; None for a hub name that is not in the cache yet. Raises UserError."""
         with _named():
-            return self._model().shape(device)
+            return self._model().shape(target.device.type)
 
     def check_model(self, model: Model) -> None:
         """Compares the tokenizers. Raises UserError."""
         self._compare(model.tokenizer())
-
-    def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """(1 - beta) * last + beta * others[0] of logits (..., vocabulary); -inf where `last` is, and where the mask forbids.
-
-        The mask: p(x) < alpha_mask * max p of the target.
-        """
-        with np.errstate(invalid="ignore"):  # at -inf, which the end of this function puts back
-            mixed = (1.0 - self.beta) * last + self.beta * others[0]
-        allowed = last != -np.inf
-        if self.masks:
-            best = last.max(-1, keepdims=True) if isinstance(last, np.ndarray) else last.amax(dim=-1, keepdim=True)
-            allowed &= last >= best + np.log(self.alpha_mask)
-        if isinstance(mixed, np.ndarray):
-            return np.where(allowed, mixed, -np.inf)
-        return mixed.masked_fill(~allowed, -np.inf)
 
     def _compare(self, own: Any) -> None:
         """Raises ConfigError unless the other model has the target's tokens under the same ids. Heads may have more rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dflash_mcmc.components import Component
@@ -43,13 +43,15 @@ class Engine(Component):
         return target
 
     @abstractmethod
-    def start(self, config: Config, target: Any, prompt_length: int, num_chains: int) -> ChainRunner:
+    def start(self, config: Config, target: Any, prompt_length: int, num_chains: int,
+              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """An engine that runs chains on the target. Its user closes it. Raises UserError.
 
         Args:
             target: the result of `load`.
             prompt_length: tokens of the longest prompt.
             num_chains: number of chains that all processes run together.
+            second: the result of `Blend.second_prompts` for the prompts of these chains; None where it is not known.
         """
 
     def blend_width(self, blend: Blend, target: Any, prompts: Sequence[np.ndarray]) -> float | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.engine import Engine
-from dflash_mcmc.errors import note
+from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.process import ranks
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import name_of, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,13 +40,16 @@ class Slots(Engine):
         """The model's layers, whose outputs and attention belong to a run."""
         return target.decoder
 
-    def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int) -> ChainRunner:
+    def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int,
+              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
+        if config.blend.has_prompts and second is None:
+            raise ConfigError("blend", name_of(config.blend), "another blend here: only a run of samples has second prompts")
         model = target.stopping_at(config.dataset.stop)
         drafter = config.draft.load(model)
         num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
-                         config.blend.needs_draft or config.sampler.needs_draft)
+                         config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)
 
     def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
@@ -73,12 +76,13 @@ _LAST = 16
 
 def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None,
-              uses_draft: bool = False) -> BatchedEngine:
+              uses_draft: bool = False, second: Mapping[bytes, np.ndarray] | None = None) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
 
     Args:
         num_draws: number of draws that all processes together can have in progress.
         uses_draft: whether blend or sampler use the draft.
+        second: the companion's prompts by the bytes of the target's; None if it reads the same.
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
 
@@ -87,7 +91,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages, companion)
+                         drafter if uses_draft else None, planned.num_pages, companion, second)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,

@@ -104,6 +104,9 @@ class _Checks:
         if encoder is None:
             return CheckedJob()
         prompts = self._prompts(config, encoder, problems)
+        if config.blend.has_prompts:
+            self._once(("second", repr(config.blend), repr(config.model), repr(config.dataset)),
+                       lambda: config.blend.second_prompts(config, encoder, problems, prompts.encoded))
         if "sampler" in used and config.engine.plans_memory:
             self._plan_memory(config, prompts.longest, prompts.num_fitting * config.num_chains * config.sampler.width())
         return CheckedJob(Lengths(prompts.num_fitting / len(problems), prompts.mean, prompts.solutions), prompts.encoded)
@@ -177,17 +180,17 @@ class _Checks:
 
         A run with a folder is not refused here, because its remaining samples may need fewer slots.
         """
-        import torch
-
-        from dflash_mcmc.engine.slots import memory_plan
-
         has_limit = config.hardware.memory_gb is not None
         device = config.hardware.found() if self._here and not config.dry_run else None
         target = self._shape(config) if has_limit or device is not None else None
         if target is None:
             return
+        import torch
+
+        from dflash_mcmc.engine.slots import memory_plan
+
         target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
-        beside = config.blend.companion_shape(target.device.type)
+        beside = config.blend.companion_shape(target)
         weights = _weights(target, beside)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "

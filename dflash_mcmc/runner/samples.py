@@ -69,7 +69,8 @@ class Samples(Tasks[Record]):
             fit.check()
         longest = max(map(len, fit.prompts.values()), default=1)  # an engine has a length also if no pending prompt fits
         self._warn_of_width(model, list(fit.prompts.values())[:2])
-        engine = self._config.engine.start(self._config, model, longest, len(pending))
+        second = self._config.blend.second_prompts(self._config, model, problems, fit.prompts)
+        engine = self._config.engine.start(self._config, model, longest, len(pending), second)
         return SampleWorker(self._config, engine, fit.of(problems))
 
     def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:

@@ -25,10 +25,11 @@ is first needed. Steps run without a graph if rows draw with different sampling 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
@@ -44,6 +45,7 @@ from dflash_mcmc.engine.batching.operations import Operations
 from dflash_mcmc.engine.batching.plan import Caches, Workload
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
 from dflash_mcmc.engine.batching.scheduler import Scheduler
+from dflash_mcmc.engine.batching.second_prompts import SecondPrompts
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
@@ -127,12 +129,13 @@ class BatchedEngine:
         drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
         num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
         companion: the model whose logits the blend mixes in; None for a blend without one.
+        second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
-                 companion: LanguageModel | None = None):
+                 companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
         work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
@@ -149,7 +152,8 @@ class BatchedEngine:
             companion, None, work.implementation(companion), longest, ladder.key_step, options.prefill_chunk)
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
-                             proposer if proposer and proposer.companion else None, grid, beside)
+                             proposer if proposer and proposer.companion else None, grid, beside,
+                             None if second is None else SecondPrompts(second, num_rows, model.device))
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix

@@ -23,17 +23,22 @@ from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
+from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, DraftStates
 
 
 class Span(NamedTuple):
-    """Tokens whose keys and values are missing in a row of a cache: positions `start` to `stop - 1` of `sequence`."""
+    """Tokens whose keys and values are missing in a row of a cache: positions `start` to `stop - 1` of `sequence`.
+
+    `prompt` is the prompt with which the sequence begins, if there are second prompts.
+    """
 
     row: int
     sequence: np.ndarray
     start: int
     stop: int
+    prompt: np.ndarray | None = None
 
 
 class ModelRunner:
@@ -49,13 +54,14 @@ class ModelRunner:
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
         companion: runs the companion, whose cache is the last of `SlotCache.chain`; None without one.
+        second: the prompts of the companion; None if it reads the target's.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
-                 companion: ModelRunner | None = None):
+                 companion: ModelRunner | None = None, second: SecondPrompts | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
-        self.companion, self._beside = companion, list[torch.Tensor]()
+        self.companion, self.second, self._beside = companion, second, list[torch.Tensor]()
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
@@ -95,7 +101,7 @@ class ModelRunner:
         return self._beside or self._tapped[: len(self._blended_layers)]
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                key_length: int, window: int | None = None) -> torch.Tensor:
+                key_length: int, window: int | None = None, beside: Beside | None = None) -> torch.Tensor:
         """Hidden states after the final norm: (rows, queries, width).
 
         Args:
@@ -103,18 +109,30 @@ class ModelRunner:
             tokens, positions: int64 (rows, queries).
             key_length: larger than every position.
             window: number of tokens that each query attends to, itself included; None for all.
+            beside: what a companion under another prompt is fed; None for what `SecondPrompts.of_step` gives.
         """
         if self.companion is not None:
-            self._beside = [self.companion.forward(cache.chain()[-1], rows, tokens, positions, key_length, window)]
+            if self.second is not None and beside is None:
+                beside = self.second.of_step(rows, tokens)
+            fed, skipped = (tokens, None) if beside is None else beside
+            self._beside = [self.companion._forward(cache.chain()[-1], rows, fed, positions, key_length, window, skipped)]
+        return self._forward(cache, rows, tokens, positions, key_length, window)
+
+    def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+                 key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
         cache.aim(rows, positions, key_length)
         keys = self._keys[:key_length]
         causal = Reach(window=window).limit(keys <= positions[..., None], positions, keys)
+        at = positions
+        if skipped is not None:  # queries before the prompt may look at each other, because a row of weights needs a key
+            causal = causal & ((keys >= skipped[:, None, None]) | (positions < skipped[:, None])[..., None])
+            at = (positions - skipped[:, None]).clamp(min=0)
         additive = self.model.dtype if self.attention in attention.ADDITIVE else None
         mask = self.model.masks.of(causal, positions, keys, additive)
         # A chunk may reach beyond the last position. Its queries there are padding, so clamping their rotation is harmless.
         limit = self.model.max_positions
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
-                                   position_ids=positions if limit is None else positions.clamp(max=limit - 1))
+                                   position_ids=at if limit is None else at.clamp(max=limit - 1))
         if self.drafter is not None:
             self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, hidden))
         return hidden
@@ -152,9 +170,12 @@ class ModelRunner:
         key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
         rows = np.array([span.row for span in spans])
         stops = np.minimum(first + size, [span.stop for span in spans])
+        beside = None
+        if self.second is not None:
+            beside = self.second.of_spans([span.prompt for span in spans if span.prompt is not None], first, tokens)
         sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
         with cache.reading(np.stack([rows, first, stops], axis=1)):
-            return self.forward(cache, sent[0], sent[1], sent[2], key_length)
+            return self.forward(cache, sent[0], sent[1], sent[2], key_length, beside=beside)
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
                said: DraftStates | None = None) -> dict[str, torch.Tensor]:

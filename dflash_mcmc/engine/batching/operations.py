@@ -82,7 +82,8 @@ class ScoreRequest(NamedTuple):
 
     def span(self) -> Span:
         """The tokens to read. The first logits are at the position before the first scored token."""
-        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1)
+        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1,
+                    self.score.trajectory.prompt)
 
 
 Scored: TypeAlias = tuple[np.ndarray, ...]
@@ -218,6 +219,8 @@ class Operations:
 
         Raises UnusableLogits.
         """
+        if self._runner.second:
+            self._runner.second.begin(slot.place, slot.in_progress.prompt)
         if self._adaptive:
             # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
             # early rejection, change what earlier draws have verified.

@@ -54,7 +54,7 @@ class PromptReader:
             if name not in self._rows:
                 self._rows[name] = self._free.pop()
                 self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
-                spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1))
+                spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1, prompt))
                 self._cache.open(self._rows[name], 0, len(prompt) - 1)
         forwards = self._runner.read(self._cache, spans)
         for span in spans:
@@ -283,8 +283,8 @@ class SlotMemory:
         missing = [slot for slot in working if slot.contents.filled < len(slot.contents.held)]
         for slot in missing:
             self.cache.open(slot.place, slot.contents.filled, len(slot.contents.held))
-        spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held))
-                 for slot in missing]
+        spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held),
+                      slot.in_progress.prompt) for slot in missing]
         for slot in slots:
             slot.contents.read()
         return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0
@@ -301,7 +301,7 @@ class SlotMemory:
         if self.spare is not None and any(saved):
             self.spare.reserve(self.cache.length)
             self.spare.swap(a, b, *saved)
-        for part in (self.runner.grid, self.runner.adaptive):
+        for part in (self.runner.grid, self.runner.adaptive, self.runner.second):
             if part:
                 part.swap(a, b)
 

@@ -129,13 +129,14 @@ class TabularEngine:
         speculation: draws block by block with a TabularDraft; None draws token by token. Draws from the draft do not use it.
         draft: a draft for the blend, or a draft from which tokens are drawn.
         companion: the other model of a blend that mixes logits.
+        second: the companion's prompt; None if it reads the target's.
     """
 
     def __init__(self, model: TabularModel, blend: TargetBlend | None = None,
                  speculation: Speculation[TabularDraft] | None = None, draft: TabularDraft | None = None,
-                 companion: TabularModel | None = None):
+                 companion: TabularModel | None = None, second: tuple[int, ...] | None = None):
         self.model, self.speculation, self.draft, self._origin = model, speculation, draft, 0
-        self.companion = companion
+        self.companion, self.second = companion, second
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
         self._drafts: dict[tuple, tuple[np.ndarray, laws.Weights]] = {}
@@ -284,7 +285,8 @@ class TabularEngine:
         if self.blend.needs_draft:
             parts = [drafted]
         elif self.companion is not None:
-            parts = [self.companion.logits(prefix, "last")]
+            read = prefix if self.second is None else (*self.second, *prefix[len(prefix) - length :])
+            parts = [self.companion.logits(read, "last")]
         else:
             parts = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                      for layer in self.blend.tapped_layers(self.model.num_layers)]

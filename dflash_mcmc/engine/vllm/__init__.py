@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +13,8 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import name_of, options_with, register
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
@@ -100,7 +103,8 @@ class Vllm(Engine):
 
         return encoder._replace(max_positions=starting.positions(shape.config))
 
-    def start(self, config: Config, target: VllmTarget, prompt_length: int, num_chains: int) -> ChainRunner:
+    def start(self, config: Config, target: VllmTarget, prompt_length: int, num_chains: int,
+              second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting
         from dflash_mcmc.engine.vllm.core import shared

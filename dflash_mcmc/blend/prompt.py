@@ -1,0 +1,70 @@
+"""Prompt blend: mixes a share of the target's logits under another prompt into those under the problem's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.blend import CompanionBlend
+from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.interface import ChainTarget
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.types import Problem
+
+_QUESTION = "{question}"
+
+
+@register("blend", "prompt")
+@dataclass(slots=True, kw_only=True)
+class PromptBlend(CompanionBlend):
+    """logits = (1 - beta) * target + beta * other, where `other` is the target after another prompt and the same answer.
+
+    With beta = 1 - gamma this is classifier-free guidance (Sanchez et al., arXiv 2306.17806), whose unconditional prompt is
+    the last token of the prompt. With beta = -alpha it is context-aware decoding (Shi et al., arXiv 2305.14739), whose second
+    prompt lacks the context. The second prompt belongs to the problem, so the blend is a law for every sampler.
+    """
+
+    prompt: str | None = identity(None, "second prompt: a text in which {question} is replaced by the problem's last turn, as "
+                                  "the only turn of the user, without system prompt, examples and earlier turns; null = the "
+                                  "prompt's last token")
+
+    has_prompts = True
+
+    def companion(self, target: LanguageModel) -> LanguageModel:
+        """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""
+        if target.recurrent_nets or not target.masks.plain:
+            raise ConfigError("blend", "prompt", "another blend for a model with recurrent layers, windows or chunks")
+        return target
+
+    def companion_shape(self, target: TargetShape) -> TargetShape:
+        """That of the target, whose weights are there already."""
+        return target._replace(num_parameters=0, head_copy=False)
+
+    def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+                       prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
+        """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
+        found: dict[bytes, np.ndarray] = {}
+        for problem in problems:
+            first = prompts.get(problem.id)
+            if first is None:  # the problem is too long
+                continue
+            second = first[-1:] if self.prompt is None else model.encode(config.model.render(
+                model.tokenizer, Conversation.of(self.prompt.replace(_QUESTION, problem.question))), not config.model.chat)
+            fits = 0 < len(second) <= len(first)
+            if not fits or second[-1] != first[-1]:
+                what = "another last token than the first" if fits else f"{len(second)} tokens, and the first {len(first)}"
+                raise ConfigError("blend.prompt", self.prompt, "null, or a text whose prompt is not longer than the problem's "
+                                  f"and ends in the same token (that of problem {problem.id} has {what})")
+            found[first.tobytes()] = second
+        return found

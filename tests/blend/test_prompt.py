@@ -1,0 +1,229 @@
+"""`blend=prompt`: the law with every sampler by enumeration, the engine against the reference, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.blend.prompt import PromptBlend
+from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.config.schema import Job
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import preflight
+from dflash_mcmc.testing import balance_error, invariance_error, power_target, total_variation, transition_matrix
+from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same
+from tests.engine.speculative.test_speculator import drafter, match
+from tests.laws import Beside, power_law, product_law
+from tests.runs import execute, records_of
+from tests.sampler import test_best_of_n as of_best_of_n
+from tests.sampler import test_draft_mh as of_draft_mh
+from tests.sampler import test_draft_refine as of_draft_refine
+from tests.sampler import test_multiple_try as of_multiple_try
+from tests.sampler import test_power_mh as of_power_mh
+from tests.sampler import test_power_smc as of_power_smc
+from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler import test_temperature as of_temperature
+from tests.sampler.test_draft_mh_decoder import RULES
+from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
+
+EXACT, WRONG = 1e-12, 1e-3
+SECOND = (2, 1)
+BLENDS = {"guidance": (-0.5, 0.0), "towards": (0.6, 0.0), "masked": (-0.5, 0.4)}
+
+
+def tables(name: str, size: int = 3, draft=None, speculation=None) -> tuple[TabularEngine, Beside]:
+    """An engine whose target is a table, and its blend with the same table under another prompt."""
+    beta, mask = BLENDS[name]
+    model = TabularModel(size, (0,), seed={3: 3, 2: 7}[size], scale=0.5)
+    engine = TabularEngine(model, PromptBlend(beta=beta, alpha_mask=mask), speculation, draft, model, SECOND)
+    return engine, Beside(beta, model, mask, SECOND)
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_temperature_and_best_of_n_have_the_law_by_hand(name):
+    engine, beside = tables(name)
+    for options in ({"temperature": 0.7}, {"temperature": 1.3, "top_k": 2}):
+        law = of_temperature.law_under(of_temperature.make(**options), engine)
+        assert total_variation(law, product_law(engine.model, 3, beside, **options)) <= EXACT
+    for wrong in (beside._replace(beta=-beside.beta), beside._replace(prompt=(0,)), beside._replace(prompt=SECOND[1:])):
+        assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
+    law = of_best_of_n.drawn(of_best_of_n.make(select="power"), engine)
+    assert total_variation(law, of_best_of_n.expected("power", model=engine.model, blend=beside)) <= EXACT
+
+
+@pytest.mark.parametrize("name", BLENDS)
+@pytest.mark.parametrize("early", ["off", "exact"])
+def test_power_mh_leaves_the_power_target_by_hand_invariant(name, early):
+    engine, beside = tables(name)
+    target = of_power_mh.target_by_hand(engine, 3, {}, beside, beside)
+    of_power_mh.check_step(engine, of_power_mh.make(proposal="matched", early_reject=early), target, 3)
+    if not beside.alpha_mask and early == "off":
+        target = of_power_mh.target_by_hand(engine, 3, {}, beside, None)
+        of_power_mh.check_step(engine, of_power_mh.make(proposal="base"), target, 3)
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_the_other_samplers_are_exact(name):
+    engine, beside = tables(name)
+    p = product_law(engine.model, 2, beside)
+    found = of_power_smc.weights_of(of_power_smc.make(), engine)
+    assert found.keys() == p.keys()
+    assert max(abs(found[x] - p[x] ** 3.0) for x in p) < 1e-11
+    engine, beside = tables(name, size=2)
+    engine.second = SECOND[1:]
+    assert max(of_multiple_try.errors(of_multiple_try.make(), engine)) < EXACT
+    a_round = of_replica_exchange.round_of(engine, 2)
+    assert of_replica_exchange.joint_error(engine, of_replica_exchange.make(), 2, a_round) < EXACT
+
+
+@pytest.mark.parametrize("name", ["guidance", "towards"])
+def test_samplers_with_a_draft_are_exact(name):
+    engine, beside = tables(name, draft=TabularDraft(3, 2, seed=7, scale=0.7))
+    for sampler in (of_draft_mh.make(proposal="mixture"), of_draft_refine.make(cut="confidence")):
+        target = power_target(engine, 2, sampler.alpha, sampler.law(), sampler.source())
+        power = power_law(engine.model, 2, sampler.alpha, product_law(engine.model, 2, beside), beside)
+        assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
+        matrix = transition_matrix(engine, sampler, 2, target)
+        assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+
+
+@pytest.mark.parametrize("decoder", RULES)
+def test_a_decoder_changes_no_law(decoder):
+    rule, options = RULES[decoder]
+    engine, beside = tables("masked", speculation=Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options))
+    law = of_temperature.law_under(of_temperature.make(temperature=0.8), engine)
+    assert total_variation(law, product_law(engine.model, 3, beside, temperature=0.8)) <= EXACT
+
+
+# The batched engine.
+
+GUIDED = PromptBlend(beta=-0.6)
+CUTS = (3, 1, 40, 2, 50)
+"""Tokens of the second prompts: a part of the first one's tokens in another order, before its last token."""
+SECONDS = {prompt.tobytes(): np.concatenate([prompt[::-1][: cut - 1], prompt[-1:]])[-cut:]
+           for prompt, cut in zip(PROMPTS, CUTS, strict=True)}
+
+
+def chains(sampler):
+    return [(tag, sampler.chain(PROMPTS[tag % len(PROMPTS)], HORIZON, Key(7).fold_in(tag))) for tag in range(NUM_CHAINS)]
+
+
+def engine_of(model, slots=8, num_pages=0, decoder=None, draft=None, **options) -> BatchedEngine:
+    parts = LanguageModel(model, stop_ids=STOPS)
+    speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
+    return BatchedEngine(parts, GUIDED, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, speculation,
+                         num_pages=num_pages, companion=parts, second=SECONDS)
+
+
+def run(model, sampler="power_mh", order=None, **options):
+    todo = chains(SAMPLERS[sampler])
+    return {done.tag: done for done in engine_of(model, **options).run(todo if order is None else [todo[i] for i in order])}
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@pytest.mark.parametrize(("family", "sampler"), [
+    ("qwen3", "power_mh"), ("qwen3", "power_mh_early"), ("qwen3", "csmc"), ("gpt2", "temperature"), ("llama", "power_mh"),
+    *(pytest.param("qwen3", sampler, marks=pytest.mark.slow) for sampler in SAMPLERS if not sampler.startswith("power_mh"))])
+def test_batched_is_reference(family, sampler):
+    """The reference reads the second prompt from position 0: GPT-2 has learned positions, which do not count distances."""
+    model = random_model(family)
+    reference = RememberingReference(model, LanguageModel(model, stop_ids=STOPS), GUIDED, None, model, SECONDS)
+    found = run(model, sampler)
+    for tag, chain in chains(SAMPLERS[sampler])[: len(PROMPTS)]:
+        same(found[tag].result, reference.run(chain))
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    return functools.cache(lambda sampler: run(qwen3, sampler))
+
+
+@pytest.mark.parametrize("options", [
+    {"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
+    {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0}, {"share_forwards": False},
+    {"steps_between_checks": 5}, {"attention": "sdpa"}], ids=str)
+@pytest.mark.parametrize("sampler", ["power_mh", "power_smc"])
+def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
+    exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
+    found = run(qwen3, sampler, **options)
+    for tag, done in plain(sampler).items():
+        same(found[tag].result, done.result, 0.0 if exact else TOLERANCE)
+        assert found[tag].cost.companion_forwards == found[tag].cost.token_forwards
+
+
+@pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
+def test_a_decoder_changes_nothing(qwen3, plain, draft):
+    found = run(qwen3, decoder=match(), draft=draft)
+    for tag, done in plain("power_mh").items():
+        same(found[tag].result, done.result)
+
+
+def test_the_plan_has_a_second_cache_and_no_second_weights(qwen3):
+    parts = LanguageModel(qwen3)
+    shape = TargetShape(qwen3.config, parts.device, parts.dtype, 10_000)
+    other = GUIDED.companion_shape(shape)
+    assert other.weight_bytes() == 0
+    one, two = (predict(Workload(shape, 150, 100, Options(), None, companion), 12) for companion in (None, other))
+    rows = 12 * 150 * 8 * 8
+    assert two.caches - rows > 1.5 * (one.caches - rows)
+
+
+# The configuration.
+
+GIVEN = ("blend=prompt", "sampler=temperature", "dataset.limit=3", "dataset.max_new_tokens=16")
+
+
+def test_a_run_under_another_prompt(make_config):
+    found = {}
+    for name, more in {"null": [], "same": ["blend.prompt='{question}'"], "other": ["blend.prompt='1+1='"]}.items():
+        result = execute(make_config(*GIVEN, "blend.beta=-0.9", "sampler.temperature=1", *more))
+        found[name] = [record["tokens"] for record in records_of(result.folder).values()]
+        assert all(record["companion_forwards"] == record["token_forwards"] for record in records_of(result.folder).values())
+    plain = execute(make_config(*GIVEN[1:], "sampler.temperature=1"))
+    assert found["null"] != found["same"] != found["other"] != found["null"]
+    prompt = json.dumps(make_config().dataset.prompt)
+    whole = execute(make_config(*GIVEN, "blend.beta=-0.9", "sampler.temperature=1", f"blend.prompt={prompt}"))
+    assert [record["tokens"] for record in records_of(whole.folder).values()] == [
+        record["tokens"] for record in records_of(plain.folder).values()]
+
+
+def test_the_prompt_is_part_of_the_identity(make_config):
+    hashes = {identity_hash(make_config(*GIVEN, *more)) for more in ([], ["blend.prompt='{question}'"], ["blend.beta=-1"])}
+    assert len(hashes) == 3
+
+
+def test_a_longer_prompt_is_refused_before_anything_is_loaded(make_config):
+    config = make_config(*GIVEN, "blend.prompt='{question}{question}{question}{question}'")
+    with pytest.raises(ConfigError, match=r"blend.prompt: given '.*; allowed: null, or a text whose prompt is not longer than "
+                       r"the problem's and ends in the same token \(that of problem .* has \d+ tokens, and the first \d+\)"):
+        preflight.check([Job(config)])
+
+
+def test_another_last_token_is_refused(make_config):
+    config = make_config(*GIVEN, "model.chat=false", "blend.prompt='{question} 7'", "dataset.prompt='Well, then: {question}'")
+    with pytest.raises(ConfigError, match=r"has another last token than the first\)"):
+        preflight.check([Job(config)])
+
+
+def test_what_has_no_second_prompts_is_refused(make_config, qwen3):
+    config = make_config(*GIVEN)
+    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend here: only a run of samples"):
+        config.engine.start(config, config.model.load("cpu"), 20, 1)
+    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: one without a second forward with engine=vllm"):
+        make_config(*GIVEN, "engine=vllm")
+    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend for a model with recurrent layers"):
+        GUIDED.companion(LanguageModel(random_model("qwen3_5")))
