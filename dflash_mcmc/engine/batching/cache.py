@@ -291,9 +291,6 @@ class SlotCache(Cache, ABC):
         """
 
 
-_FIRST = slice(0, 1)
-
-
 class ContiguousLayer(SlotLayer):
     """Keys and values of one decoder layer: each (num_rows, num_heads, length, dim)."""
 
@@ -391,7 +388,7 @@ class ContiguousCache(SlotCache):
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         row_ids = self._row_ids[rows]
-        one = isinstance(rows, slice) and rows == _FIRST and positions.numel() == 1 and positions.device.type == "cpu"
+        one = isinstance(rows, slice) and rows == slice(0, 1) and positions.numel() == 1 and positions.device.type == "cpu"
         only = int(positions) if one else None
         for layer in self._layers:
             layer.aim(rows, row_ids, positions, key_length, only)

@@ -26,11 +26,7 @@ _COUNTS, _QUERIES = (1, 3, 8), 5
 
 
 class LayerLoop:
-    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients.
-
-    Args:
-        norm_of: a function for each norm of the decoder.
-    """
+    """Runs a decoder of `_FAMILIES` whose linear layers are `RowLinear`, without gradients. `norm_of` makes its norms."""
 
     def __init__(self, decoder: Any, norm_of: Callable[[Any], Norm]):
         self._decoder, self._norm = decoder, norm_of(decoder.norm)
@@ -106,9 +102,12 @@ def loop_of(decoder: Any, shape: CacheShape) -> LayerLoop | None:
     Args:
         shape: shape of the keys and values of a token.
     """
-    if not _is_known(decoder):
+    config = decoder.config
+    if (type(decoder).__name__ not in _FAMILIES or config.hidden_act != "silu"
+            or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+            or any(type(module) is torch.nn.Linear for module in decoder.modules())):
         return None
-    before = decoder.config._attn_implementation
+    before = config._attn_implementation
     decoder.set_attn_implementation("grouped")
     try:
         loops = (LayerLoop(decoder, norm_of) for norm_of in (_fused, attrgetter("forward")))
@@ -123,13 +122,6 @@ def _fused(module: Any) -> Norm:
         return module.forward
     weight, size, epsilon = module.weight, list(module.weight.shape), module.variance_epsilon
     return lambda rows: rms_norm(rows, size, weight, epsilon)
-
-
-def _is_known(decoder: Any) -> bool:
-    """Whether a decoder has the modules of `_FAMILIES`, all linear layers replaced, and full attention."""
-    return (type(decoder).__name__ in _FAMILIES and decoder.config.hidden_act == "silu"
-            and set(getattr(decoder.config, "layer_types", None) or ()) <= {"full_attention"}
-            and not any(type(module) is torch.nn.Linear for module in decoder.modules()))
 
 
 def _has_bits(loop: LayerLoop, decoder: Any, shape: CacheShape, rows: int) -> bool:

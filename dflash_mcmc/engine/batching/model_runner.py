@@ -70,14 +70,9 @@ class ModelRunner:
         self._keys = torch.arange(length, device=model.device)
         self.endings = Endings(model.stop_ids, model.stop_strings, model.device, model.strings)
 
-    @property
-    def on_grid(self) -> bool:
-        """Whether the blend mixes in the draft."""
-        return self.blend.needs_draft
-
     def drafts(self, sources: Collection[str]) -> bool:
         """Whether logits of these sources read the draft's blocks."""
-        return self.grid is not None and (self.on_grid or "draft" in sources)
+        return self.grid is not None and (self.blend.needs_draft or "draft" in sources)
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -192,7 +187,7 @@ class ModelRunner:
             logits = {"blended": self.blend.mix(own, [self._others(tapped[0])], lambda values: values)}
             return self._with_sources(logits, sources, own, said)
         last = hidden.float()
-        if said is not None and self.on_grid:
+        if said is not None and self.blend.needs_draft:
             tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
         mixed = self.blend.mix(last, [state.float() for state in tapped],
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())

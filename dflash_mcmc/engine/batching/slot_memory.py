@@ -133,16 +133,6 @@ class SlotMemory:
         """Positions of a page."""
         return PAGE_SIZE
 
-    @property
-    def num_pages(self) -> int:
-        """Number of pages, free or not."""
-        return self.cache.num_pages
-
-    @property
-    def num_free_pages(self) -> int:
-        """Number of free pages."""
-        return self.cache.num_free_pages
-
     def pages_of_step(self, tops: np.ndarray, reach: int) -> int:
         """Number of pages that the pending reading and the steps up to `reach` positions after `tops` take."""
         unread = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) + 1 for slot in self._unread)

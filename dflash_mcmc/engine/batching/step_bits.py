@@ -106,7 +106,7 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
 
 def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     """Whether all numbers of a step of few slots have the bits of many, over random keys and values."""
-    longest = _longest_block(steps)
+    longest = max(steps.reach, steps.drafter.network.shape.block_size if isinstance(steps.drafter, DFlashDrafter) else 1)
     last = length = -(-4 * longest // _KEY_STEP) * _KEY_STEP
     if model.max_positions is not None:
         last = min(length, model.max_positions)
@@ -153,11 +153,6 @@ def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
                 if not _same(verdict(mine, has_law), [values[mine] for values in expected], count):
                     return False
     return True
-
-
-def _longest_block(steps: EngineSteps) -> int:
-    drafter = steps.drafter
-    return max(steps.reach, drafter.network.shape.block_size if isinstance(drafter, DFlashDrafter) else 1)
 
 
 class _Step:

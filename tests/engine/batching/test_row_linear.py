@@ -80,9 +80,9 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
     free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
     assert free or not row_linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
-    def counted(self, cache, rows, tokens, *rest):
+    def counted(self, cache, rows, tokens, *rest, **named):
         fed.append(tokens.shape)
-        return forward(self, cache, rows, tokens, *rest)
+        return forward(self, cache, rows, tokens, *rest, **named)
 
     monkeypatch.setattr(ModelRunner, "forward", counted)
     for allowed in (free, False):
