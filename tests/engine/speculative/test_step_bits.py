@@ -107,9 +107,9 @@ def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match)
 def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, name, monkeypatch):
     fed, forward = [], ModelRunner.forward
 
-    def counted(self, cache, rows, tokens, *rest):
+    def counted(self, cache, rows, tokens, *rest, **named):
         fed.append(tuple(tokens.shape))
-        return forward(self, cache, rows, tokens, *rest)
+        return forward(self, cache, rows, tokens, *rest, **named)
 
     drafter, decoder = draft(embedded.model, name, 3), match()
     steps = step_bits.EngineSteps(drafter, decoder.speculation(drafter).rule)
