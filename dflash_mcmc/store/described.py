@@ -116,7 +116,7 @@ def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[Pro
     Args:
         missing: returns the run's problems except those with the given ids.
     """
-    known = read_problems(folder)
+    known = read_problems(folder)  # of earlier starts too, whose problems this one may not request
     if new := missing(known.keys()):
         write_atomically(folder / PROBLEMS, as_lines([*known.values(), *new]))
 
