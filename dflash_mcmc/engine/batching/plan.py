@@ -397,7 +397,7 @@ class Caches:
         given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companions
         self._pages: PagedMemory | None = None
         if num_pages:
-            self._pages = HybridMemory(*given, every) if model.cache_shape.recurrent else PagedMemory(*given)
+            self._pages = HybridMemory(*sizes, every) if model.cache_shape.recurrent else PagedMemory(*sizes)
 
     def rows(self) -> SlotCache:
         """A cache with a row for each slot."""
@@ -420,5 +420,5 @@ class Caches:
     def _contiguous(self, num_rows: int, length: int) -> SlotCache:
         given = self._model.cache_shape, num_rows, length, self._model.device, self._companions
         if self._model.cache_shape.recurrent:
-            return HybridRows(*given, self._every, self._num_recent)
-        return ContiguousCache(*given)
+            return HybridRows(*sizes, self._every, self._num_recent)
+        return ContiguousCache(*sizes)
