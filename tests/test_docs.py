@@ -33,6 +33,7 @@ OF_THE_README = pages.plain(pages.commands(README))
 FROM_NOTHING = {part.split()[2]: part for line in reversed(PLAIN) for part in line.split(" && ")
                 if part.startswith("python -m ")}.values()
 """The first command of each program: it runs in a process that has imported nothing."""
+RESULTS = pages.results(*PAGES)
 ON_GPUS = pages.marked(ALL, NEEDS_GPU)
 FETCHED = pages.marked(ALL, AFTER_FETCHING)
 WITH_VLLM = pages.marked(ALL, NEEDS_VLLM)
@@ -82,38 +83,28 @@ def test_command_composes(command, tmp_path, monkeypatch, real_data):
 
 @pytest.mark.parametrize("command", [
     *OF_THE_README, *(pytest.param(line, marks=pytest.mark.slow) for line in PLAIN if line not in OF_THE_README)])
-def test_command_runs(command, tmp_path, real_data):
+def test_command_prints_what_its_page_shows(command, tmp_path, real_data):
+    printed = ""
     for part in command.split(" && "):
         done = (pages.shell if part in FROM_NOTHING else pages.run)(part, tmp_path, **real_data)
         assert done.returncode == 0, done.stderr[-2000:]
-    if ".bench" in command:
-        assert "engine step ms" in done.stdout
-    elif ".grading" in command:
-        assert ("| last_number" if "records.jsonl" in command else "| grader=math") in done.stdout
-    elif ".regrade" in command:
-        assert (" of 4 samples" if "grader.extract" in command else "0 verdicts changed") in done.stdout
-    elif ".drafts check" in command:
-        assert "healthy: tau is" in done.stdout
-    elif ".verify" in command:
-        assert "GREEN: no evidence against the stated law" in done.stdout
-    elif ".train" in command:
-        assert "draft written to" in done.stdout
-    elif "rejection_sampling" in command:
-        assert "| argmax_proposal" in done.stdout
-    elif named := re.search(r"experiment=(speculative_mcmc|deep_readout)", command):
-        assert f"\n{named[1]}: " in done.stdout
-    elif "outputs/phase0" in command:
-        assert "outputs/phase0/report/report.html" in done.stdout
-    elif "sampled_verify" in command:
-        assert "sampled_verify: same_key" in done.stdout
-    elif "dry_run=true" in command:
-        assert "| total " in done.stdout
-    elif "show=prompt" in command:
-        assert "<|im_start|>assistant" in done.stdout
-    elif " probe=" in command:
-        assert re.search(r"probe=(\w+)", command)[1] + ": " in done.stdout
-    elif ".catalogue" not in command and " --cfg" not in command and " --info" not in command and " --help" not in command:
-        assert "| condition" in done.stdout
+        printed += done.stdout
+    for said in RESULTS[command]:
+        assert pages.absent(said, printed) == [], printed[-3000:]
+
+
+def test_every_command_has_its_result_beside_it():
+    assert [command for command, said in RESULTS.items() if not said] == []
+    assert RESULTS.keys() == set(PLAIN)
+
+
+def test_a_result_is_compared():
+    """By the lines' order, texts and numbers. Wrong ones are found."""
+    table = "| condition   |   correct |   accuracy |   avg time (s) |\n|---|---|\n| ps | 44 | 68.8 % | 5.28 |\n1,234 tokens"
+    for said in ("| condition | correct | ...\n| ps | 44 | 68.8 % | ...", "| ps | 40 | 63 % | ...\n1200 tokens", "...tokens"):
+        assert pages.absent(said, table) == []
+    for said in ("| ps | 0 | 0.0 % | ...", "| greedy | 44 | ...", "1,234 tokens\n| ps | 44 | ...", "| ps | 44 |"):
+        assert pages.absent(said, table) != []
 
 
 @pytest.mark.parametrize("command", ON_GPUS)
@@ -176,14 +167,16 @@ def scripts(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != README and scripts(page)], ids=pages.name_of)
-def test_python_runs(page, tmp_path):
+def test_python_prints_what_its_page_shows(page, tmp_path):
     done = processes.run(["-c", scripts(page)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
+    said = "".join(output for _, output in pages.shown("python", page))
+    assert pages.absent(said, done.stdout) == [], done.stdout
 
 
 def test_the_python_of_the_readme_prints_what_the_page_shows(tmp_path):
     """All answers are right. Log p, counts and now and then a token can differ between processors, by rounding."""
-    shown = README.read_text().partition("It prints four answers:\n\n```\n")[2].partition("```")[0]
+    shown = README.read_text().partition("It prints four answers:\n\n```output\n")[2].partition("```")[0]
     done = processes.run(["-c", scripts(README)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     texts, expected = ([line.partition("  log p")[0] for line in lines.splitlines()] for lines in (done.stdout, shown))
