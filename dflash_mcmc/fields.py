@@ -246,6 +246,24 @@ def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, o
     return values
 
 
+def check_types(cls: Any, recorded: object, prefix: str) -> None:
+    """Raises ConfigError for a recorded value whose type is not its field's.
+
+    An older version may have recorded fewer fields, others, null, and values outside of today's bounds.
+    """
+    if not isinstance(recorded, Mapping):
+        raise ConfigError(prefix.rstrip("."), recorded, f"the fields of {cls.__name__}")
+    for field in dataclasses.fields(cls):
+        kind, value = _without_literals(types_of(cls)[field.name])[0], recorded.get(field.name)
+        if value is not None and dataclasses.is_dataclass(kind):
+            check_types(kind, value, f"{prefix}{field.name}.")
+        elif value is not None and _strip_optional(kind)[0] in _WORDS:  # not the types of a user's component
+            try:
+                _converted(value, kind)
+            except TypeError as error:
+                raise ConfigError(f"{prefix}{field.name}", value, spec_of(field).describe(kind)) from error
+
+
 def restored(cls: type[T], values: Mapping[str, object]) -> T:
     """An object of a dataclass with recorded values, which are not checked: an older version may have allowed others."""
     bare = object.__new__(cls)

@@ -79,6 +79,7 @@ def register(group: str, name: str) -> Callable[[T], T]:
         doc = inspect.getdoc(cls) or ""
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
+        # Python callers are refused what the command line refuses.
         cls.__init__ = _checking(cls, f"{group}.")  # type: ignore[misc]
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
         return cls

@@ -60,7 +60,8 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
-    from dflash_mcmc.store.described import RUN, configuration_of, described, read_problems
+    from dflash_mcmc.config.identity import configuration_of
+    from dflash_mcmc.store.described import RUN, described, read_problems
     from dflash_mcmc.store.locks import closed
     from dflash_mcmc.store.reading import read_records
     from dflash_mcmc.store.records import sample_schema

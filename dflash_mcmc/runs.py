@@ -73,9 +73,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def _label(folder: Path, identity: dict[str, Any]) -> str:
-    from dflash_mcmc.config.identity import run_label
+    from dflash_mcmc.config.identity import configuration_of, run_label
     from dflash_mcmc.report.reading import name_of_run
-    from dflash_mcmc.store.described import configuration_of
 
     config = configuration_of(folder)
     return run_label(name_of_run(identity, config), config)

@@ -16,8 +16,7 @@ from tests import processes
 from tests.processes import HANG, ROOT
 
 os.environ.update({
-    "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
-    "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false",
+    **processes.OF_TESTS,
     # Programs that tests start in other folders import this checkout, not the one that is installed.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
 })

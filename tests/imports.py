@@ -97,7 +97,11 @@ def small_with_one_importer(edges: Mapping[str, set[str]], lines: Mapping[str, i
 
 
 def born_late(tree: ast.Module) -> Iterator[str]:
-    """Attributes of `self` that a class without slots sets first outside `__init__`, as `Class.attribute`."""
+    """Attributes of `self` that a class without slots sets first outside `__init__`, as `Class.attribute`.
+
+    What the `__init__` of a base class in the same file sets is not late.
+    """
+    at_birth: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef) or any("dataclass" in ast.unparse(entry) for entry in node.decorator_list):
             continue
@@ -106,6 +110,8 @@ def born_late(tree: ast.Module) -> Iterator[str]:
             continue
         born = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)}
         born |= {name for method in methods if method.name == "__init__" for name in _set_on_self(method)}
+        born |= {name for base in node.bases for name in at_birth.get(ast.unparse(base), ())}
+        at_birth[node.name] = born
         properties = {method.name for method in methods}
         late = {name for method in methods if method.name != "__init__" for name in _set_on_self(method)} - born - properties
         yield from (f"{node.name}.{name}" for name in sorted(late))

@@ -9,6 +9,8 @@ at its end the exit code.
 from __future__ import annotations
 
 import array
+import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -26,6 +28,7 @@ PACKAGES = ("torch._dynamo", "transformers.models.qwen3.modeling_qwen3", "accele
             "tqdm.auto", "yaml", "psutil")
 """Packages that can be imported before a fork. pandas, and the packages that import it (statsmodels, arviz, datasets), start a
 thread when they are imported, and wandb stores the process id."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(given: int) -> None:
@@ -47,12 +50,13 @@ def main(given: int) -> None:
                 os.close(descriptor)
             _reap()
     program, output, errors, report = descriptors
-    _supervise(report)
+    with open(program) as file:
+        given = json.load(file)
+    _supervise(report, given.pop("contained"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(errors, 2)
-    with open(program) as file:
-        _become(**json.load(file))
+    _become(**given)
     for descriptor in (output, errors):
         os.close(descriptor)
 
@@ -75,16 +79,53 @@ def _reap() -> None:
         pass
 
 
-def _supervise(report: int) -> None:
-    """Forks. The parent reports the child's process id and exit code, and then exits. The function returns in the child."""
+def _supervise(report: int, contained: bool) -> None:
+    """Forks. The parent reports the child's process id and exit code, and then exits. The function returns in the child.
+
+    Args:
+        contained: whether the parent ends all that the child has started before it reports the child's end.
+    """
+    if contained and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
     child = os.fork()
     if child:
         os.write(report, f"{child}\n".encode())
-        _, status = os.waitpid(child, 0)
+        process = status = 0
+        while process != child:  # others are orphans of a contained program
+            process, status = os.waitpid(-1, 0)
+        if contained:
+            _end_descendants()
         os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
     os.close(report)
     os.setsid()
+
+
+def _end_descendants() -> None:
+    """Kills all descendants of this process until there is none. It is the parent of those whose own parent has ended.
+
+    Each is stopped before any is killed, so that fewer fork on. One that was forked meanwhile is found in the next turn.
+    """
+    while True:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in _descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+
+
+def _descendants(process: int) -> list[int]:
+    """The descendants of a process, children before their own children."""
+    try:
+        tasks = [f"/proc/{process}/task/{task}/children" for task in os.listdir(f"/proc/{process}/task")]
+        children = [int(child) for task in tasks for child in Path(task).read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
+    return [*children, *(found for child in children for found in _descendants(child))]
 
 
 def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> None:

@@ -31,6 +31,9 @@ from typing import BinaryIO
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 600
 """Seconds after which a test that waits is taken to hang. They say nothing about the speed of a machine."""
+OF_TESTS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false",
+            "WANDB__DISABLE_STATS": "true", "TOKENIZERS_PARALLELISM": "false"}
+"""Variables of every test. What starts pytest as a program has them too, since packages have read some of them by then."""
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPENBLAS_", "MPL", "PYTHON", "LD_")
 """Prefixes of the variables that packages read when they are imported. Only PYTHONPATH may differ in a program."""
 
@@ -38,13 +41,14 @@ READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "CUDA_", "OMP_", "MKL_", "OPE
 class Program:
     """A running program. It writes its output to files, so it never waits for a reader."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]):
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str], contained: bool):
         self.args = [sys.executable, *arguments]
         self.returncode: int | None = None
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (open as long as this object)
         self._report, reporting = os.pipe()
         with tempfile.TemporaryFile("w+") as request:
-            json.dump({"arguments": arguments, "folder": str(folder), "environment": environment}, request)
+            json.dump({"arguments": arguments, "folder": str(folder), "environment": environment, "contained": contained},
+                      request)
             request.flush()
             request.seek(0)
             files = [request.fileno(), self._output.fileno(), self._errors.fileno(), reporting]
@@ -121,10 +125,13 @@ def wait_until(condition: Callable[[], object], seconds: float = HANG) -> None:
         time.sleep(0.02)
 
 
-def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> Program:
+def start(arguments: Sequence[str], folder: Path, contained: bool = False, **environment: str | None) -> Program:
     """Starts `python *arguments` in a folder and in a new session. The arguments begin with `-m module`, `-c code` or a file.
 
-    `environment` is added to this process's variables. The value None removes a variable.
+    Args:
+        contained: whether the program's end is the end of every process that it has started, in whatever session or group.
+            The program has not ended before they have.
+        environment: added to this process's variables. The value None removes a variable.
     """
     # Programs do not share the service that W&B starts in this process, nor what PyTorch sets when its compiler is imported.
     given = {**os.environ, "WANDB_SERVICE": None, "TORCHINDUCTOR_CACHE_DIR": None, **environment}
@@ -132,7 +139,7 @@ def start(arguments: Sequence[str], folder: Path, **environment: str | None) -> 
         given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
     given = {name: value for name, value in given.items() if value is not None and not name.startswith("PYTEST_")}
     _check(given)
-    return Program([str(argument) for argument in arguments], Path(folder).resolve(), given)
+    return Program([str(argument) for argument in arguments], Path(folder).resolve(), given, contained)
 
 
 def run(arguments: Sequence[str], folder: Path, timeout: float = HANG,

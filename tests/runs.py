@@ -33,6 +33,29 @@ def start(folder: Path, *overrides: str) -> processes.Program:
     return processes.start(["-m", "dflash_mcmc", "experiment=demo", *QUICK, *overrides], folder)
 
 
+_SHARED = """
+import os, sys, time
+from pathlib import Path
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.store.folder import RunStore
+claim = RunStore.claim
+def claim_and_wait(store, key):
+    claimed = claim(store, key)
+    if claimed:
+        Path(f"claimed.{os.getpid()}").touch()
+        while len(list(Path().glob("claimed.*"))) < 2:
+            time.sleep(0.02)
+    return claimed
+RunStore.claim = claim_and_wait
+main(sys.argv[1:])
+"""
+
+
+def shared(*overrides: str) -> list[str]:
+    """The quick run for two processes, each of which waits until the other one has claimed a sample, too."""
+    return ["-c", _SHARED, "experiment=demo", *QUICK, *overrides]
+
+
 def finish(folder: Path, *overrides: str) -> dict[tuple[str, int], dict]:
     """Draws in this process what the quick run of `start` lacks, and returns all its records."""
     config = composed(folder / "outputs", "experiment=demo", *QUICK, *(overrides or WHOLE))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.api.choices import override
-from dflash_mcmc.config.identity import varying, with_names
+from dflash_mcmc.config.identity import configuration_of, varying, with_names
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
@@ -16,7 +16,7 @@ from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import RUN, configuration_of, described, read_problems
+from dflash_mcmc.store.described import RUN, described, read_problems
 from dflash_mcmc.store.reading import read_records
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ class Composer:
         """The configuration of overrides without swept values. Raises UserError."""
         overrides = self.overrides(texts)
         chosen = self._choose(overrides)
-        values = copy.deepcopy(chosen.values)
+        values = copy.deepcopy(chosen.values)  # other points of a sweep set other fields on the same choices
         for override in overrides:
             if not override.is_hydra_override() and not self._chooses(override, overrides):
                 self._set(values, override)

@@ -22,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
-from dflash_mcmc.errors import printable
-from dflash_mcmc.fields import default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
+from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
+from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
-from dflash_mcmc.store.described import hash_of
+from dflash_mcmc.statistics.rules import Vote
+from dflash_mcmc.store.described import CONFIG, hash_of, text_of
 
 IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
@@ -183,6 +184,41 @@ def name_of_path(path: object) -> str:
         return ""
     is_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not Path(path).exists()
     return path if is_hub_name else Path(path).name
+
+
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
+    path = folder / CONFIG
+    try:
+        config = OmegaConf.to_container(OmegaConf.create(text_of(path)))
+    except UserError:
+        raise
+    except Exception as error:  # yaml and OmegaConf raise different types
+        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
+    if not isinstance(config, dict) or "name" not in config:
+        raise UserError(f"{path}: holds no configuration of a run")
+    recorded = cast("dict[str, Any]", config)
+    try:
+        _check_recorded(recorded)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
+    return recorded
+
+
+def _check_recorded(values: Mapping[str, Any]) -> None:
+    """Checks the fields of the whole run, and those of the groups that tables and reports read."""
+    check_types(Config, values, "")
+    names = values.get("aggregate")
+    if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
+        raise ConfigError("aggregate", names, "a name, or a list of names")
+    Vote.of(values.get("vote") or {})
+    for group in (*_GROUPS, "model", "draft", "dataset", "grader"):
+        fields = values.get(group) or {}
+        if not isinstance(fields, Mapping):
+            raise ConfigError(group, fields, "the fields of a component")
+        if option := components(group).get(str(fields.get("name"))):
+            check_types(option.cls, fields, f"{group}.")
+    changes(values)
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:

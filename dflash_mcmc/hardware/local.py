@@ -86,7 +86,7 @@ class Local(Hardware):
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda":
+        if device == "cuda":  # each process of a launch takes a GPU of its own
             device = f"cuda:{ranks.local_rank()}"
         if device.startswith("cuda"):
             count = torch.cuda.device_count()

@@ -47,7 +47,7 @@ class Probe(Component):
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
     """A TypedDict of typing_extensions with the fields of a record, without problem and chain. Records are checked against it
-    when they are written and read (`store/schema.py`; `store/schema.py` has bounds). A record with `skipped` may lack the
+    when they are written and read (`store/schema.py`, which has the bounds). A record with `skipped` may lack the
     fields. None checks only that numbers are finite."""
 
     tables_in: ClassVar[str] = ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dflash_mcmc.config.identity import labels_of, name_of_path
+from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent
@@ -22,7 +22,7 @@ from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import Study, named, study_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import configuration_of, json_object
+from dflash_mcmc.store.described import described, json_object
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """
@@ -201,7 +201,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if all("probe" in (_object(entry.folder / RUN_FILE).get("identity") or {}) for entry in folders):
+    if all("probe" in _identity(entry.folder) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
@@ -302,7 +302,7 @@ def report_of(found: Sequence[Found]) -> tuple[page.Heading, list[Section]]:
     for entry in found:
         summary = _object(entry.folder / "summary.json")
         if _is_of_a_probe(summary):
-            runs.append(ProbeRun(entry.folder, _object(entry.folder / RUN_FILE)["identity"], summary))
+            runs.append(ProbeRun(entry.folder, _identity(entry.folder), summary))
         else:
             warnings.append(f"left out: {entry.folder}: not a finished run of a probe")
     if not runs:
@@ -330,6 +330,13 @@ def _section_of_probe(probe: str, runs: list[ProbeRun]) -> Section:
     text += cautions([run.summary.get("num_problems", 0) for run in runs])
     source = source_of(probe)
     return Section(probe, f"probe={probe}", text + (paragraphs(_PUBLISHED.format(source=source)) if source else []), tables)
+
+
+def _identity(folder: Path) -> dict:
+    try:
+        return described(folder / RUN_FILE).identity
+    except UserError:
+        return {}
 
 
 def _object(path: Path) -> dict:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.identity import with_names
+from dflash_mcmc.config.identity import configuration_of, with_names
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.report.parts import ReportColumn, ReportTable
 from dflash_mcmc.statistics.intervals import caution
-from dflash_mcmc.store.described import RUN, configuration_of, json_object
+from dflash_mcmc.store.described import RUN, json_object
 
 _STARTS_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """Characters that begin a formula in Excel, LibreOffice or Google Sheets; the last four are their full-width forms."""

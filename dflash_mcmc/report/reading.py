@@ -15,11 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dflash_mcmc.config.identity import changes, hash_of, labels_of
-from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.store.described import RUN, configuration_of, described, json_object, read_problems
+from dflash_mcmc.store.described import RUN, described, json_object, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
@@ -236,10 +236,6 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     identity, sessions = described(folder / RUN)
     config = configuration_of(folder)
-    try:
-        changes(config)  # here, where the file is known
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{folder / 'config.yaml'}: holds no configuration of a run: {reason_of(error)}") from error
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = name_of_run(identity, config)

@@ -123,7 +123,7 @@ def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
     Args:
         alphas: exponents of the power vote instead of the run's.
     """
-    vote = Vote.of(run.config["vote"]) if run.config.get("vote") else Vote()
+    vote = Vote.of(run.config.get("vote") or {})
     powers = [PowerVote(alpha=alpha) for alpha in alphas] or [vote.power]
     rules = [*powers, *(rule for rule in vote.rules.values() if rule is not vote.power)]
     return [rule for rule in rules if votes(run) and (_has_weights(run) or not rule.needs_log_q)]

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.identity import labels_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.config.identity import configuration_of, labels_of
 from dflash_mcmc.report.parts import count
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import configuration_of, json_object
-from dflash_mcmc.store.files import is_there
+from dflash_mcmc.store.described import RUN, described, json_object
 
 HEADERS = ("condition", "correct", "total", "accuracy", "95 % interval", "avg tokens", "avg time (s)", "MH accept",
            "moved", "no answer", "token-forwards")
@@ -31,8 +29,8 @@ def overall(folders: Sequence[Path]) -> str:
 
     If several runs have the same condition, the settings in which they differ follow the name of the condition.
     """
-    summaries = [_read(folder / "summary.json") for folder in folders]
-    labels = labels_of([s["condition"] for s in summaries], [_read(folder / "run.json")["identity"] for folder in folders],
+    summaries = [json_object(folder / "summary.json") for folder in folders]
+    labels = labels_of([s["condition"] for s in summaries], [described(folder / RUN).identity for folder in folders],
                        [configuration_of(folder) for folder in folders])
     pairs = [pair for label, summary in zip(labels, summaries, strict=True) if summary["num_samples"]
              for pair in _with_aggregates(label, summary)]
@@ -90,7 +88,7 @@ def _spent(label: str, summary: dict) -> str:
 
 def _remark(label: str, summary: dict, folder: Path) -> str:
     """A line on answers that were cut off or ended at a stop string. It is empty if there are none."""
-    remark = finishes.remark(summary, _read(folder / "run.json")["identity"].get("dataset.max_new_tokens"))
+    remark = finishes.remark(summary, described(folder / RUN).identity.get("dataset.max_new_tokens"))
     return f"{label}: {remark}." if remark else ""
 
 
@@ -106,9 +104,3 @@ def row_of(label: str, summary: dict) -> list[str]:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _read(path: Path) -> dict:
-    if not is_there(path):
-        raise UserError(f"{path.parent}: not a finished run: {path.name} cannot be read")
-    return json_object(path)

@@ -140,7 +140,7 @@ def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
     for budget in sorted(budgets) if measure and config.pilot_problems else ():
         for _ in range(_MOST_PILOTS):
             setting = curve.nearest(budget)
-            if setting in curve.measured:
+            if setting in curve.measured:  # a further pilot would measure the same setting
                 break
             curve.measured[setting] = _measured(_with(config, field, setting), field)
     chosen = [curve.nearest(budget) for budget in budgets]

@@ -181,10 +181,10 @@ class Vote:
         return {rule.name: rule for rule in (self.power, self.softsat, self.answer_power, self.adaptive)}
 
     @classmethod
-    def of(cls, values: Mapping[str, Mapping[str, Any]]) -> Vote:
-        """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them."""
-        return cls(power=PowerVote(**values["power"]), softsat=SoftSat(**values["softsat"]),
-                   answer_power=AnswerPower(**values["answer_power"]), adaptive=AdaptiveVote(**values.get("adaptive", {})))
+    def of(cls, values: Mapping[str, Mapping[str, Any] | None]) -> Vote:
+        """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them. Raises TypeError."""
+        given: dict[str, Any] = {rule.name: rule(**(values.get(rule.name) or {})) for rule in RULES}
+        return cls(**given)
 
 
 RULES: tuple[type[VoteRule], ...] = (PowerVote, SoftSat, AnswerPower, AdaptiveVote)

@@ -40,13 +40,16 @@ def described(path: Path) -> Described:
     if not (isinstance(identity, dict) and identity and isinstance(sessions, list) and sessions
             and all(isinstance(session, dict) for session in sessions)):
         raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
+    for name, value in identity.items():
+        if name.endswith(".content") and not isinstance(value, str | None):
+            raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")
     return Described(identity, sessions)
 
 
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
     try:
-        value = json.loads(_text(path))
+        value = json.loads(text_of(path))
     except (ValueError, RecursionError) as error:
         reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
@@ -55,23 +58,8 @@ def json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def configuration_of(folder: Path) -> dict[str, Any]:
-    """The content of a run's `config.yaml`. Raises UserError for a file that a run did not write."""
-    from omegaconf import OmegaConf
-
-    path = folder / CONFIG
-    try:
-        value = OmegaConf.to_container(OmegaConf.create(_text(path)))
-    except UserError:
-        raise
-    except Exception as error:  # yaml and OmegaConf raise different types
-        raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
-    if not isinstance(value, dict) or "name" not in value:
-        raise UserError(f"{path}: holds no configuration of a run")
-    return cast("dict[str, Any]", value)
-
-
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The content of a file of a run folder. Raises UserError for a missing one, and for one that cannot be read."""
     content = read_regular(path)
     if content is None:
         raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
@@ -116,7 +104,7 @@ def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[Pro
     Args:
         missing: returns the run's problems except those with the given ids.
     """
-    known = read_problems(folder)
+    known = read_problems(folder)  # of earlier starts too, whose problems this one may not request
     if new := missing(known.keys()):
         write_atomically(folder / PROBLEMS, as_lines([*known.values(), *new]))
 

@@ -126,6 +126,7 @@ def open_to_extend(path: Path) -> IO[bytes]:
 def open_to_append(path: Path) -> IO[bytes]:
     """The file, to add output of any kind at its end; a new one if there is none. Raises UserError, also for a link."""
     refuse_link(path)
+    is_there(path)  # a pipe would wait for a reader
     with writing(path):
         return open(path, "ab", opener=_without_links)
 

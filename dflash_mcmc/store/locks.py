@@ -241,15 +241,17 @@ def is_open(folder: Path) -> bool:
     The question is a shared lock, held for a moment under the mutex. Whoever enters holds the mutex, so that nobody is refused
     because of the question. (F_GETLK locks nothing, but its `struct flock` differs between systems.)
 
-    Raises UserError if the lock file cannot be asked, RunBusy if this process has the folder open: to close the file would
-    release its locks.
+    Raises UserError for what is no file or cannot be asked, RunBusy if this process has the folder open: to close the file
+    would release its locks.
     """
     path = folder / "lock"
+    if not is_there(path):  # a pipe would wait for a writer
+        return False
     if path.resolve() in _open:
         raise RunBusy(f"{folder}: this process has that run open already")
     try:
-        file = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:  # another process has just removed it
         return False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error

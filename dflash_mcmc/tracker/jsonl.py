@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_mcmc.errors import writing
 from dflash_mcmc.registry import register
-from dflash_mcmc.store.files import is_there
+from dflash_mcmc.store.files import open_to_append
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
 
@@ -23,7 +23,7 @@ class JsonlTracker(Tracker):
 
 
 class JsonlWriter(TrackedRun):
-    """Appends lines to the file. The file is open only while a line is written. Raises UserError for anything but a file."""
+    """Appends lines to the file. The file is open only while a line is written. Raises UserError, also for a link."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -47,6 +47,5 @@ class JsonlWriter(TrackedRun):
         self._write({"preempted": True})
 
     def _write(self, entry: dict) -> None:
-        is_there(self._path)  # a pipe would wait for a reader
-        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        with writing(self._path), open_to_append(self._path) as file:
+            file.write(json.dumps(entry).encode() + b"\n")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.command import check_command
-from dflash_mcmc.config.identity import node_of
+from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
@@ -29,6 +29,7 @@ Audits what an engine drew: do the tokens follow the law that it states? TARGET 
 
   outputs/NAME/RUN          a run folder of this package
   texts.jsonl               texts of any engine: prompt_ids or prompt, and ids or text, in each line
+  cases FOLDER              none yet: writes a small model and prompts that any engine can be run on
   http://HOST:PORT/v1       a server, which is asked for the texts of dataset=..., num_chains of each problem
 
     python -m dflash_mcmc.verify texts.jsonl model=tiny sampler.temperature=0.8 sampler.top_p=0.95
@@ -48,6 +49,8 @@ def main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
+    if arguments[0] == "cases":
+        return _write_cases(arguments[1:])
     parser = program.OneLineParser("python -m dflash_mcmc.verify", add_help=False)
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
@@ -96,6 +99,15 @@ def _audited(target: str, path: Path, config: Config, level: float, folder: Path
     return audit(model, _with_bar(texts), law, level, config.blend)
 
 
+def _write_cases(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError(f"cases: given {' '.join(arguments) or 'nothing'!r}; allowed: one folder to write to")
+    from dflash_mcmc.verify import drawn
+
+    drawn.write_cases(_stated(["model=tiny", "dataset=arith", "dataset.limit=1"]), Path(arguments[0]))
+    print(f"written to {arguments[0]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
+
+
 def _with_bar(texts: Iterable[DrawnText]) -> Iterable[DrawnText]:
     from tqdm.auto import tqdm
 
@@ -126,19 +138,15 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     """The configuration of a run folder. Raises UserError."""
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"TARGET: given {str(folder)!r}, which has no config.yaml; allowed: the folder of a run")
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
-    config = check_command(["tracker=none"]).jobs[0].config
+    config, values = check_command(["tracker=none"]).jobs[0].config, configuration_of(folder)
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
             setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
         config.paths.outputs = values["paths"]["outputs"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "
                         "it, or a JSON Lines file of texts") from error
     config.model.check(config)

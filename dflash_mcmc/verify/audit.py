@@ -13,7 +13,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.evidence import Bet, BetEvidence, Evidence, Payments, Shift, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Bet, BetEvidence, Evidence, Payments, Repeats, Shift, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -86,11 +86,13 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     if blend is not None and (blend.needs_draft or blend.needs_companion):
         raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
-    evidence = Evidence(bets_of(read), level)
+    learned = Repeats() if read.temperature > 0.0 else None
+    evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)
     course, tops, outside, errors, again, kept_before = [], [], [], [], 0, True
     for text in texts:
         paid = _read(model, text, read, blend)
-        evidence.add(paid.log)
+        more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
+        evidence.add(np.hstack([paid.log, *more]))
         if text.log_p is not None:
             errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))
         again += text.encoded_again

@@ -1,8 +1,12 @@
-"""The texts to audit: those of a run folder, of a JSON Lines file, or of a server that is asked for them."""
+"""The texts to audit: those of a run folder, of a JSON Lines file, or of a server that is asked for them.
+
+And crafted cases for any engine, a small model and prompts whose answers show a mistake within few draws.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.error
 import urllib.request
 import zlib
@@ -28,6 +32,13 @@ _AT_ONCE = 8
 _PATIENCE = 600.0
 """Seconds to wait for an answer."""
 _ALLOWED = 'one JSON object a line with "prompt_ids" or "prompt", and with "ids" or "text"'
+
+_CASES = {"plain": (SamplingParams(temperature=1.5), 4000, 4), "cut": (SamplingParams(temperature=1.5, top_p=0.9), 4000, 4),
+          "penalty": (SamplingParams(temperature=1.5, frequency_penalty=2.0), 4000, 6),
+          "long": (SamplingParams(temperature=1.5), 400, 24)}
+"""The laws of the crafted cases, the answers to ask for and the tokens of each. A high temperature parts a target from its
+draft, which makes a draft's mistakes large."""
+_TINY = Path(__file__).parents[1] / "assets" / "tiny"
 
 
 class DrawnText(NamedTuple):
@@ -96,6 +107,30 @@ def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.nd
         raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {model.vocab_size - 1} (the "
                         "model's)")
     return np.array(value, np.int64)
+
+
+def write_cases(config: Config, folder: Path) -> None:
+    """Writes the crafted cases, of the one problem of a configuration, to a folder. Raises UserError.
+
+    `target/` is the embedded model, `assistant/` the lower half of its layers as a draft model. Each NAME.jsonl has the token
+    ids of the prompt, the law to draw with, and the number of answers and of their tokens.
+    """
+    from safetensors.torch import load_file, save_file
+
+    (prompt,) = build.prompts(config, config.model.load("cpu"), config.dataset.problems()).values()
+    with writing(folder):
+        for name in ("target", "assistant"):
+            shutil.copytree(_TINY, folder / name, dirs_exist_ok=True)
+        kept = json.loads((_TINY / "config.json").read_text())
+        kept["num_hidden_layers"] //= 2
+        del kept["layer_types"][kept["num_hidden_layers"]:]
+        (folder / "assistant" / "config.json").write_text(json.dumps(kept, indent=1) + "\n")
+        tensors = {name: tensor for name, tensor in load_file(_TINY / "model.safetensors").items()
+                   if not name.startswith("model.layers.") or int(name.split(".")[2]) < kept["num_hidden_layers"]}
+        save_file(tensors, folder / "assistant" / "model.safetensors", {"format": "pt"})
+        for name, (law, number, tokens) in _CASES.items():
+            case = {"prompt_ids": prompt.tolist(), "n": number, "max_tokens": tokens, **_asked(law)}
+            (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:

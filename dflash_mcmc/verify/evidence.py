@@ -11,6 +11,7 @@ temperature, with f = 1 for the most likely token a draft's mistake, with f = 1 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,10 @@ _CUTS = (SamplingParams(top_p=0.8), SamplingParams(top_p=0.9), SamplingParams(to
 """The truncations that are tried where none is stated."""
 _SLIP = 1e-3
 """The share of tokens that these bets let fall outside of the truncation, so that one token does not end the bet."""
+_PRIORS = np.array([16.0, 256.0, 4096.0])
+"""The weights of the stated law in what a bet learns from earlier texts of a prompt, as a number of texts."""
+_LEARNED = 4
+"""The first tokens of an answer whose law is learned."""
 _CANDIDATES = 1024
 """The most likely tokens that are sorted for a truncation by mass. A row with less mass in them is left as it is."""
 
@@ -140,6 +145,7 @@ class Payments(NamedTuple):
         expected_top: float64 (tokens,), the probability of the most likely token.
         outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0.
         kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
+        log_p: float64 (tokens,), log probability under the stated law, in nats; -inf for a token that it cannot draw.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
     """
 
@@ -148,6 +154,7 @@ class Payments(NamedTuple):
     expected_top: np.ndarray
     outside: np.ndarray
     kept_before: np.ndarray
+    log_p: np.ndarray
     target_log_p: np.ndarray
 
 
@@ -214,7 +221,35 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
         paid = torch.where(possible[:, None], paid, 0.0)
     kept_before = before.gather(1, drawn[:, None])[:, 0].isfinite()
     return Payments(*(each.cpu().numpy()
-                      for each in (paid, top, expected, beyond, kept_before, log_probability(logits, drawn))))
+                      for each in (paid, top, expected, beyond, kept_before, of_drawn, log_probability(logits, drawn))))
+
+
+class Repeats:
+    """Bets on the law of the first tokens that earlier texts of the same prompt have shown. They name no mistake in advance.
+
+    After n texts with this prompt and these tokens before a place, of which c had token x there, the law of a bet is
+    (c + a p(x)) / (n + a): what a Dirichlet prior with the stated law p as its mean and weight a predicts.
+    """
+
+    bets = tuple(Bet("repeated prompt", f"another law of the first tokens, learned from earlier answers (prior of {weight:g})")
+                 for weight in _PRIORS)
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[tuple[bytes, bytes], Counter[int]] = defaultdict(Counter)
+
+    def payments(self, prompt: np.ndarray, tokens: np.ndarray, log_p: np.ndarray) -> np.ndarray:
+        """The log payments (tokens, bets) of a text, in nats, from which later texts learn.
+
+        Args:
+            log_p: of the tokens under the stated law, as in `Payments`. A token that it cannot draw pays nothing.
+        """
+        paid = np.zeros((len(tokens), len(_PRIORS)))
+        for place, token in enumerate(tokens[:_LEARNED].tolist()):
+            seen = self._seen[prompt.tobytes(), tokens[:place].tobytes()]
+            if np.isfinite(log_p[place]):
+                paid[place] = np.log((seen[token] * np.exp(-log_p[place]) + _PRIORS) / (seen.total() + _PRIORS))
+            seen[token] += 1
+        return paid
 
 
 def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,

@@ -64,10 +64,13 @@ def copied(root: Path, folder: Path) -> Path:
 
 
 def run_tests(tree: Path, tests: Iterable[str], limit: float) -> tuple[str, str]:
-    """(result, last line) of a run of tests in a tree that ends with the first failure."""
+    """(result, last line) of a run of tests in a tree that ends with the first failure.
+
+    Processes that the tests leave are ended: under a wrong edit of the sandbox, programs that fork for ever.
+    """
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
     with _STARTING:
-        program = processes.start(command, tree, PYTHONPATH=str(tree), OMP_NUM_THREADS="1")
+        program = processes.start(command, tree, contained=True, PYTHONPATH=str(tree), OMP_NUM_THREADS="1")
     with program:
         try:
             output, errors = program.communicate(timeout=limit)
@@ -161,6 +164,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--edits", type=Path, default=FOLDER, help="folder of the list")
     parser.add_argument("--fresh", action="store_true", help="forget stored outcomes")
     given = parser.parse_args(arguments)
+    os.environ.update(processes.OF_TESTS)
     edits = [edit for edit in read(given.edits) if given.only in edit.name or given.only in edit.file]
     if not edits:
         parser.error(f"--only: given {given.only!r}; allowed: a part of the name or the file of an edit")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, main
+from tests import processes
+from tests.mutants.__main__ import ROOT, SURVIVED, main, run_tests
 from tests.mutants.edits import Edit, read
 
 
@@ -107,3 +109,48 @@ def test_tests_that_fail_without_an_edit_catch_nothing(tree, capsys):
     assert main(["--edits", str(tree / "edits")], tree) == 1
     said = capsys.readouterr().out
     assert "so that these tests catch nothing:\ntests/test_tiny.py: caught: FAILED tests/test_tiny.py::test_largest" in said
+
+
+FORKS_ON = """
+import fcntl, os, sys, time
+lock = open("lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)  # held until the last process that has inherited the file has ended
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        while not os.path.exists("stop"):
+            if os.fork():
+                os._exit(0)
+        os._exit(0)
+print("forked", flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "is killed", "is not contained"])
+def test_no_process_of_a_contained_program_is_left(tmp_path, end):
+    """Programs that leave its session and fork for ever end with it."""
+    code = FORKS_ON + ("time.sleep(3600)" if end == "is killed" else "")
+    try:
+        with processes.start(["-c", code], tmp_path, contained=end != "is not contained") as program:
+            processes.wait_until(lambda: "forked" in program.stdout)
+            if end == "is killed":
+                program.kill()
+            assert program.wait(processes.HANG) == (-9 if end == "is killed" else 0)
+        with (tmp_path / "lock").open() as lock:
+            if end == "is not contained":
+                with pytest.raises(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        (tmp_path / "stop").touch()
+
+
+def test_tests_of_an_edit_leave_no_process(tree):
+    (tree / "tests/test_tiny.py").write_text(f"CODE = {FORKS_ON!r}\n\n\ndef test_largest():\n    exec(CODE)\n")
+    try:
+        assert run_tests(tree, ["tests/test_tiny.py"], processes.HANG)[0] == SURVIVED
+        with (tree / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        (tree / "stop").touch()

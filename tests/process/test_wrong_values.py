@@ -301,6 +301,25 @@ def test_many_files_with_wrong_places_are_read_or_one_line(capsys, tmp_path, wro
     check_file(capsys, tmp_path, *wrong_file)
 
 
+@pytest.mark.parametrize(("file", "place", "other", "line"), [
+    ("config.yaml", ("num_chains",), "x", "num_chains: given 'x'; allowed: a whole number >= 1"),
+    ("config.yaml", ("dataset", "limit"), "x", "dataset.limit: given 'x'; allowed: a whole number"),
+    ("config.yaml", ("aggregate",), [3], "aggregate: given [3]; allowed: a name, or a list of names"),
+    ("config.yaml", ("vote",), 5, "vote: given 5; allowed: the fields of Vote"),
+    ("config.yaml", ("vote",), {"power": {"a": 1}}, "PowerVote.__init__() got an unexpected keyword argument 'a'"),
+    ("config.yaml", ("model",), 3, "model: given 3; allowed: the fields of a component"),
+    ("config.yaml", ("sampler",), [1], "sampler: given [1]; allowed: the fields of a component"),
+    ("run.json", ("identity", "dataset.content"), [], "identity: dataset.content: given []; allowed: the hash of a content"),
+    ("run.json", ("identity",), 3, "holds no identity")], ids=str)
+def test_a_value_of_another_type_is_one_line(capsys, tmp_path, file, place, other, line):
+    folder = run_folder(tmp_path)
+    value = {place[0]: None, **json.loads((folder / file).read_text())}
+    (folder / file).write_text(json.dumps(changed(value, place, other, without=False)))
+    told = refused_in_one_line(*ended(capsys, "report.__main__", [str(folder)]), (file, place))
+    assert f"{folder / file}: " in told
+    assert line in told
+
+
 def test_a_grid_without_the_configuration_of_a_point_is_one_line(capsys, tmp_path):
     folder = grid_folder(tmp_path / "here")
     (folder / "points/0000.yaml").unlink()

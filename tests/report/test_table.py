@@ -17,7 +17,7 @@ def folder(path, condition: str, identity: dict, **rest):
     path.mkdir()
     summary = summarise(condition, [record("a", "correct", **rest), record("b", "no_answer", **rest)])
     (path / "summary.json").write_text(json.dumps(summary))
-    (path / "run.json").write_text(json.dumps({"identity": identity, "sessions": []}))
+    (path / "run.json").write_text(json.dumps({"identity": {"version": 3, **identity}, "sessions": [{}]}))
     (path / "config.yaml").write_text("name: demo\n")
     return path
 
@@ -89,7 +89,7 @@ def test_samples_that_could_not_be_drawn_count_as_no_answer(tmp_path):
 
 
 def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
-    with pytest.raises(UserError, match="not a finished run"):
+    with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
         overall([tmp_path])
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match="cannot be parsed"):

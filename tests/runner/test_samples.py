@@ -22,7 +22,7 @@ from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
 from tests.conftest import ROOT
-from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, records_of, same, start, wait_for_records
+from tests.runs import NUM_WHOLE, QUICK, WHOLE, execute, finish, folder_of, records_of, same, shared, start, wait_for_records
 
 
 def test_a_run_encodes_each_prompt_once(monkeypatch, tmp_path):
@@ -244,7 +244,7 @@ def test_torn_last_line_is_drawn_again(make_config, uninterrupted):
 @pytest.mark.slow
 def test_the_same_command_twice_shares_the_work(tmp_path, uninterrupted):
     """Both end with the whole run; each sample is drawn by one of them."""
-    commands = [start(tmp_path, *WHOLE, "hardware.num_slots=2") for _ in range(2)]
+    commands = [processes.start(shared(*WHOLE, "hardware.num_slots=2"), tmp_path) for _ in range(2)]
     for command in commands:
         _, told = command.communicate(timeout=processes.HANG)
         assert command.returncode == 0, told

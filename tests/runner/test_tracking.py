@@ -19,7 +19,7 @@ from dflash_mcmc.tracker.jsonl import JsonlWriter
 from tests import processes
 from tests.conftest import ROOT
 from tests.processes import HANG
-from tests.runs import QUICK, execute
+from tests.runs import execute, shared
 
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=3")
 KILLED = """
@@ -155,9 +155,8 @@ def test_the_tracker_hears_how_a_run_ended(make_config, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path):
-    command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "dataset.limit=6", "tracker=jsonl"]
-    for rank in processes.start_ranks(2, command, tmp_path):
-        _, errors = rank.communicate(300)
+    for rank in processes.start_ranks(2, shared("dataset.limit=6", "tracker=jsonl"), tmp_path):
+        _, errors = rank.communicate(processes.HANG)
         assert rank.returncode == 0, errors[-3000:]
     (folder,) = (tmp_path / "outputs/demo").iterdir()
     assert (folder / "records.1.jsonl").read_text()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from dflash_mcmc.tracker import Guarded
 from tests.runs import execute
 
@@ -19,13 +21,15 @@ def test_lines_of_a_run(make_config):
     assert [line["step"] for line in lines if "step" in line] == [1, 2, 3, 4]
 
 
-def test_a_pipe_in_place_of_the_file_is_reported_and_stops_no_run(make_config, capsys):
+@pytest.mark.parametrize(("make", "told"), [(os.mkfifo, "is a pipe"), (lambda path: path.symlink_to("none"), "is a link")],
+                         ids=["pipe", "link"])
+def test_what_is_no_file_in_place_of_the_file_is_reported_and_stops_no_run(make_config, capsys, make, told):
     result = execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=1"))
     (result.folder / "metrics.jsonl").unlink()
-    os.mkfifo(result.folder / "metrics.jsonl")
+    make(result.folder / "metrics.jsonl")
     again = execute(make_config("tracker=jsonl", "sampler=greedy", "dataset.limit=2"))
     assert again.summary["num_samples"] == 2
-    assert "metrics.jsonl: is a pipe" in capsys.readouterr().err
+    assert f"metrics.jsonl: {told}" in capsys.readouterr().err
 
 
 class Failing:

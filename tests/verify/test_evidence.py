@@ -8,7 +8,7 @@ import torch
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.verify.evidence import Bet, Evidence, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, bets_of, payments, shift_of
 
 VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
@@ -119,3 +119,59 @@ def test_the_interval_of_a_shift_covers_it_at_every_token(shift):
         missed += not all(one.low <= shift <= one.high for one in found)
         assert found[-1].high - found[-1].low < 0.2
     assert missed <= 20
+
+
+P = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
+"""A stated law, whose last token it cannot draw."""
+
+
+def answer_of(rng: np.random.Generator, law: np.ndarray) -> np.ndarray:
+    return rng.choice(len(law), 6, p=law)
+
+
+def paid_by(learned: Repeats, prompt: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return learned.payments(prompt, answer, np.log(P)[answer])
+
+
+def test_what_is_learned_from_earlier_answers_pays_one_on_average():
+    """At each place of an answer, for each token that could stand there, after answers of another law."""
+    rng, prompt, means = np.random.default_rng(3), np.array([2, 5]), np.zeros((4, 5, 3))
+    told = [answer_of(rng, np.array([0.7, 0.1, 0.1, 0.1, 0.0])) for _ in range(40)]
+    start = told[0]
+    for place in range(4):
+        for token in range(len(P)):
+            learned = Repeats()
+            for answer in told:
+                paid_by(learned, prompt, answer)
+            paid = paid_by(learned, prompt, np.append(start[:place], token))
+            means[place, token] = P[token] * np.exp(paid[-1])
+            assert token == 4 or paid[-1].any(), "40 answers are known"
+    assert means.sum(axis=1) == pytest.approx(np.ones((4, 3)), abs=1e-12)
+
+
+def test_what_is_learned_is_of_one_prompt_and_of_earlier_answers_with_the_same_start():
+    learned, rng = Repeats(), np.random.default_rng(4)
+    one, other = np.array([2, 5]), np.array([2, 6])
+    assert not paid_by(learned, one, np.array([0, 1, 2])).any(), "nothing is known"
+    assert not paid_by(learned, other, np.array([0, 1, 2])).any()
+    again = paid_by(learned, one, np.array([0, 2, 2]))
+    assert np.exp(again[0]) == pytest.approx((1.0 / 0.4 + np.array([16.0, 256.0, 4096.0])) / np.array([17.0, 257.0, 4097.0]))
+    assert (again[1] < 0.0).all(), "another token followed"
+    assert not again[2].any(), "no earlier answer starts so"
+    long = [paid_by(learned, one, answer_of(rng, P)) for _ in range(50)]
+    assert not np.array(long)[:, 4:].any()
+
+
+def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
+    """Two tokens change places in part: no temperature, no truncation. 400 clean audits of 200 answers at a level of 0.1."""
+    def audited(law: np.ndarray, answers: int, seed: int, level: float) -> Evidence:
+        rng, learned, ledger = np.random.default_rng(seed), Repeats(), Evidence(Repeats.bets, level)
+        for _ in range(answers):
+            ledger.add(paid_by(learned, np.array([7]), answer_of(rng, law))[:1])
+        return ledger
+
+    swapped = audited(np.array([0.4, 0.25, 0.25, 0.1, 0.0]), 4_000, 0, 1e-3).together()
+    assert swapped.red_at is not None
+    red = sum(audited(P, 200, seed, 0.1).together().red_at is not None for seed in range(400))
+    assert red <= 400 * (0.1 + 3 * np.sqrt(0.1 * 0.9 / 400))

@@ -81,6 +81,43 @@ def test_a_faulty_decoder_is_red_and_its_fault_is_named(fault, kind, make_config
     assert "<svg" in page
 
 
+@pytest.mark.slow
+def test_the_mistake_of_vllm_is_red_within_the_answers_of_a_crafted_case(make_config, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for fault in ("residual_by_draft_noise", None):
+        result = runs.execute(make_config(
+            "experiment=faults", "draft=tiny", "dataset.limit=1", "num_chains=2000", "dataset.max_new_tokens=4",
+            "sampler.temperature=1.5", "decoder=speculative_rejection", f"decoder.fault={fault or 'null'}"))
+        code, out, _ = told([str(result.folder)], capsys)
+        assert code == (fault is not None)
+        assert ("learned from earlier answers" in out.splitlines()[0]) == (fault is not None)
+
+
+def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "cases"
+    assert told(["cases", str(folder)], capsys)[0] == 0
+    target, assistant = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "assistant"))
+    assert (len(target.model.layers), len(assistant.model.layers)) == (8, 4)
+    asked = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.jsonl")}
+    assert {name: set(case) - {"prompt_ids", "n", "max_tokens", "temperature", "top_p"} for name, case in asked.items()} == {
+        "plain": set(), "cut": set(), "long": set(), "penalty": {"frequency_penalty"}}
+    case = asked["plain"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = target.generate(torch.tensor([case["prompt_ids"]]), do_sample=True, temperature=case["temperature"], top_k=0,
+                                top_p=case["top_p"], max_new_tokens=case["max_tokens"], num_return_sequences=64)
+    drawn = drawn[:, len(case["prompt_ids"]):].tolist()
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({**case, "ids": ids}) + "\n" for ids in drawn))
+    common = [str(tmp_path / "texts.jsonl"), f"model={folder / 'target'}", f"paths.outputs={tmp_path}"]
+    code, out, _ = told([*common, f"sampler.temperature={case['temperature']}"], capsys)
+    assert code == 0
+    assert "64 texts" in out
+    assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
+
+
 def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm, tiny, tmp_path, capsys):
     file = tmp_path / "texts.jsonl"
     file.write_text(lines(warm))
@@ -154,11 +191,11 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
 
 
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
-    for content in ("a: [", "model: {name: hf, no_such: 1}", "model: {name: no_such}", "[]"):
+    for content in ("a: [", "name: x\nmodel: {name: hf, no_such: 1}", "name: x\nmodel: {name: no_such}", "[]"):
         (tmp_path / "config.yaml").write_text(content)
         code, _, err = told([str(tmp_path)], capsys)
         assert (code, len(err.strip().splitlines())) == (2, 1), err
-        assert "config.yaml: cannot be read: " in err
+        assert "config.yaml: " in err
 
 
 def _texts(folder):
@@ -245,7 +282,7 @@ def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["nowhere"], "TARGET: given 'nowhere', which does not exist"), (["."], "which has no config.yaml"),
+    (["nowhere"], "TARGET: given 'nowhere', which does not exist"), (["."], "config.yaml: cannot be read: No such file"),
     ([".", "--level", "2"], "--level: given 2"), ([".", "--fast"], "--fast: not an option"),
     ([__file__, "decoder=plain"], "decoder: given with verify; allowed: model, dataset, sampler"),
     ([__file__, "sampler=power_mh"], "temperature or greedy: the law of each token"),

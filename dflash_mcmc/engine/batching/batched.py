@@ -11,14 +11,7 @@ token of every chain is therefore drawn by the same code.
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
-The engine is fast for five reasons. `Options` has a switch for most of them.
-- Prompts are read ahead, many at once.
-- A draw along the current sequence starts at the first token that differs. The stored intervals give this token without a
-  forward of the model.
-- A draw ends when it crosses its floor.
-- Operations that are asked for together take a slot each. Rows with the same first tokens copy keys and values, and draws
-  share forwards until their tokens differ.
-- A spare row keeps the current sequence's keys and values while a draw overwrites them.
+What makes it fast has switches in `Options` (docs/explanation/engine.md).
 
 A ladder gives all shapes (`ladder.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
 batch. `tests/engine/batching/test_batched.py` compares the engine with the reference engine, and with itself under other batch

@@ -160,8 +160,9 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache, ABC):
     """The keys and values of some rows. `aim` sets rows and positions before each forward.
 
-    A row can be written only where it is open. A forward calls `update` of each layer with keys and values (rows, heads,
-    queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
+    A row can be written only where it is open. The methods here are those of rows that have memory of their own: all is open,
+    nothing is freed, and later tokens overwrite earlier ones. A forward calls `update` of each layer with keys and values
+    (rows, heads, queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
 
     Attributes:
         slot_layers: a layer for each decoder layer.
@@ -194,9 +195,9 @@ class SlotCache(Cache, ABC):
     def length(self) -> int:
         """Positions of a row."""
 
-    @abstractmethod
     def of_one_row(self, length: int) -> SlotCache:
         """A cache of the same shape with one row of at least `length` positions, for a slot without a row of the batch."""
+        return self.on_host(length)
 
     @abstractmethod
     def on_host(self, length: int) -> SlotCache:
@@ -206,51 +207,45 @@ class SlotCache(Cache, ABC):
     def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
 
-    @abstractmethod
     def reserve(self, length: int) -> None:
         """Makes rows at least `length` long."""
 
-    @abstractmethod
     def open(self, row: int, start: int, stop: int) -> None:
         """Lets forwards write positions `start` to `stop - 1` of a row, beside those that are open. Raises OutOfPages."""
 
-    @abstractmethod
     def close(self, row: int) -> None:
         """Ends the writing to a row: what a forward gives for it is lost."""
 
-    @abstractmethod
     def keep(self, row: int, start: int, stop: int) -> None:
         """Frees the memory of a row outside positions `start` to `stop - 1`. The row is closed."""
 
-    @abstractmethod
     def extend(self, stops: np.ndarray) -> None:
         """Opens the first rows, except closed ones, up to these positions, int64 (rows,). Raises OutOfPages."""
 
-    @abstractmethod
     def restart(self) -> None:
         """Empties all rows of this cache, and frees the memory of all caches of one row made from it."""
 
     @property
-    @abstractmethod
     def num_pages(self) -> int:
         """Number of pages, free or not; UNLIMITED where rows have memory of their own."""
+        return UNLIMITED
 
     @property
-    @abstractmethod
     def num_free_pages(self) -> int:
         """Number of free pages; UNLIMITED where rows have memory of their own."""
+        return UNLIMITED
 
-    @abstractmethod
     def has_pages(self, row: int) -> bool:
         """Whether a row has pages that it could free."""
+        return False
 
-    @abstractmethod
     def pages_of(self, length: int) -> int:
         """Number of pages of `length` positions; 0 where rows have memory of their own."""
+        return 0
 
-    @abstractmethod
     def pages_to_extend(self, stops: np.ndarray) -> int:
         """Number of pages that `extend` takes."""
+        return 0
 
     @abstractmethod
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
@@ -294,9 +289,6 @@ class SlotCache(Cache, ABC):
 
         This removes NaN: a masked position has weight zero, but zero times NaN is NaN.
         """
-
-
-_FIRST = slice(0, 1)
 
 
 class ContiguousLayer(SlotLayer):
@@ -349,7 +341,7 @@ class ContiguousLayer(SlotLayer):
 
 
 class ContiguousCache(SlotCache):
-    """A layer for each decoder layer. Every row is open.
+    """A layer for each decoder layer. Every row has memory of its own.
 
     Attributes:
         keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers. One copy moves a span of a
@@ -370,10 +362,6 @@ class ContiguousCache(SlotCache):
         self._layers = [ContiguousLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
         super().__init__(self._layers, num_rows, companion)
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
-
-    def of_one_row(self, length: int) -> ContiguousCache:
-        """See `SlotCache`. The memory is the host's."""
-        return self.on_host(length)
 
     def on_host(self, length: int) -> ContiguousCache:
         return ContiguousCache(self._shape, 1, length, "cpu", self._companions)
@@ -398,41 +386,9 @@ class ContiguousCache(SlotCache):
         if self.companion is not None:
             self.companion.reserve(length)
 
-    def open(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: all rows are open."""
-
-    def close(self, row: int) -> None:
-        """Does nothing: a step writes to a closed row only where the row holds nothing."""
-
-    def keep(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: the memory of a row is its own."""
-
-    def extend(self, stops: np.ndarray) -> None:
-        """Does nothing: `reserve` makes all rows long enough."""
-
-    def restart(self) -> None:
-        """Does nothing: later tokens overwrite what rows hold."""
-
-    @property
-    def num_pages(self) -> int:
-        return UNLIMITED
-
-    @property
-    def num_free_pages(self) -> int:
-        return UNLIMITED
-
-    def has_pages(self, row: int) -> bool:
-        return False
-
-    def pages_of(self, length: int) -> int:
-        return 0
-
-    def pages_to_extend(self, stops: np.ndarray) -> int:
-        return 0
-
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         row_ids = self._row_ids[rows]
-        one = isinstance(rows, slice) and rows == _FIRST and positions.numel() == 1 and positions.device.type == "cpu"
+        one = isinstance(rows, slice) and rows == slice(0, 1) and positions.numel() == 1 and positions.device.type == "cpu"
         only = int(positions) if one else None
         for layer in self._layers:
             layer.aim(rows, row_ids, positions, key_length, only)

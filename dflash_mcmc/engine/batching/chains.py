@@ -18,7 +18,7 @@ from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.adaptation.learning import Adapter
-    from dflash_mcmc.engine.batching.slot_memory import Offloaded
+    from dflash_mcmc.engine.batching.slot_memory import SlotPlace
 
 
 _NOTHING = np.empty(0, np.int64)
@@ -182,7 +182,7 @@ class Slot:
     def __init__(self, chain: LiveChain):
         self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
         self.row: int | None = None
-        self.offloaded: Offloaded | None = None
+        self.offloaded: SlotPlace | None = None
         self.operation: Operation | None = None
         self.base: Trajectory | None = None
         self.adapter: Adapter | None = None

@@ -92,7 +92,7 @@ class PlainSteps:
               groups: tuple[Group, ...]) -> DraftStates | None:
         """The draft's hidden states for the next tokens; None if no row needs them."""
         grid = self.runner.grid
-        if grid is None or not (self.runner.on_grid or any(group.source == "draft" for group in groups)):
+        if grid is None or not (self.runner.blend.needs_draft or any(group.source == "draft" for group in groups)):
             return None
         return grid.at_step(cache, state, batch, key_length)
 
@@ -291,7 +291,6 @@ class DecodeLoop:
                 rides = slots[row].leader if row < len(slots) else None
                 leader[row] = 0 if rides is None else rides.place
             self._riders = SharedForwards(len(leader), torch.tensor(leader, device=self.rows.device))
-
 
     def prepare(self) -> None:
         """Writes the state of the draws that begin."""

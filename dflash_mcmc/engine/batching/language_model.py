@@ -19,9 +19,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, delta_net, fused_norms, row_linear
+from dflash_mcmc.engine.batching import attention, delta_net, layer_loop, row_linear
 from dflash_mcmc.engine.batching.attention import unmasked_types
-from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, cache_argument, recurrent_shape
+from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, SlotCache, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
@@ -183,6 +183,7 @@ class LanguageModel:
         refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self._cache_argument = cache_argument(self.decoder)
+        self._loop: layer_loop.LayerLoop | None = None
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
         self.layers = _find(self.decoder, _LAYER_NAMES)
@@ -244,6 +245,8 @@ class LanguageModel:
             cache: takes the keys and values of the tokens, and gives those of earlier ones.
             options: what else the decoder takes, `position_ids` and `attention_mask`.
         """
+        if self._loop is not None and isinstance(cache, SlotCache):
+            return self._loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state
 
@@ -333,11 +336,9 @@ class LanguageModel:
         return text if self.stop_strings is None else self.stop_strings.cut(text)
 
     def _pack(self) -> None:
-        """Replaces the linear layers, and fuses the norms that keep their bits."""
+        """Replaces the linear layers, and takes the place of the modules of transformers where it keeps their bits."""
         row_linear.replace_layers(self.decoder)
-        with torch.inference_mode():
-            for module, norm in fused_norms.fused(self.decoder).items():
-                module.forward = norm
+        self._loop = layer_loop.loop_of(self.decoder, self.cache_shape)
 
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):

@@ -70,14 +70,9 @@ class ModelRunner:
         self._keys = torch.arange(length, device=model.device)
         self.endings = Endings(model.stop_ids, model.stop_strings, model.device, model.strings)
 
-    @property
-    def on_grid(self) -> bool:
-        """Whether the blend mixes in the draft."""
-        return self.blend.needs_draft
-
     def drafts(self, sources: Collection[str]) -> bool:
         """Whether logits of these sources read the draft's blocks."""
-        return self.grid is not None and (self.on_grid or "draft" in sources)
+        return self.grid is not None and (self.blend.needs_draft or "draft" in sources)
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -165,29 +160,17 @@ class ModelRunner:
         """
         first = np.array([span.start for span in spans])
         tokens = np.stack([_piece(span, size) for span in spans])
-        positions, key_length = self._laid(cache, first, size)
+        # A piece may reach beyond the cache. The tokens there are padding. They share its last position, which is no token's.
+        positions = np.minimum(first[:, None] + np.arange(size), cache.length - 1)
+        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
         rows = np.array([span.row for span in spans])
         stops = np.minimum(first + size, [span.stop for span in spans])
         beside = None
         if self.second is not None:
             beside = self.second.of_spans([span.prompt for span in spans if span.prompt is not None], first, tokens)
-        with cache.reading(np.stack([rows, first, stops], axis=1)):
-            return self.forward(cache, *self._sent(rows, tokens, positions), key_length, beside=beside)
-
-    def _sent(self, rows: np.ndarray, tokens: np.ndarray,
-              positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Copies the arrays to the model's device."""
         sent = [torch.from_numpy(array).to(self.model.device) for array in (rows, tokens, positions)]
-        return sent[0], sent[1], sent[2]
-
-    def _laid(self, cache: SlotCache, first: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-        """Positions of pieces that begin at `first`, and the length of the keys that they attend to.
-
-        A piece may reach beyond the cache. The tokens there are padding. They share the cache's last position, which belongs
-        to no token.
-        """
-        key_length = min(round_up(int(first.max()) + size, self.key_step), cache.length)
-        return np.minimum(first[:, None] + np.arange(size), cache.length - 1), key_length
+        with cache.reading(np.stack([rows, first, stops], axis=1)):
+            return self.forward(cache, sent[0], sent[1], sent[2], key_length, beside=beside)
 
     def logits(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor], sources: Collection[str],
                said: DraftStates | None = None) -> dict[str, torch.Tensor]:
@@ -204,7 +187,7 @@ class ModelRunner:
             logits = {"blended": self.blend.mix(own, [self._others(tapped[0])], lambda values: values)}
             return self._with_sources(logits, sources, own, said)
         last = hidden.float()
-        if said is not None and self.on_grid:
+        if said is not None and self.blend.needs_draft:
             tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
         mixed = self.blend.mix(last, [state.float() for state in tapped],
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())

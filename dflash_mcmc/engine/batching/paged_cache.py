@@ -27,10 +27,6 @@ class OutOfPages(MemoryError):
     """No page is free."""
 
 
-def _nothing(page: int) -> None:
-    """What a pool does with a page that has lost its last user, unless something else is set."""
-
-
 class PagePool:
     """Free pages, and the number of users of the others.
 
@@ -44,7 +40,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, erase: Callable[[list[int]], None]):
         self.num_pages, self._erase = num_pages, erase
-        self.freed: Callable[[int], None] = _nothing
+        self.freed: Callable[[int], None] = lambda page: None
         self._spoiled = set[int]()
         self._users = np.zeros(num_pages + NUM_RESERVED, np.int64)
         self._free: list[int] = []
@@ -293,9 +289,6 @@ class PagedCache(SlotCache):
     def on_host(self, length: int) -> ContiguousCache:
         target, *companions = self.memory.shapes
         return ContiguousCache(target, 1, length, "cpu", tuple(companions))
-
-    def reserve(self, length: int) -> None:
-        """Does nothing: pages are taken where a row is opened."""
 
     def open(self, row: int, start: int, stop: int) -> None:
         table = self.table

@@ -205,8 +205,6 @@ class MemoryPlan(NamedTuple):
     """Additional memory of a cache while it grows."""
     num_pages: int = 0
     """Pages of the cache; 0 for a contiguous cache."""
-    page_size: int = 0
-    """Positions of a page."""
     limit: int | None = None
     """Memory for all of this. None if it is not known."""
     states: int = 0
@@ -220,7 +218,7 @@ class MemoryPlan(NamedTuple):
     @property
     def mean_length(self) -> int:
         """Tokens for which each slot has room if all slots have the same: the current sequence, and a draw besides it."""
-        return self.num_pages * self.page_size // self.num_slots if self.num_pages else self.max_length
+        return self.num_pages * PAGE_SIZE // self.num_slots if self.num_pages else self.max_length
 
     def describe(self, weight_bytes: int | None = None) -> str:
         """The plan in a line.
@@ -272,8 +270,7 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
-    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, PAGE_SIZE if num_pages else 0,
-                      states=states)
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, states=states)
 
 
 def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",

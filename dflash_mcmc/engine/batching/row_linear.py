@@ -9,6 +9,9 @@ it is not so, layers stay as they are, and steps have rows of `ladder.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn.functional import linear, pad
 
@@ -39,6 +42,11 @@ class RowLinear(torch.nn.Module):
         """Outputs (..., outputs) of rows (..., inputs)."""
         return multiply(rows, self.weight, self.bias)
 
+    @property
+    def product(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The layer as a function of (rows, inputs) that lack no rows; see `num_missing`."""
+        return partial(_product, weight=self.weight, bias=self.bias)
+
 
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """rows W^T + bias, (..., outputs), in the precision of the weights.
@@ -48,12 +56,17 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         weight: from `prepared`.
     """
     count = rows.numel() // rows.shape[-1]
-    missing = int(count == 1) if weight.is_mkldnn else -count % _PLAIN_STEP
+    missing = num_missing(count, weight.is_mkldnn)
     if not missing:
         return _product(rows, weight, bias)
     flat = rows.reshape(count, -1)
     padded = flat.expand(1 + missing, -1) if count == 1 else pad(flat, (0, 0, 0, missing))
     return _product(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
+
+
+def num_missing(count: int, packed: bool) -> int:
+    """Number of rows by which `count` rows are padded for a product with packed weights, or with weights as they are."""
+    return int(count == 1) if packed else -count % _PLAIN_STEP
 
 
 def prepared(weight: torch.Tensor) -> torch.Tensor | None:

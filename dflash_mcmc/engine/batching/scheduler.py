@@ -216,7 +216,7 @@ class PagePreemption:
 
     def suffices(self, pages: int) -> bool:
         """Whether so many pages are free."""
-        return self._memory.num_free_pages >= pages
+        return self._memory.cache.num_free_pages >= pages
 
     def free(self, pages: Callable[[], int], live_slots: Callable[[], Sequence[Slot]],
              pinned: Slot | None = None) -> list[Slot]:
@@ -243,7 +243,7 @@ class PagePreemption:
                 continue
             idle = [slot for slot in slots if (slot.row is None or slot.operation is None) and self._memory.holds_pages(slot)]
             if not idle:
-                raise UserError(f"hardware.memory_gb: the cache has {self._memory.num_pages} pages of "
+                raise UserError(f"hardware.memory_gb: the cache has {self._memory.cache.num_pages} pages of "
                                 f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
                                 "dataset.max_new_tokens, or fewer draws together")
             self._rows.take(idle[-1])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
-from dflash_mcmc.engine.batching.chains import Slot
+from dflash_mcmc.engine.batching.chains import CachedPrefix, Slot
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
@@ -16,19 +16,12 @@ from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 from dflash_mcmc.types import Trajectory
 
 
-class Offloaded(NamedTuple):
-    """A cache of one row and, if the engine has spare rows, one for its spare row."""
-
-    cache: SlotCache
-    spare: SlotCache | None
-
-
 class SlotPlace(NamedTuple):
     """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
 
     cache: SlotCache
     spare: SlotCache | None
-    row: int
+    row: int = 0
 
 
 class PromptReader:
@@ -140,16 +133,6 @@ class SlotMemory:
         """Positions of a page."""
         return PAGE_SIZE
 
-    @property
-    def num_pages(self) -> int:
-        """Number of pages, free or not."""
-        return self.cache.num_pages
-
-    @property
-    def num_free_pages(self) -> int:
-        """Number of free pages."""
-        return self.cache.num_free_pages
-
     def pages_of_step(self, tops: np.ndarray, reach: int) -> int:
         """Number of pages that the pending reading and the steps up to `reach` positions after `tops` take."""
         unread = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) + 1 for slot in self._unread)
@@ -252,11 +235,8 @@ class SlotMemory:
         held = slot.contents
         if not held.filled and held.saved_from >= len(held.saved):
             return
-        row, slot.offloaded = slot.place, self._new_offloaded(max(held.filled, len(held.saved)))
-        slot.offloaded.cache.copy(self.cache, row, 0, 0, held.filled)
-        if self.spare is not None and slot.offloaded.spare is not None and held.saved_from < len(held.saved):
-            slot.offloaded.spare.copy(self.spare, row, 0, held.saved_from, len(held.saved))
-        _free(SlotPlace(self.cache, self.spare, row))
+        slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
+        _move(held, SlotPlace(self.cache, self.spare, slot.place), slot.offloaded)
 
     def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -264,11 +244,7 @@ class SlotMemory:
         if offloaded is None:
             return
         self.reserve(max(len(held.held), len(held.saved)))
-        self.cache.copy(offloaded.cache, 0, slot.place, 0, held.filled)
-        if self.spare is not None and offloaded.spare is not None and held.saved_from < len(held.saved):
-            self.spare.reserve(self.cache.length)
-            self.spare.copy(offloaded.spare, 0, slot.place, held.saved_from, len(held.saved))
-        _free(SlotPlace(*offloaded, 0))
+        _move(held, offloaded, SlotPlace(self.cache, self.spare, slot.place))
 
     def free(self, slot: Slot) -> None:
         """Frees what the slot of a chain that has ended holds."""
@@ -280,12 +256,8 @@ class SlotMemory:
         """Moves what a slot without a row holds to the host's memory, and frees its pages."""
         held, home = slot.contents, self._place_of(slot)
         length = max(held.filled, len(held.saved))
-        host = Offloaded(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
-        host.cache.copy(home.cache, 0, 0, 0, held.filled)
-        if host.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
-            host.spare.copy(home.spare, 0, 0, held.saved_from, len(held.saved))
-        _free(home)
-        slot.offloaded = host
+        slot.offloaded = SlotPlace(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
+        _move(held, home, slot.offloaded)
 
     def stop(self, slot: Slot) -> None:
         """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
@@ -342,7 +314,7 @@ class SlotMemory:
         if slot.offloaded is None:
             slot.offloaded = self._new_offloaded(length)
         slot.offloaded.cache.reserve(length)
-        return SlotPlace(*slot.offloaded, 0)
+        return slot.offloaded
 
     @property
     def _margin(self) -> int:
@@ -351,8 +323,17 @@ class SlotMemory:
             return self.runner.adaptive.num_drafted + 1
         return self.runner.grid.block_size if self.runner.grid else 0
 
-    def _new_offloaded(self, length: int) -> Offloaded:
-        return Offloaded(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+    def _new_offloaded(self, length: int) -> SlotPlace:
+        return SlotPlace(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+
+
+def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
+    """Copies what a slot holds from one place to another, and frees the first."""
+    goal.cache.copy(home.cache, home.row, goal.row, 0, held.filled)
+    if goal.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
+        goal.spare.reserve(goal.cache.length)
+        goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))
+    _free(home)
 
 
 def _free(home: SlotPlace) -> None:

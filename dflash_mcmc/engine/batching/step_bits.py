@@ -106,7 +106,7 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
 
 def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     """Whether all numbers of a step of few slots have the bits of many, over random keys and values."""
-    longest = _longest_block(steps)
+    longest = max(steps.reach, steps.drafter.network.shape.block_size if isinstance(steps.drafter, DFlashDrafter) else 1)
     last = length = -(-4 * longest // _KEY_STEP) * _KEY_STEP
     if model.max_positions is not None:
         last = min(length, model.max_positions)
@@ -155,11 +155,6 @@ def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
     return True
 
 
-def _longest_block(steps: EngineSteps) -> int:
-    drafter = steps.drafter
-    return max(steps.reach, drafter.network.shape.block_size if isinstance(drafter, DFlashDrafter) else 1)
-
-
 class _Step:
     """A step of the first slots. It writes a position of the cache before it reads it, so that it can be repeated.
 
@@ -184,8 +179,9 @@ class _Step:
         """States, features and logits of a forward, and what the draft keeps of it."""
         positions = self._anchors[:count, None] + torch.arange(tokens)
         fed = self._sequences[:count].gather(1, positions)
-        yield self._forward(fed, positions)
-        yield self._runner.model.logits(self._hidden.flatten(0, 1)).view(count, tokens, -1)
+        hidden = self._forward(fed, positions)
+        yield hidden
+        yield self._runner.model.logits(hidden.flatten(0, 1)).view(count, tokens, -1)
         if self._runner.drafter is not None:
             yield from (kept.transpose(0, 1) for kept in self._cache.drafts.at(slice(0, count), positions))
 
@@ -208,8 +204,7 @@ class _Step:
             yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        self._hidden = self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
-        return self._hidden
+        return self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
 
 
 def _same(found, expected, count: int) -> bool:

@@ -301,8 +301,13 @@ class StopTables:
     """
 
     def __init__(self, device: torch.device):
+        import torch
+
         self._device = device
         self._offsets: dict[tuple[str, ...], int] = {}
+        self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 2))
+        self._steps[FOUND] = FOUND
+        self._vocabulary, self._row = (torch.tensor(values, device=device) for values in ([0, 0], [_NONE, FOUND]))
 
     @property
     def version(self) -> int:
@@ -327,11 +332,8 @@ class StopTables:
         """Appends the classes of all tokens, and the rows of the set's table. Both are flat, since sets differ in size."""
         import torch
 
-        if not self._offsets:
-            self._classes, self._steps = (torch.zeros(size, dtype=torch.int32, device=self._device)
-                                          for size in (len(strings.classes), 2))
-            self._steps[FOUND] = FOUND
-            self._vocabulary, self._row = (torch.tensor(values, device=self._device) for values in ([0, 0], [_NONE, FOUND]))
+        if not self._offsets:  # rows without strings have one class for every token
+            self._classes = torch.zeros(len(strings.classes), dtype=torch.int32, device=self._device)
         states, width = strings.table.shape
         offset = self._offsets[strings.strings] = len(self._row)
         table = np.where(strings.table == strings.found, FOUND, strings.table + offset).astype(np.int32)

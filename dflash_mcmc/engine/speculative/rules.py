@@ -222,7 +222,7 @@ class Proposal(NamedTuple):
     scores: torch.Tensor
     bad: torch.Tensor
     columns: torch.Tensor | None = None
-    """float64 (rows, slots, k), further columns of the tokens (`engine/batching/columns.py`)."""
+    """float64 (rows, slots, k), further columns of the tokens (`engine/batching/rows.py`)."""
 
 
 def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torch.Tensor:

@@ -38,7 +38,7 @@ def run(model, sampler, num_pages: int, slots: int = 8, **options):
     done = {each.tag: each for each in engine.run(chains(sampler))}
     if num_pages and engine._memory.prompts:
         engine._memory.prompts.clear()
-        assert engine._memory.num_free_pages == num_pages
+        assert engine._memory.cache.num_free_pages == num_pages
     return done, engine
 
 
@@ -83,6 +83,7 @@ class PagesOf:
 
     def __init__(self):
         self.num_free_pages, self.done = 0, []
+        self.cache = self
 
     def _free(self, what, slot):
         self.done.append((what, slot.chain.tag))

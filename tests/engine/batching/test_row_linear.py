@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from dflash_mcmc.engine.batching import float32_head, fused_norms, row_linear, step_bits
+from dflash_mcmc.engine.batching import float32_head, layer_loop, row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.row_linear import RowLinear
@@ -79,9 +80,9 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
     free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
     assert free or not row_linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
-    def counted(self, cache, rows, tokens, *rest):
+    def counted(self, cache, rows, tokens, *rest, **named):
         fed.append(tokens.shape)
-        return forward(self, cache, rows, tokens, *rest)
+        return forward(self, cache, rows, tokens, *rest, **named)
 
     monkeypatch.setattr(ModelRunner, "forward", counted)
     for allowed in (free, False):
@@ -216,24 +217,44 @@ def test_a_prepared_head_has_float32_sums_and_gradients(dtype, random_weights):
     assert float32_head.Float32Head(layer, copied=False).prepared is None
 
 
-def test_a_norm_is_fused_only_if_it_has_the_same_bits(random_weights):
-    class OtherRMSNorm(torch.nn.Module):
-        """Like a norm of Llama by its attributes. It scales before it divides."""
+def looped(family: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A model whose layers run in the loop, where its products keep their bits on this machine."""
+    model = LanguageModel(random_model(family, **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
+    if not row_linear.has_row_layers(model.decoder):
+        pytest.skip("this processor has no product of this precision that keeps bits: layers stay as they are")
+    return model
 
-        def __init__(self):
-            super().__init__()
-            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.linspace(0.5, 3, 64)), 1e-6
 
-        def forward(self, rows):
-            rows = rows * self.weight
-            return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_the_loop_of_layers_has_the_bits_of_the_modules_and_tells_the_same_hooks(family, dtype, monkeypatch):
+    model = looped(family, dtype)
+    assert model._loop is not None
+    found = []
+    for loop in (model._loop, None):
+        monkeypatch.setattr(model, "_loop", loop)
+        cache = ContiguousCache(model.cache_shape, 3, 64)
+        runner = ModelRunner(model, None, "grouped", 64, 64, 8)
+        steps = []
+        with runner.ready(), model.tapped((-1, 0, 1)) as tapped:
+            for start, queries, rows in ((0, 7, 3), (7, 1, 1), (7, 1, 3), (8, 2, 2)):
+                tokens = torch.arange(rows * queries).view(rows, queries) * 7 % model.vocab_size
+                positions = (start + torch.arange(queries)).expand(rows, -1)
+                steps += [runner.forward(cache, slice(0, rows), tokens, positions, 64), *tapped]
+        found.append([*steps, cache.keys, cache.values])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
-    model = wide(packs=False)
-    norms = [module for module in model.decoder.modules() if type(module).__name__ == "Qwen3RMSNorm"]
-    with torch.inference_mode():
-        found = fused_norms.fused(model.decoder)
-        assert set(found) <= set(norms)
-        rows = torch.randn(2, 1, model.config.hidden_size)
-        assert all(torch.equal(norm(rows[..., : len(module.weight)]), module(rows[..., : len(module.weight)]))
-                   for module, norm in found.items())
-        assert not fused_norms.fused(torch.nn.Sequential(OtherRMSNorm()))
+
+@pytest.mark.parametrize("changed", ["self_attn.q_proj", "mlp", "self_attn"])
+def test_a_decoder_that_computes_anything_else_has_no_loop(changed):
+    model = looped("qwen3")
+    module = model.decoder.layers[1].get_submodule(changed)
+    before = module.forward
+
+    def forward(*given, **options):
+        output = before(*given, **options)
+        return (output[0] + 1e-3, *output[1:]) if isinstance(output, tuple) else output + 1e-3
+
+    module.forward = forward
+    assert layer_loop.loop_of(model.decoder, model.cache_shape) is None
