@@ -1,7 +1,7 @@
-"""What each source of a guided target adds on worked solutions: `python -m tests.bench.sources TARGET OTHER DATA [PROBLEMS]`.
+"""What the sources of guided targets add on worked solutions: `python -m tests.bench.sources TARGET OTHER DATA [PROBLEMS]`.
 
-The target reads the reference programs of HumanEval (DATA is its JSON Lines file) after its chat prompt, and so do the sources:
-the OTHER model, the target after the prompt's last token, its raw layer -3, and that layer turned by the rotation of blend=noise.
+The target reads the reference programs of HumanEval (DATA is its JSON Lines file) after its chat prompt, and so do the
+sources: the OTHER model, the target after the prompt's last token, its raw layer -3, and that layer turned as in blend=noise.
 A row gives the mean log p a token of the solutions under (1 - beta) * final + beta * other, relative to beta 0, by beta; and
 KL(final | other). One forward of each model a problem suffices, because the tokens are given.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dflash_mcmc.blend.layer import LayerBlend
 
 BETAS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.5)
-_ASK = "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n```python\n{}\n```"
+_ASK = ("Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
+        "```python\n{}\n```")
 
 
 @torch.inference_mode()
@@ -29,7 +29,7 @@ def main(target: str, other: str, data: str, problems: int = 5) -> str:
     tokenizer = AutoTokenizer.from_pretrained(target)
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval() for path in (target, other)]
     noise, sums, count = LayerBlend(beta=1.0, direction="random"), dict[str, torch.Tensor](), 0
-    for line in islice(Path(data).open(encoding="utf-8"), problems):
+    for line in Path(data).read_text(encoding="utf-8").splitlines()[:problems]:
         row = json.loads(line)
         turns = [{"role": "user", "content": _ASK.format(row["prompt"])}]
         prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)

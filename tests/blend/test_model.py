@@ -301,7 +301,7 @@ def test_greedy_contrastive_decoding_is_a_plain_loop_on_transformers(strength, a
         changed, masked = changed + (best != int(own.argmax())), masked + (best != int(score.argmax()))
         tokens.append(best)
     blend = ModelBlend(beta=-strength, model="x", alpha_mask=alpha_mask)
-    engine = BatchedEngine(LanguageModel(expert), blend, 3, 320, companion=LanguageModel(amateur))
+    engine = BatchedEngine(LanguageModel(expert).without_stops(), blend, 3, 320, companion=LanguageModel(amateur))
     found = {done.tag: done.result.trajectory for done in engine.run(
         [(tag, SAMPLERS["greedy"].chain(prompt, 200, Key(0))) for tag, prompt in enumerate(PROMPTS[:2])])}
     reached = len(found[0].tokens)
