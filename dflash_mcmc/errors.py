@@ -21,7 +21,8 @@ class ConfigError(UserError, ValueError):
     """A wrong value of a configuration field: `field: given X; allowed: Y`. A ValueError, as Python programs expect."""
 
     def __init__(self, field: str, given: object, allowed: str):
-        super().__init__(f"{shortened(field)}: given {_shorten(given)}; allowed: {allowed}")
+        text = given if isinstance(given, str) and given.startswith("nothing") else repr(given)
+        super().__init__(f"{shortened(field)}: given {shortened(text)}; allowed: {allowed}")
 
 
 class UnknownName(ConfigError):
@@ -112,11 +113,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'alpha'?)`, or an empty text without a similar word."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _shorten(given: object) -> str:
-    text = given if isinstance(given, str) and given.startswith("nothing") else repr(given)
-    return shortened(text)
 
 
 def shortened(text: str) -> str:

@@ -340,7 +340,7 @@ def test_the_server_page_has_a_question_that_the_model_answers():
     import dflash_mcmc as dm
 
     (example,) = (block for block in pages.blocks(ROOT / "docs/howto/serve.md", "py") if "chat.completions" in block)
-    question = re.search(r'"content": "(Ann has (\d+) pens\. Ann buys (\d+) more\. .*?)"', example)
+    question = re.search(r'"content":\s*"(Ann has (\d+) pens\. Ann buys (\d+) more\. .*?)"', example)
     drawn = dm.sample(dm.component("model", "tiny"), None, [question[1]], sampler=dm.PowerMH(alpha=2, num_steps=4),
                       num_chains=2, max_new_tokens=64, progress=False)
     assert all(f"boxed{{{int(question[2]) + int(question[3])}}}" in sample.text for sample in drawn)

@@ -38,7 +38,6 @@ else:  # OmegaConf takes no other type for a field that several dataclasses can 
     Model = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
-_NONE: Mapping[str, str] = MappingProxyType({})
 PACKAGE = Path(__file__).resolve().parent.parent
 OF_THE_MACHINE = ("hardware", "engine", "tracker")
 """Groups that every run uses, whatever its probe. None of them changes an output, but for an engine that rounds otherwise."""
@@ -138,7 +137,7 @@ class Job(NamedTuple):
     config: Config
     overrides: tuple[str, ...] = ()
     """The overrides of the command line that apply to this job."""
-    choices: Mapping[str, str] = _NONE
+    choices: Mapping[str, str] = MappingProxyType({})
     """The chosen option of each configuration group, by group."""
     left_out: tuple[str, ...] = ()
     """Names of the fields and groups that the command line sets and that do not apply to this job."""

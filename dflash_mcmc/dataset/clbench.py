@@ -54,9 +54,9 @@ class ClBench(FromFile):
         """The dataset with rubrics as gold answers if the run is graded."""
         from dflash_mcmc.config.schema import groups_of
 
-        found = FromFile.resolved(self, config)
-        assert isinstance(found, ClBench)
-        return dataclasses.replace(found, rubrics="grader" in groups_of(config))
+        dataset = FromFile.resolved(self, config)
+        assert isinstance(dataset, ClBench)
+        return dataclasses.replace(dataset, rubrics="grader" in groups_of(config))
 
     def problem(self, row: dict, number: int) -> Problem:
         """The task of a row. Raises UserError if it has no conversation."""

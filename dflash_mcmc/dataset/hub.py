@@ -80,15 +80,15 @@ def _source(place: Place) -> str:
     return place.path if place.folder is None else str(place.folder)
 
 
-def _saved(place: Place, found: Any) -> Any:
+def _saved(place: Place, loaded: Any) -> Any:
     """The table of the configured split. Raises ConfigError.
 
     Args:
-        found: the result of `load_from_disk`, which is one table, or a table for each split.
+        loaded: the result of `load_from_disk`, which is one table, or a table for each split.
     """
     if place.name is not None:
         raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
-    splits = found if isinstance(found, dict) else {str(found.split or place.split): found}
+    splits = loaded if isinstance(loaded, dict) else {str(loaded.split or place.split): loaded}
     if place.split not in splits:
         raise _unknown("split", place.split, list(splits))
     return splits[place.split]

@@ -50,13 +50,13 @@ class Answer(NamedTuple):
         return f"shorter than {least} tokens" if len(self.tokens) < least else None
 
 
-def check_source(config: Config, field: str, source: str) -> None:
+def check_source(config: Config, source: str) -> None:
     """Checks that the dataset has solutions for `gold`, except in a dry run that does not read it. Raises ConfigError."""
     if source != "gold" or config.dataset.is_unread(config):
         return
     if any(problem.solution is None for problem in config.dataset.problems()):
-        dataset = name_of(config.dataset)
-        raise ConfigError(field, source, f"'greedy', since there are problems of dataset={dataset} without a solution")
+        raise ConfigError("probe.answers", source, f"'greedy', since there are problems of dataset={name_of(config.dataset)} "
+                          "without a solution")
 
 
 def answers(config: Config, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:

@@ -91,6 +91,6 @@ class Local(Hardware):
         if device.startswith("cuda"):
             count = torch.cuda.device_count()
             if int(device.partition(":")[2] or 0) >= count:
-                found = f"or one of the {count} GPUs that PyTorch finds here" if count else "since PyTorch finds no GPU here"
-                raise ConfigError("hardware.device", self.device, f"cpu, {found}")
+                allowed = f"or one of the {count} GPUs that PyTorch finds here" if count else "since PyTorch finds no GPU here"
+                raise ConfigError("hardware.device", self.device, f"cpu, {allowed}")
         return device

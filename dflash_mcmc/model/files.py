@@ -250,22 +250,21 @@ class Checkpoint(NamedTuple):
 
     def config(self) -> dict | None:
         """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
-        file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
-        return None if file is None else self._values(file)
+        folder = self.config_folder()
+        return None if folder is None else self._values(folder / "config.json")
 
     def whole_number(self, *names: str) -> int | None:
         """The first of these fields of config.json that is there; None if none is. Raises ConfigError unless it is a count."""
         values = self.config() or {}
-        given = next((values[name] for name in names if values.get(name)), None)
-        if given is not None and (type(given) is not int or given < 1):
+        count = next((values[name] for name in names if values.get(name)), None)
+        if count is not None and (type(count) is not int or count < 1):
             raise ConfigError(self.field, self.path, f"a folder whose config.json has a whole number > 0 for {names[0]}, "
-                              f"and not {given!r:.40}")
-        return given
+                              f"and not {count!r:.40}")
+        return count
 
     def config_folder(self) -> Path | None:
         """The folder that holds config.json. For a hub name it is in the cache; None if the cache does not have it yet."""
-        file = self.folder / "config.json" if self.folder.is_dir() else self._cached("config.json")
-        return None if file is None else file.parent
+        return self.folder if self.folder.is_dir() else self._cached()
 
     def num_parameters(self) -> int | None:
         """Number of parameters, from the headers of the safetensors files; None if a file is not on this machine.
@@ -323,9 +322,9 @@ class Checkpoint(NamedTuple):
         """
         if self.folder.is_dir():
             return self.revision
-        cached = self._cached("config.json")
+        cached = self._cached()
         if cached is not None:
-            return cached.parent.name
+            return cached.name  # the cache has a folder for each commit
         if not hub.reachable():
             return self.revision
         from huggingface_hub import HfApi
@@ -358,15 +357,16 @@ class Checkpoint(NamedTuple):
             reason = reason_of(error)
             raise UserError(f"{self.field}: cannot load {self.path!r}: {type(error).__name__}: {reason}") from error
 
-    def _cached(self, file: str) -> Path | None:
+    def _cached(self) -> Path | None:
+        """The folder of config.json in the cache of the hub; None if it is not there."""
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 
         try:
-            found = try_to_load_from_cache(self.path, file, revision=self.revision)
+            file = try_to_load_from_cache(self.path, "config.json", revision=self.revision)
         except HFValidationError as error:
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}") from error
-        return Path(found) if isinstance(found, str) else None
+        return Path(file).parent if isinstance(file, str) else None
 
     def _listed(self, index: Path) -> list[Path]:
         """The files of an index. Raises ConfigError."""
@@ -408,8 +408,8 @@ class Checkpoint(NamedTuple):
         except DamagedError as error:
             raise ConfigError(self.field, self.path, f"a folder whose {file.name} is JSON ({error})") from error
         if not isinstance(values, dict):
-            found = type(values).__name__
-            raise ConfigError(self.field, self.path, f"a folder whose {file.name} is a mapping, and no {found}")
+            kind = type(values).__name__
+            raise ConfigError(self.field, self.path, f"a folder whose {file.name} is a mapping, and no {kind}")
         return values
 
 

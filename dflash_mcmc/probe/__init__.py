@@ -6,11 +6,18 @@ resuming, the processes of a launch, progress and tracker are handled by `dflash
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.draft import check_features
+from dflash_mcmc.fields import identity
+from dflash_mcmc.forcing.answers import check_source
+from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner import cost
 from dflash_mcmc.types import Summary, Unit, Work
 
 if TYPE_CHECKING:
@@ -43,6 +50,9 @@ class Probe(Component):
     when they are written and read (`store/schema.py`; `store/schema.py` has bounds). A record with `skipped` may lack the
     fields. None checks only that numbers are finite."""
 
+    tables_in: ClassVar[str] = ""
+    """The module that has the probe's tables as `ALL`: its own, `__name__`, or one that is imported only for them."""
+
     @classmethod
     def columns(cls) -> Sequence[Table]:
         """The tables that the probe writes, and as `values` the values of its summary.
@@ -50,7 +60,7 @@ class Probe(Component):
         Each column has its name, meaning and computation (`probe/columns.py`). The reference of the documentation shows the
         meanings.
         """
-        return ()
+        return importlib.import_module(cls.tables_in).ALL if cls.tables_in else ()
 
     def sources(self) -> tuple[str, ...]:
         """Groups that the outputs of a run with this probe depend on."""
@@ -119,3 +129,33 @@ class ProblemProbe(Probe):
 
     def _each(self, config: Config) -> int:
         return config.num_chains if self.measures_chains else 1
+
+
+@dataclass(kw_only=True)
+class AnswerProbe(ProblemProbe):
+    """Base class of probes that teacher-force an answer to every problem, in the target and in a draft."""
+
+    __slots__ = ()  # the field is a slot of the leaf
+
+    answers: Literal["gold", "greedy"] = identity(
+        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
+
+    uses = ("model", "draft", "dataset")
+    unit = "problem"
+
+    def check(self, config: Config) -> None:
+        """Checks that the dataset has the answers, and that the draft reads features if there is one. Raises ConfigError."""
+        if not config.draft.is_null:
+            check_features(config, f"probe={name_of(self)}")
+        check_source(config, self.answers)
+
+    def draws_answers(self) -> bool:
+        """Whether the answers are the target's own."""
+        return self.answers == "greedy"
+
+    def expected_cost(self, config: Config) -> UnitCost:
+        """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
+
+        A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
+        """
+        return cost.read_along(config)

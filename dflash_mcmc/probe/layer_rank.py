@@ -18,21 +18,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, check_source
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.forcing.answers import answers
+from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import register
-from dflash_mcmc.runner import cost
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
-from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
@@ -70,43 +68,18 @@ class LayerRankRecord(TypedDict):
 
 @register("probe", "layer_rank")
 @dataclass(slots=True, kw_only=True)
-class LayerRank(ProblemProbe):
+class LayerRank(AnswerProbe):
     """Rank and log p of an answer's tokens through the target's head from every decoder layer, raw and after the final norm.
 
     The draft is measured in its usual mode, on whole blocks from the answer's first token on. It does not predict the first
     token of a block, so the target is also reported on the tokens that the draft predicts.
     """
 
-    answers: Literal["gold", "greedy"] = identity(
-        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    uses = ("model", "draft", "dataset")
-    unit = "problem"
     record_type = LayerRankRecord
+    tables_in = __name__
     takes_draft = True
-
-    def check(self, config: Config) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
-        check_source(config, "probe.answers", self.answers)
-        if not config.draft.is_null:
-            check_features(config, "probe=layer_rank")
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        return ALL
-
-    def draws_answers(self) -> bool:
-        """Whether the answers are the target's own."""
-        return self.answers == "greedy"
-
-    def expected_cost(self, config: Config) -> UnitCost:
-        """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
-
-        A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
-        """
-        return cost.read_along(config)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Ranks of each answer's tokens, and sums of log p; see `record`."""

@@ -24,18 +24,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, f
 import numpy as np
 from typing_extensions import TypedDict
 
-from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, check_source
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.forcing.answers import answers
+from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT
-from dflash_mcmc.runner import cost
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
-from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
@@ -76,15 +74,13 @@ class LogitBlendRecord(TypedDict):
 
 @register("probe", "logit_blend")
 @dataclass(slots=True, kw_only=True)
-class LogitBlend(ProblemProbe):
+class LogitBlend(AnswerProbe):
     """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
     The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are two other sources. One is
     the draft in its usual mode, on the tokens that it predicts (all but the first token of each whole block). The other is the
     flattened target, as a control.
     """
-    answers: Literal["gold", "greedy"] = identity(
-        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
     layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
     norm: Literal["none", "final"] = identity(
         "none", "norm between a layer's hidden state and the head: none, as published; final = the model's final norm")
@@ -92,9 +88,8 @@ class LogitBlend(ProblemProbe):
                                   "blend=layer")
     hard_below: float = identity(0.01, "a token is hard if its probability under the target is smaller than this", gt=0, lt=1)
 
-    uses = ("model", "draft", "dataset")
-    unit = "problem"
     record_type = LogitBlendRecord
+    tables_in = __name__
     takes_draft = True
 
     def check(self, config: Config) -> None:
@@ -104,9 +99,7 @@ class LogitBlend(ProblemProbe):
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.blended_layers(num_layers)
-        check_source(config, "probe.answers", self.answers)
-        if not config.draft.is_null:
-            check_features(config, "probe=logit_blend")
+        AnswerProbe.check(self, config)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The layers counted from 0, with null replaced by all layers. In a model of 36 layers, -3 and 33 are the same."""
@@ -121,22 +114,6 @@ class LogitBlend(ProblemProbe):
             raise ConfigError("probe.layers", self.layers, f"different layers from -{num_layers} to {num_layers - 1} (the "
                               f"model has {num_layers} layers), at least one; or null")
         return layers
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        return ALL
-
-    def draws_answers(self) -> bool:
-        """Whether the answers are the target's own."""
-        return self.answers == "greedy"
-
-    def expected_cost(self, config: Config) -> UnitCost:
-        """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
-
-        A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
-        """
-        return cost.read_along(config)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Sums over the hard and over the easy tokens of each answer; see `record`."""

@@ -25,8 +25,8 @@ VENDOR = "DFLASH_MCMC_VENDOR"
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str | None:
     """The model name of the processor, such as `AMD EPYC 7763`; None if the machine does not report it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", _described(cpuinfo), flags=re.MULTILINE)
-    return " ".join(found[1].split()) if found else None
+    match = re.search(r"^model name\s*:\s*(.+)$", _described(cpuinfo), flags=re.MULTILINE)
+    return " ".join(match[1].split()) if match else None
 
 
 def cpu_name() -> str:
@@ -49,11 +49,11 @@ def place_of(device: str) -> str:
     if not device.startswith("cuda"):
         return f"{node()}/{device}"
     index = int(device.partition(":")[2] or 0)
-    given = next(filter(None, map(os.environ.get, _OF_THE_JOB)), "").split(",")
+    of_job = next(filter(None, map(os.environ.get, _OF_THE_JOB)), "").split(",")
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = visible[index] if index < len(visible) else str(index)
-    counts_within_job = name.isdecimal() and int(name) < len(given) and not (visible and set(visible) <= set(given))
-    return f"{node()}/gpu {(counts_within_job and given[int(name)]) or name}"
+    counts_within_job = name.isdecimal() and int(name) < len(of_job) and not (visible and set(visible) <= set(of_job))
+    return f"{node()}/gpu {(counts_within_job and of_job[int(name)]) or name}"
 
 
 def _described(cpuinfo: Path) -> str:

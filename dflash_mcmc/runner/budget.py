@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -67,12 +67,18 @@ def check(command: Command) -> None:
                           "the estimates; or hydra/launcher=basic")
     if all(job.config.sampler.cost_field() is None for job in jobs):
         raise ConfigError("budget", first.budget, f"null with sampler={name_of(first.sampler)}, whose cost no field scales")
-    methods: dict[str, list[Job]] = {}
     for job in jobs:
         _refuse_setting(job)
-        methods.setdefault(_key(job.config), []).append(job)
-    for of_method in methods.values():
+    for of_method in _methods(jobs):
         _check_largest(of_method)
+
+
+def _methods(jobs: Sequence[Job]) -> Iterable[list[Job]]:
+    """The jobs of each method, which differ in their budgets only."""
+    methods: dict[str, list[Job]] = {}
+    for job in jobs:
+        methods.setdefault(_key(job.config), []).append(job)
+    return methods.values()
 
 
 def _refuse_setting(job: Job) -> None:
@@ -105,10 +111,7 @@ def with_settings(command: Command, measure: bool) -> tuple[Command, str]:
     """
     if all(job.config.budget is None for job in command.jobs):
         return command, ""
-    methods: dict[str, list[Job]] = {}
-    for job in command.jobs:
-        methods.setdefault(_key(job.config), []).append(job)
-    planned = {id(job): row for jobs in methods.values()
+    planned = {id(job): row for jobs in _methods(command.jobs)
                for job, row in zip(jobs, _of_method(jobs, measure), strict=True)}
     rows = [planned[id(job)] for job in command.jobs]
     kept = [row.job for row in rows if row.job is not None]

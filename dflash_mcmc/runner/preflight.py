@@ -185,7 +185,7 @@ class _Checks:
         target = self._shape(config) if has_limit or device is not None else None
         if target is None:
             return
-        import torch
+        import torch  # only here: a dry run without a plan does not pay for it
 
         from dflash_mcmc.engine.slots import memory_plan
 

@@ -75,10 +75,10 @@ class Samples(Tasks[Record]):
 
     def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:
         """A line where the logits that a blend mixes in are much wider than the target's: a small share then weighs much."""
-        width = self._config.engine.blend_width(self._config.blend, model, prompts) if prompts else None
-        if width is not None and width > _WIDE:
-            note(f"blend: the logits that it mixes in deviate {width:.1f} times as much as the target's on the first prompts: "
-                 f"beta weighs {width:.1f} times what it says; blend.norm=final has another scale")
+        ratio = self._config.engine.blend_width(self._config.blend, model, prompts) if prompts else None
+        if ratio is not None and ratio > _WIDE:
+            note(f"blend: the logits that it mixes in deviate {ratio:.1f} times as much as the target's on the first prompts: "
+                 f"beta weighs {ratio:.1f} times what it says; blend.norm=final has another scale")
 
     def metrics(self, record: Record) -> dict[str, float | None]:
         return metrics_of(record)

@@ -103,9 +103,9 @@ class Guarded:
         if run is not None:
             self._try(lambda: call(run))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         try:
-            call()
+            action()
         except Exception as error:  # no failure of a tracker may cost the records
             reason = f"{type(error).__name__}: {reason_of(error, 200)}"
             tell(f"{self._name} failed and is off for the rest of this run: {reason}")

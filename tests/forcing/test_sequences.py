@@ -266,9 +266,9 @@ def test_an_answer_longer_than_the_positions_is_one_line(found, monkeypatch):
 
 def test_gold_without_solutions_is_one_line(make_config, monkeypatch):
     config = make_config()
-    check_source(config, "probe.answers", "gold")
+    check_source(config, "gold")
     monkeypatch.setattr(Arith, "problems", lambda self: [Problem("a", "How many?", "1")])
-    check_source(config, "probe.answers", "greedy")
+    check_source(config, "greedy")
     with pytest.raises(UserError, match=r"probe.answers: given 'gold'; allowed: 'greedy', since there are problems of "
                                         "dataset=arith without a solution"):
-        check_source(config, "probe.answers", "gold")
+        check_source(config, "gold")

@@ -162,14 +162,14 @@ def test_a_mistake_is_left_to_the_first_process_to_tell(monkeypatch, capsys):
     entrypoint, told = importlib.import_module("dflash_mcmc.__main__"), []
     # Not time.sleep itself: threads of other tests, as a tracker's, sleep too.
     monkeypatch.setattr(commands, "sleep", lambda seconds: told.append((seconds, capsys.readouterr().err)))
-    for rank, waited in (("1", [(60.0, "")]), ("0", [])):
+    for rank, waited, before in (("1", [(60.0, "")], "error (process 1): "), ("0", [], "error: ")):
         told.clear()
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as ended:
             entrypoint.main(["sampler.alpha=-1"])
         assert ended.value.code == 2
         assert told == waited
-        assert "error: sampler.alpha: given -1.0" in capsys.readouterr().err
+        assert f"{before}sampler.alpha: given -1.0" in capsys.readouterr().err
 
 
 def test_a_launch_submits_no_grid(monkeypatch, capsys):

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
-from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, check_source
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
+from dflash_mcmc.forcing.answers import answers
+from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.registry import register
 from dflash_mcmc.runner import cost
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
@@ -64,7 +63,7 @@ class AdaptationRecord(TypedDict):
 
 @register("probe", "adaptation")
 @dataclass(slots=True, kw_only=True)
-class Adaptation(ProblemProbe):
+class Adaptation(AnswerProbe):
     """Tokens per forward and probabilities of an answer's tokens, with a frozen draft and with drafts that learn.
 
     An answer is teacher-forced block by block, as greedy speculation drafts it: a block begins after the tokens that are kept
@@ -72,8 +71,7 @@ class Adaptation(ProblemProbe):
     of the listed values is a setting. Each answer begins anew from the checkpoint.
     """
 
-    answers: Literal["gold", "greedy"] = identity(
-        "greedy", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
+    answers: Literal["gold", "greedy"] = "greedy"
     modes: list[Literal["context", "online"]] = identity(
         ["context", "online"], "how the draft learns, a list of: context = from the prompt; online = from verified blocks")
     modules: list[Literal["fc", "fc+attention"]] = identity(
@@ -86,32 +84,19 @@ class Adaptation(ProblemProbe):
     position_edges: list[int] = identity([16, 32, 64, 128, 256], "tokens of the answer at which the ranges of positions are "
                                          "divided", ge=1)
 
-    uses = ("model", "draft", "dataset")
-    unit = "problem"
     record_type = AdaptationRecord
+    tables_in = f"{__name__}.walks"
     needs_draft = True
 
     def check(self, config: Config) -> None:
         """Checks that the draft can learn, that lists have different values, and that the edges rise. Raises ConfigError."""
-        check_features(config, "probe=adaptation")
-        check_source(config, "probe.answers", self.answers)
+        AnswerProbe.check(self, config)
         for name in ("modes", "modules", "ranks", "rates", "steps", "every_blocks"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"probe.{name}", values, "a list of different values, at least one")
         if sorted(set(self.position_edges)) != self.position_edges:
             raise ConfigError("probe.position_edges", self.position_edges, "a list of rising numbers")
-
-    @classmethod
-    def columns(cls) -> list[Table]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.adaptation import walks
-
-        return [walks.VALUES, walks.SETTINGS, walks.POSITIONS]
-
-    def draws_answers(self) -> bool:
-        """Whether the answers are the target's own."""
-        return self.answers == "greedy"
 
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of drawing the answer and reading it once, and drafting it with the frozen draft and in every setting."""

@@ -304,6 +304,7 @@ VALUES = Table("values", (
     ("frozen/mean_log_p", "`mean_log_p`, nats", lambda measured: measured.of_frozen("mean_log_p")),
     ("frozen/beats_target", "`beats_target` of the frozen draft, share", lambda measured: measured.of_frozen("beats_target")),
 ))
+ALL = (VALUES, SETTINGS, POSITIONS)
 
 
 def summary(records: list[dict], listed: Sequence[AdaptSettings], edges: Sequence[int]) -> Summary:

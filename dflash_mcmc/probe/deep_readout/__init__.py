@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
-from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, check_source
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
-from dflash_mcmc.probe.deep_readout.tables import ALL, ParameterCounts
+from dflash_mcmc.forcing.answers import answers
+from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
+from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
@@ -53,7 +52,7 @@ class ReadoutRecord(TypedDict):
 
 @register("probe", "deep_readout")
 @dataclass(slots=True, kw_only=True)
-class DeepReadout(ProblemProbe):
+class DeepReadout(AnswerProbe):
     """Probability and rank of an answer's tokens in target and draft.
 
     The draft is measured in several modes. It reads masks; the answer's own tokens; the answer's own tokens, with noise
@@ -61,9 +60,6 @@ class DeepReadout(ProblemProbe):
     blocks. Answers shorter than a block are skipped and counted.
     """
 
-    answers: Literal["gold", "greedy"] = identity(
-        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers, similar "
-        "to what a draft is trained on")
     context: Literal["full", "block", "prompt"] = identity(
         "full", "features before a block that the block sees: full = all, as in training; block = only those since the "
         "previous block (for the first block, the prompt's); prompt = only the prompt's")
@@ -71,24 +67,9 @@ class DeepReadout(ProblemProbe):
                                           "positive multiple of this number sees the prompt's features once more; null leaves "
                                           "the mode out", ge=1, off=None)
 
-    uses = ("model", "draft", "dataset")
-    unit = "problem"
     record_type = ReadoutRecord
+    tables_in = f"{__name__}.tables"
     needs_draft = True
-
-    def check(self, config: Config) -> None:
-        """Checks that the configuration suits the probe. Raises ConfigError."""
-        check_features(config, "probe=deep_readout")
-        check_source(config, "probe.answers", self.answers)
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        return ALL
-
-    def draws_answers(self) -> bool:
-        """Whether the answers are the target's own."""
-        return self.answers == "greedy"
 
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of drawing the answer, reading prompt and whole blocks once, and drafting each block in every mode."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.types import Problem, Trajectory
 
 
@@ -108,6 +107,7 @@ class Difficulty(ProblemProbe):
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
     record_type = DifficultyRecord
+    tables_in = f"{__name__}.tables"
     measures_chains = True
     needs_draft = True
 
@@ -118,13 +118,6 @@ class Difficulty(ProblemProbe):
             none = options_with("blend", "is_null")
             raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
                               "target's")
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.difficulty import tables
-
-        return tables.ALL
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """The cost of drawing a sample, reading it once, and drafting each of its blocks."""

@@ -21,7 +21,6 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.mixing.chains import Cell, MixingRecord, StepChain
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, RIGHT, WRONG
@@ -85,6 +84,7 @@ class Mixing(ProblemProbe):
     draws_with_stops = True
     unit = "chain"
     record_type = MixingRecord
+    tables_in = f"{__name__}.tables"
     measures_chains = True
 
     def check(self, config: Config) -> None:
@@ -101,13 +101,6 @@ class Mixing(ProblemProbe):
             tried = dataclasses.replace(config, sampler=setting.sampler)
             for group in ("blend", "sampler", "decoder"):
                 getattr(tried, group).check(tried)
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.mixing import tables
-
-        return tables.ALL
 
     def resolved(self, config: Config) -> Mixing:
         """The probe with `early_rejects` set. The default is the configured value of the sampler, e.g. `auto`.

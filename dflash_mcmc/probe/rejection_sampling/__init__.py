@@ -17,7 +17,6 @@ from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Long, Range
@@ -75,6 +74,7 @@ class RejectionSampling(Probe):
     uses = ()
     unit = "chunk"
     record_type = DrawsRecord
+    tables_in = f"{__name__}.samplers"
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
@@ -82,13 +82,6 @@ class RejectionSampling(Probe):
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
         if self.laws == "draft" and not isinstance(config.draft, CheckpointDraft):
             raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.rejection_sampling import samplers
-
-        return samplers.VALUES, samplers.SAMPLERS, samplers.TOKENS, samplers.COURSE
 
     def with_draft(self, draft: Draft) -> RejectionSampling:
         """The probe with the laws that `laws=auto` stands for."""

@@ -338,6 +338,7 @@ VALUES = Table("values", (
     Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of.counts}, (
         ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: of.largest(sampler)),)),
 ))
+ALL = (VALUES, SAMPLERS, TOKENS, COURSE)
 
 
 def summary(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]) -> Summary:

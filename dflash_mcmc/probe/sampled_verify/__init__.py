@@ -20,7 +20,6 @@ from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key
@@ -105,6 +104,7 @@ class SampledVerify(Probe):
     uses = ("model", "draft", "sampler", "dataset")
     unit = "generation"
     record_type = GenerationsRecord
+    tables_in = f"{__name__}.arms"
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -123,13 +123,6 @@ class SampledVerify(Probe):
         if "finite_window" in self.faults and config.hardware.options().attention == _CANNOT_MASK:
             raise ConfigError("probe.faults", self.faults, f"a list without finite_window, or another hardware.attention "
                               f"than {_CANNOT_MASK}")
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
-        return arms.ALL
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""

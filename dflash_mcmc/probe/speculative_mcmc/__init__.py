@@ -20,7 +20,6 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import Table
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG
 from dflash_mcmc.rng import Key
@@ -122,6 +121,7 @@ class SpeculativeMCMC(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
     record_type = SpeculativeRecord
+    tables_in = f"{__name__}.tables"
     needs_draft = True
 
     def check(self, config: Config) -> None:
@@ -136,13 +136,6 @@ class SpeculativeMCMC(ProblemProbe):
         edges = self.position_edges
         if len(edges) != 2 or not 0 < edges[0] < edges[1]:
             raise ConfigError("probe.position_edges", edges, "two numbers of blocks, the smaller first, such as [10, 30]")
-
-    @classmethod
-    def columns(cls) -> tuple[Table, ...]:
-        """See `Probe.columns`."""
-        from dflash_mcmc.probe.speculative_mcmc import tables
-
-        return tables.ALL
 
     def check_target(self, target: TargetShape) -> None:
         """See `Probe.check_target`. Raises UserError for a target with recurrent layers if continuations are read together."""

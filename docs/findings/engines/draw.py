@@ -1,0 +1,114 @@
+"""Draws texts with engines that others wrote, for `python -m dflash_mcmc.verify`. Each engine has an environment of its own.
+
+    python draw.py ENGINE MODEL PROMPTS.json TEXTS.jsonl [SETTING=VALUE]...
+
+ENGINE is transformers, vllm, llama_cpp or ctranslate2. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is a list
+of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model
+of the same kind) and `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON, or text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Draws = Iterator[list[int]]
+
+
+def of_transformers(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """`generate`, alone, with `assistant_model` or with prompt lookup."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def loaded(folder: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    target, more = loaded(model), {}
+    if draft := settings.pop("draft", None):
+        more["assistant_model"] = loaded(draft)
+    if settings.pop("speculation", None) == "lookup":
+        more["prompt_lookup_num_tokens"] = 4
+    law = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
+    for number, prompt in enumerate(prompts):
+        torch.manual_seed(number)
+        ids = torch.tensor([prompt])
+        drawn = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, **law, **more)
+        yield drawn[0, len(prompt):].tolist()
+
+
+def of_vllm(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """The offline engine, alone or with `speculative_config`."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model=model, dtype="float32", max_model_len=512, max_num_seqs=32, seed=0, enforce_eager=True,
+                 speculative_config=settings.pop("speculation", None))
+    law = SamplingParams(max_tokens=length, **{"temperature": 1.0, **settings})
+    for answer in engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], law, use_tqdm=False):
+        yield list(answer.outputs[0].token_ids)
+
+
+def of_llama_cpp(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """The server of llama.cpp (xllamacpp), alone or with a draft model."""
+    import urllib.request
+    from concurrent.futures import ThreadPoolExecutor
+
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.warmup, params.verbosity, params.cpuparams.n_threads = model, False, 0, 1
+    params.n_parallel = settings.pop("parallel", 1)
+    params.n_ctx = 2048 * params.n_parallel
+    if draft := settings.pop("draft", None):
+        params.speculative.draft.mparams.path = draft
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    server = xllamacpp.Server(params)
+    law = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "cache_prompt": False,
+           "samplers": ["top_k", "top_p", "min_p", "temperature"], **settings}
+
+    def draw(task: tuple[int, list[int]]) -> list[int]:
+        body = {"prompt": task[1], "seed": task[0], "n_predict": length, "return_tokens": True, **law}
+        request = urllib.request.Request(server.listening_address + "/completion", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["tokens"]
+
+    with ThreadPoolExecutor(params.n_parallel) as pool:
+        yield from pool.map(draw, enumerate(prompts))
+
+
+def of_ctranslate2(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """`Generator.generate_batch`."""
+    import ctranslate2
+
+    names = json.loads((Path(model) / "vocabulary.json").read_text())
+    ctranslate2.set_random_seed(0)
+    engine = ctranslate2.Generator(model, compute_type="float32", intra_threads=1)
+    law = {"sampling_temperature": 1.0, "sampling_topk": 0, "return_end_token": True, **settings}
+    for start in range(0, len(prompts), 16):
+        texts = [[names[token] for token in prompt] for prompt in prompts[start:start + 16]]
+        for answer in engine.generate_batch(texts, max_length=length, include_prompt_in_result=False, **law):
+            yield list(answer.sequences_ids[0])
+
+
+ENGINES: dict[str, Callable[[str, list[list[int]], int, dict[str, Any]], Draws]] = {
+    "transformers": of_transformers, "vllm": of_vllm, "llama_cpp": of_llama_cpp, "ctranslate2": of_ctranslate2}
+
+
+def value_of(text: str) -> Any:
+    """A setting's value: JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":  # vLLM starts processes that import this file
+    name, folder, questions, file, *given = sys.argv[1:]
+    options = {key: value_of(text) for key, text in (one.split("=", 1) for one in given)}
+    asked = json.loads(Path(questions).read_text()) * options.pop("repeats", 4)
+    with open(file, "w") as lines:
+        for prompt, ids in zip(asked, ENGINES[name](folder, asked, options.pop("length", 48), options), strict=True):
+            lines.write(json.dumps({"prompt_ids": prompt, "ids": ids}) + "\n")
