@@ -169,8 +169,8 @@ class TargetBlend(Protocol):
         """Whether `mix` takes the draft's hidden state instead of outputs of the target's layers."""
 
     @property
-    def needs_companion(self) -> bool:
-        """Whether `mix` takes logits: the target's, and those of a companion model instead of outputs of layers."""
+    def mixes_logits(self) -> bool:
+        """Whether `mix` takes logits: the target's, and those of a companion model or of the tapped layers."""
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """The decoder layers of the target, 0-based, whose outputs `mix` takes."""
@@ -185,7 +185,7 @@ class TargetBlend(Protocol):
 class Unblended:
     """The model itself as target. An engine uses this class if it is given no blend."""
 
-    needs_draft = needs_companion = False
+    needs_draft = mixes_logits = False
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """No layer besides the last is needed."""
