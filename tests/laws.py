@@ -29,6 +29,29 @@ class Beside(NamedTuple):
                 for x, y, here in zip(last, other, p, strict=True)]
 
 
+class Farthest(NamedTuple):
+    """A blend with the layer of the largest Jensen-Shannon divergence, which is computed as two relative entropies."""
+
+    beta: float
+    names: tuple[str, ...]
+    alpha_mask: float = 0.0
+
+    def logits(self, model: TabularModel, prefix: tuple[int, ...]) -> list[float]:
+        """The mixture; -inf where the target's probability is below `alpha_mask` times its largest."""
+        def softmax(logits: list[float]) -> list[float]:
+            return [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
+
+        def apart(q: list[float]) -> float:
+            mean = [(x + y) / 2 for x, y in zip(p, q, strict=True)]
+            return sum(x * math.log(x / m) / 2 for law in (p, q) for x, m in zip(law, mean, strict=True))
+
+        last, *layers = ([float(x) for x in model.logits(prefix, name)] for name in ("last", *self.names))
+        p = softmax(last)
+        other = max(layers, key=lambda logits: apart(softmax(logits)))
+        return [x + self.beta * (y - x) if here >= self.alpha_mask * max(p) else -math.inf
+                for x, y, here in zip(last, other, p, strict=True)]
+
+
 def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None) -> list[float]:
     """Logits after a prefix; `blend` is (beta, norm) of a layer blend, with names of the layers, and with a rotation.
 
@@ -39,6 +62,8 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None)
         return last
     if isinstance(blend, Beside):
         return blend.logits(last, prefix)
+    if isinstance(blend, Farthest):
+        return blend.logits(model, prefix)
     beta, norm, names = (*blend, ("tapped",))[:3]
     rotation = blend[3] if len(blend) > 3 else [(place, 1.0) for place in range(len(last))]
     mean = [0.0] * len(last)

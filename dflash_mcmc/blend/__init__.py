@@ -35,8 +35,10 @@ class Blend(Component):
     __slots__ = ()
 
     group = "blend"
+    mixes_logits: ClassVar[bool] = False
+    """Whether `mix` takes logits of the target and of another forward or layers, and need not be linear."""
     needs_companion: ClassVar[bool] = False
-    """Whether `mix` takes logits: the target's, and those of another model that is fed the same tokens."""
+    """Whether `mix` takes the logits of another model that is fed the same tokens."""
     has_prompts: ClassVar[bool] = False
     """Whether that model is the target itself, under the prompts of `second_prompts`."""
 
@@ -75,7 +77,7 @@ class Blend(Component):
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """The blended state, of any shape. It is linear in the arguments, which can be hidden states for one head, or logits.
 
-        A blend with `needs_companion` takes logits alone, and need not be linear.
+        A blend with `mixes_logits` takes logits alone, and need not be linear.
 
         Args:
             last: the target's last hidden state, after its final norm.
@@ -91,7 +93,7 @@ class Blend(Component):
 
 @dataclass(kw_only=True)
 class CompanionBlend(Blend):
-    """Base class of blends of the logits of two forwards. Fields: the share of the second, and the mask."""
+    """Base class of blends of two logits. Fields: the share of the second, and the mask."""
 
     __slots__ = ()
 
@@ -99,7 +101,7 @@ class CompanionBlend(Blend):
     alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
                                  "0 = all tokens", ge=0, le=1)
 
-    needs_companion = True
+    mixes_logits = needs_companion = True
 
     def check(self, config: Config) -> None:
         """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""

@@ -81,9 +81,9 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         blend: a change of the target by its layers.
 
     Raises:
-        ConfigError: for a blend that needs a draft or a companion.
+        ConfigError: for a blend that needs a draft or mixes logits.
     """
-    if blend is not None and (blend.needs_draft or blend.needs_companion):
+    if blend is not None and (blend.needs_draft or blend.mixes_logits):
         raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     learned = Repeats() if read.temperature > 0.0 else None

@@ -380,7 +380,7 @@ def test_contrastive_is_the_preset_of_the_paper(make_config):
      r"blend.alpha_mask: given 0.1; allowed: 0 with sampler=draft_mh, which here draws"),
     ([*GIVEN, "blend.alpha_mask=0.1", "sampler=draft_refine", "draft=tiny"],
      r"blend.alpha_mask: given 0.1; allowed: 0 with sampler=draft_refine, which here draws"),
-    ([*GIVEN, "engine=vllm"], r"blend: given 'model'; allowed: one without a second forward with engine=vllm, or engine"),
+    ([*GIVEN, "engine=vllm"], r"blend: given 'model'; allowed: one without second logits with engine=vllm, or engine"),
 ])
 def test_what_is_refused(make_config, given, line):
     with pytest.raises(UserError, match=line):

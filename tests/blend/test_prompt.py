@@ -223,7 +223,7 @@ def test_what_has_no_second_prompts_is_refused(make_config, qwen3):
     config = make_config(*GIVEN)
     with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend here: only a run of samples"):
         config.engine.start(config, config.model.load("cpu"), 20, 1)
-    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: one without a second forward with engine=vllm"):
+    with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: one without second logits with engine=vllm"):
         make_config(*GIVEN, "engine=vllm")
     with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend for a model with recurrent layers"):
         GUIDED.companion(LanguageModel(random_model("qwen3_5")))

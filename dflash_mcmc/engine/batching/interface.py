@@ -170,8 +170,8 @@ class TargetBlend(Protocol):
         return False
 
     @property
-    def needs_companion(self) -> bool:
-        """Whether `mix` takes logits: the target's, and those of a companion model instead of outputs of layers."""
+    def mixes_logits(self) -> bool:
+        """Whether `mix` takes logits: the target's, and those of a companion model or of the tapped layers."""
         return False
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:

@@ -182,9 +182,9 @@ class ModelRunner:
             sources: values of `ops.Draw.source`.
             said: the draft's hidden states, if they are used.
         """
-        if self.companion is not None:
+        if self.blend.mixes_logits:
             own = self.model.logits(hidden)
-            logits = {"blended": self.blend.mix(own, [self._others(tapped[0])], lambda values: values)}
+            logits = {"blended": self.blend.mix(own, [self._others(state) for state in tapped], lambda values: values)}
             return self._with_sources(logits, sources, own, said)
         last = hidden.float()
         if said is not None and self.blend.needs_draft:
@@ -196,9 +196,9 @@ class ModelRunner:
         return self._with_sources(logits, sources, base, said)
 
     def _others(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The companion's logits for the ids of the target. Its head may have more or fewer rows of padding."""
-        assert self.companion is not None
-        logits, size = self.companion.model.logits(hidden), self.model.vocab_size
+        """Logits of a layer, or the companion's for the ids of the target: its head may have other rows of padding."""
+        model = self.model if self.companion is None else self.companion.model
+        logits, size = model.logits(hidden), self.model.vocab_size
         return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
 
     def _with_sources(self, logits: dict[str, torch.Tensor], sources: Collection[str], base: torch.Tensor,

@@ -1,0 +1,155 @@
+"""`blend=dola`: the law by enumeration, the engine against two references, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.blend.dola import DolaBlend
+from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.rng import Key
+from dflash_mcmc.testing import balance_error, invariance_error, power_target, total_variation, transition_matrix
+from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS, run_batched, same_as_reference
+from tests.laws import Farthest, power_law, product_law
+from tests.runs import execute, records_of
+from tests.sampler import test_best_of_n as of_best_of_n
+from tests.sampler import test_draft_refine as of_draft_refine
+from tests.sampler import test_multiple_try as of_multiple_try
+from tests.sampler import test_power_mh as of_power_mh
+from tests.sampler import test_power_smc as of_power_smc
+from tests.sampler import test_replica_exchange as of_replica_exchange
+from tests.sampler import test_temperature as of_temperature
+from tests.sampler.test_draft_mh_decoder import RULES
+from tests.targets import RememberingReference, random_model
+
+EXACT, WRONG = 1e-12, 1e-3
+NAMES = ("tapped", "tapped 1", "tapped 2")
+BLENDS = {"away": (-0.7, 0.0), "towards": (0.4, 0.0), "masked": (-0.7, 0.4)}
+
+
+def tables(name: str, size: int = 3, draft=None, speculation=None) -> tuple[TabularEngine, Farthest]:
+    """An engine with three layers, and its blend as the laws by hand take it."""
+    beta, mask = BLENDS[name]
+    model = TabularModel(size, (0,), seed={3: 3, 2: 7}[size], scale=0.5, num_layers=3)
+    blend = DolaBlend(beta=beta, alpha_mask=mask, layers=[0, 1, -1])
+    return TabularEngine(model, blend, speculation, draft), Farthest(beta, NAMES, mask)
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_temperature_and_best_of_n_have_the_law_by_hand(name):
+    engine, blend = tables(name)
+    for options in ({"temperature": 1.3, "top_k": 2}, {"temperature": 0.7}):
+        law = of_temperature.law_under(of_temperature.make(**options), engine)
+        assert total_variation(law, product_law(engine.model, 3, blend, **options)) <= EXACT
+    for wrong in (blend._replace(beta=-blend.beta), *(blend._replace(names=(name,)) for name in NAMES)):
+        assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
+    law = of_best_of_n.drawn(of_best_of_n.make(select="power"), engine)
+    assert total_variation(law, of_best_of_n.expected("power", model=engine.model, blend=blend)) <= EXACT
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_the_samplers_of_the_power_target_are_exact(name):
+    engine, blend = tables(name)
+    target = of_power_mh.target_by_hand(engine, 3, {}, blend, blend)
+    for early in ("off", "exact"):
+        of_power_mh.check_step(engine, of_power_mh.make(proposal="matched", early_reject=early), target, 3)
+    if not blend.alpha_mask:
+        target = of_power_mh.target_by_hand(engine, 3, {}, blend, None)
+        of_power_mh.check_step(engine, of_power_mh.make(proposal="base"), target, 3)
+    p, found = product_law(engine.model, 2, blend), of_power_smc.weights_of(of_power_smc.make(), engine)
+    assert max(abs(found[x] - p[x] ** 3.0) for x in p) < 1e-11
+    small, _ = tables(name, size=2)
+    assert max(of_multiple_try.errors(of_multiple_try.make(), small)) < EXACT
+    a_round = of_replica_exchange.round_of(small, 2)
+    assert of_replica_exchange.joint_error(small, of_replica_exchange.make(), 2, a_round) < EXACT
+
+
+@pytest.mark.parametrize("name", ["away", "towards"])
+def test_draft_refine_is_exact(name):
+    engine, blend = tables(name, draft=TabularDraft(3, 2, seed=7, scale=0.7))
+    sampler = of_draft_refine.make(cut="confidence")
+    target = power_target(engine, 2, sampler.alpha, sampler.law(), sampler.source())
+    power = power_law(engine.model, 2, sampler.alpha, product_law(engine.model, 2, blend), blend)
+    assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
+    matrix = transition_matrix(engine, sampler, 2, target)
+    assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+
+
+@pytest.mark.parametrize("decoder", RULES)
+def test_a_decoder_changes_no_law(decoder):
+    rule, options = RULES[decoder]
+    engine, blend = tables("masked", speculation=Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options))
+    law = of_temperature.law_under(of_temperature.make(temperature=0.8), engine)
+    assert total_variation(law, product_law(engine.model, 3, blend, temperature=0.8)) <= EXACT
+
+
+@pytest.mark.parametrize(("blend", "sampler"), [
+    (DolaBlend(beta=-0.6, layers=[0, 1, 2]), "power_mh"), (DolaBlend(beta=0.4, layers=[0, -2]), "power_mh"),
+    (DolaBlend(beta=-0.6, alpha_mask=0.05, layers=[0, 1]), "power_mh_early")])
+def test_batched_is_reference(blend, sampler):
+    model = random_model("qwen3")
+    reference = RememberingReference(model, LanguageModel(model, stop_ids=STOPS), blend)
+    same_as_reference(run_batched(model, SAMPLERS[sampler], blend), SAMPLERS[sampler], reference)
+
+
+@torch.inference_mode()
+def test_greedy_tokens_are_those_of_a_plain_loop_on_transformers():
+    """200 tokens with `output_hidden_states`, whose entry l + 1 is layer l; choice and mask have effects."""
+    model, layers, beta = random_model("qwen3", 1.0, num_hidden_layers=6, max_position_embeddings=320), (0, 2, 4), -2.0
+    tokens, taken, changed, masked = PROMPTS[0].tolist(), set(), 0, 0
+    for _ in range(200):
+        output = model(torch.tensor([tokens]), output_hidden_states=True)
+        own = torch.log_softmax(output.logits[0, -1].double(), dim=-1)
+        states = [output.hidden_states[layer + 1][0, -1] for layer in layers]
+        others = [torch.log_softmax(model.lm_head(state).double(), dim=-1) for state in states]
+        means = [((own.exp() + other.exp()) / 2).log() for other in others]
+        apart = [sum(float((law.exp() * (law - mean)).sum()) for law in (own, other)) / 2
+                 for other, mean in zip(others, means, strict=True)]
+        place = int(np.argmax(apart))
+        score = (1 - beta) * own + beta * others[place]
+        best = int(score.masked_fill(own < own.max() + np.log(0.1), -torch.inf).argmax())
+        taken, changed, masked = taken | {place}, changed + (best != int(own.argmax())), masked + (best != int(score.argmax()))
+        tokens.append(best)
+    blend = DolaBlend(beta=beta, alpha_mask=0.1, layers=list(layers))
+    engine = BatchedEngine(LanguageModel(model).without_stops(), blend, 3, 320)
+    found = {done.tag: done.result.trajectory for done in engine.run(
+        [(tag, SAMPLERS["greedy"].chain(prompt, 200, Key(0))) for tag, prompt in enumerate(PROMPTS[:2])])}
+    assert found[0].tokens.tolist() == tokens[len(PROMPTS[0]) :]
+    assert len(taken) > 1
+    assert changed > 5
+    assert masked > 5
+
+
+GIVEN = ("blend=dola", "sampler=temperature")
+
+
+def test_candidates_are_every_second_layer_of_the_first_half_unless_given(make_config):
+    assert DolaBlend().tapped_layers(28) == (1, 3, 5, 7, 9, 11, 13)
+    assert DolaBlend(layers=[-1, 0]).tapped_layers(8) == (0, 7)
+    config = make_config(*GIVEN)
+    assert (config.blend.beta, config.blend.alpha_mask) == (-1.0, 0.1)
+    same = {identity_hash(make_config(*GIVEN, f"blend.layers={given}")) for given in ("null", "[3,1]", "[-7,3]")}
+    assert len(same) == 1
+    for given in ("[]", "[1]", "[1,1]", "[0,8]"):
+        with pytest.raises(UserError, match=r"blend.layers: given \[.*\]; allowed: two and more different layers from -8 "):
+            make_config(*GIVEN, f"blend.layers={given}")
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    (["blend=dola"], r"blend.alpha_mask: given 0.1; allowed: 0, or sampler.proposal=matched with sampler=power_mh"),
+    ([*GIVEN, "engine=vllm"], r"blend: given 'dola'; allowed: one without second logits with engine=vllm, or engine=slots"),
+])
+def test_what_is_refused(make_config, given, line):
+    with pytest.raises(UserError, match=line):
+        make_config(*given)
+
+
+def test_a_run(make_config):
+    records = records_of(execute(make_config(*GIVEN, "dataset.limit=2", "dataset.max_new_tokens=12")).folder)
+    assert all(record["num_tokens"] > 0 and "companion_forwards" not in record for record in records.values())
