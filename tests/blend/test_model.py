@@ -282,6 +282,35 @@ def test_the_plan_counts_the_companions_cache(qwen3, amateur, num_pages):
     assert found.step > without.step
 
 
+@pytest.mark.parametrize(("strength", "alpha_mask"), [(0.5, 0.1), (4.0, 0.3)])
+@torch.inference_mode()
+def test_greedy_contrastive_decoding_is_a_plain_loop_on_transformers(strength, alpha_mask):
+    """200 tokens of O'Brien and Lewis's scores, written with log probabilities; the mask and the amateur have effects."""
+    expert, amateur = (random_model(family, 1.0, max_position_embeddings=320) for family in ("qwen3", "llama"))
+
+    def scores(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        own, other = (torch.log_softmax(model(torch.tensor([tokens])).logits[0, -1].double(), dim=-1)
+                      for model in (expert, amateur))
+        return own, (1.0 + strength) * own - strength * other
+
+    tokens, changed, masked = PROMPTS[0].tolist(), 0, 0
+    for _ in range(200):
+        own, score = scores(tokens)
+        plausible = own >= own.max() + np.log(alpha_mask)
+        best = int(score.masked_fill(~plausible, -torch.inf).argmax())
+        changed, masked = changed + (best != int(own.argmax())), masked + (best != int(score.argmax()))
+        tokens.append(best)
+    blend = ModelBlend(beta=-strength, model="x", alpha_mask=alpha_mask)
+    engine = BatchedEngine(LanguageModel(expert).without_stops(), blend, 3, 320, companion=LanguageModel(amateur))
+    found = {done.tag: done.result.trajectory for done in engine.run(
+        [(tag, SAMPLERS["greedy"].chain(prompt, 200, Key(0))) for tag, prompt in enumerate(PROMPTS[:2])])}
+    reached = len(found[0].tokens)
+    assert found[0].tokens.tolist() == tokens[len(PROMPTS[0]) :][:reached]
+    assert reached == 200
+    assert changed > 5
+    assert masked > 5 or strength < 1.0
+
+
 def test_numbers_that_are_not_finite_end_the_chain(qwen3):
     """Of the chains that the companion reads token 40 in, and of no others. Prompts are read ahead together."""
     amateur = random_model("llama")

@@ -7,11 +7,13 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from omegaconf import OmegaConf
 
 from dflash_mcmc.__main__ import main
+from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import (
@@ -67,9 +69,17 @@ def test_other_grids_are_those_of_the_documents():
     assert len({c.blend.beta for c in signs}) == 7
 
 
+def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
+    configs = configs_of("sweep=sources", "blend.model=tiny")
+    counts = Counter((name_of(c.blend), not c.blend.is_null and c.blend == LayerBlend(beta=c.blend.beta, direction="random"))
+                     for c in configs)
+    assert counts == {("none", False): 1, ("layer", False): 4, ("layer", True): 4, ("prompt", False): 4, ("model", False): 4}
+    assert {c.blend.beta for c in configs if not c.blend.is_null} == {-0.5, -0.2, 0.2, 0.5}
+
+
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code", "equal_cost", "conditions", "signflip"}
+                                        "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources"}
 
 
 @pytest.mark.slow

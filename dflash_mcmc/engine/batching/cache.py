@@ -335,9 +335,9 @@ class ContiguousLayer(SlotLayer):
         # Consecutive rows are a view, which stays the same for many steps; others are gathered.
         if self._read is not None:
             return self._read
-        found = self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
-        self._read = found if isinstance(self.rows, slice) else None
-        return found
+        read = self.keys[self.rows, :, : self.key_length], self.values[self.rows, :, : self.key_length]
+        self._read = read if isinstance(self.rows, slice) else None
+        return read
 
 
 class ContiguousCache(SlotCache):
@@ -413,7 +413,7 @@ class ContiguousCache(SlotCache):
         return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
-        if not length_a or not length_b:
+        if not length_a or not length_b:  # one row holds nothing that matters: a copy takes half of the work
             source, row = (a, b) if length_a else (b, a)
             self.copy(self, source, row, 0, max(length_a, length_b))
             return

@@ -102,7 +102,7 @@ class PlainSteps:
         rows, at, status = state.ids[:batch], state.position[:batch] + 1, state.status[:batch]
         live = status == Status.LIVE
         drawn = live & ~failed
-        where = torch.where(drawn, at, state.nowhere)
+        where = torch.where(drawn, at, state.nowhere)  # no branch: a captured step has the same writes for every row
         state.tokens[rows, where], state.scores[rows, where] = tokens, scores
         if further is not None:
             state.columns[rows, where] = further
@@ -113,12 +113,12 @@ class PlainSteps:
         state.position[:batch] += drawn
         state.work[:, :batch] += live
         ended = self._ends(state, tokens, at, drawn)
-        found = Status.DONE * ended
+        after = Status.DONE * ended
         if floors:
             below = _below_floor(state, batch, drawn, at, scores)
-            found = torch.where(ended, found, Status.ABANDONED * below)
-        found = torch.where(failed, Status.FAILED, found)
-        state.status[:batch] = torch.where(live, found, status)
+            after = torch.where(ended, after, Status.ABANDONED * below)  # a draw that has ended is judged as a whole
+        after = torch.where(failed, Status.FAILED, after)
+        state.status[:batch] = torch.where(live, after, status)
 
     def _ends(self, state: Rows, tokens: torch.Tensor, at: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
         """Whether the token of each row ends its draw, bool (rows,). Advances the stop strings of rows that have drawn."""
@@ -131,8 +131,8 @@ class PlainSteps:
 
 def _ridden(logits: dict[str, torch.Tensor], riders: SharedForwards) -> dict[str, torch.Tensor]:
     """The logits of all rows that draw. A rider has those of its leader. Sources that share a tensor still share one."""
-    found = {id(values): values[riders.leader] for values in logits.values()}
-    return {name: found[id(values)] for name, values in logits.items()}
+    ridden = {id(values): values[riders.leader] for values in logits.values()}
+    return {name: ridden[id(values)] for name, values in logits.items()}
 
 
 def _part(state: Rows, riders: SharedForwards, tokens: torch.Tensor) -> None:

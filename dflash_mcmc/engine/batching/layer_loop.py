@@ -90,7 +90,7 @@ class _Layer:
         keys, values = held.update(rotated[:, heads:], value.transpose(1, 2))
         mixed = attend(self._attention, rotated[:, :heads], keys, values, mask, scaling=self._scaling, dropout=0.0)[0]
         mixed = mixed.reshape(count, -1)
-        flat = flat + self._output(pad(mixed, (0, 0, 0, missing)) if missing else mixed)
+        flat = flat + self._output(pad(mixed, (0, 0, 0, missing)) if missing else mixed)  # not in place: hooks keep the input
         normed = self._norms[1](flat)
         return flat.add_(self._down(silu(self._gate(normed)).mul_(self._up(normed))))
 

@@ -199,8 +199,8 @@ class PagedLayer(SlotLayer):
     def _updated(self, memory: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         heads, _, page_size, dim = memory.shape
         memory.view(heads, -1, dim)[:, self.write_to] = states.transpose(0, 1)
-        found = memory.view(heads, -1, page_size * dim).index_select(1, self.read_from)
-        return found.view(heads, len(states), self.key_length, dim).transpose(0, 1)
+        gathered = memory.view(heads, -1, page_size * dim).index_select(1, self.read_from)
+        return gathered.view(heads, len(states), self.key_length, dim).transpose(0, 1)
 
 
 class Pages:
@@ -414,4 +414,4 @@ class PagedCache(SlotCache):
         rows = [row] if isinstance(row, int) else range(*row.indices(self.num_rows))
         for each in rows:
             self.table.keep(each, range(0), spoiled=True)
-        self.memory.erase([WASTE])
+        self.memory.erase([WASTE])  # steps of closed rows have written there what they computed, NaN included

@@ -394,10 +394,10 @@ class Caches:
         self._model, self._companions = model, companions
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
         self._every, self._num_recent = every, num_recent
-        given = model.cache_shape, num_pages, PAGE_SIZE, model.device, companions
+        sizes = model.cache_shape, num_pages, PAGE_SIZE, model.device, companions
         self._pages: PagedMemory | None = None
         if num_pages:
-            self._pages = HybridMemory(*given, every) if model.cache_shape.recurrent else PagedMemory(*given)
+            self._pages = HybridMemory(*sizes, every) if model.cache_shape.recurrent else PagedMemory(*sizes)
 
     def rows(self) -> SlotCache:
         """A cache with a row for each slot."""
@@ -418,7 +418,7 @@ class Caches:
         return PagedCache(pages, num_rows, length)
 
     def _contiguous(self, num_rows: int, length: int) -> SlotCache:
-        given = self._model.cache_shape, num_rows, length, self._model.device, self._companions
+        sizes = self._model.cache_shape, num_rows, length, self._model.device, self._companions
         if self._model.cache_shape.recurrent:
-            return HybridRows(*given, self._every, self._num_recent)
-        return ContiguousCache(*given)
+            return HybridRows(*sizes, self._every, self._num_recent)
+        return ContiguousCache(*sizes)

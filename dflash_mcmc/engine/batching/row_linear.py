@@ -95,7 +95,7 @@ def replace_layers(network: torch.nn.Module) -> bool:
     """
     places = [(parent, name, layer) for parent in network.modules() for name, layer in parent._modules.items()
               if type(layer) is torch.nn.Linear and layer.out_features > 1]
-    alike = {(layer.weight.shape, layer.weight.dtype): layer for _, _, layer in places}
+    alike = {(layer.weight.shape, layer.weight.dtype): layer for _, _, layer in places}  # bits depend on these
     chosen = {key: prepared(layer.weight) for key, layer in alike.items()}
     if not places or any(weight is None for weight in chosen.values()):
         return False

@@ -364,14 +364,14 @@ def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dic
     """
     if not any(group.columns for group in groups):
         return None
-    found = torch.zeros(len(tokens), num_columns, dtype=torch.float64, device=tokens.device)
+    all_columns = torch.zeros(len(tokens), num_columns, dtype=torch.float64, device=tokens.device)
     for group in groups:
         if group.columns:
             mine = slice(None) if group.rows is None else group.slots(slots)
             columns = columns_of_tokens(tokens[mine], logits[group.source][mine], _of_rows(target, mine), group.laws,
                                 history if group.rows is None else history.of_rows(group.slots(slots)))
-            found[mine, : columns.shape[1]] = columns
-    return found
+            all_columns[mine, : columns.shape[1]] = columns
+    return all_columns
 
 
 def entropy(weights: laws.Weights) -> torch.Tensor:

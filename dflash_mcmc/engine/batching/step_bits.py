@@ -97,8 +97,8 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
         chosen = laws.argmax(logits)
         log_p = expected.log_probability(chosen)
         for count in (number * tokens for number in _COUNTS):
-            found = laws.weigh(logits[:count].clone())
-            if not (_same(found, expected, count) and torch.equal(found.log_probability(chosen[:count]), log_p[:count])):
+            few = laws.weigh(logits[:count].clone())
+            if not (_same(few, expected, count) and torch.equal(few.log_probability(chosen[:count]), log_p[:count])):
                 return False
     ruled = min(vocab_size, _RULE_VOCABULARY + vocab_size % _WIDTH_STEP)
     return steps.rule is None or _verdicts_agree(steps.rule, steps, ruled)
@@ -207,6 +207,6 @@ class _Step:
         return self._runner.forward(self._cache, slice(0, len(tokens)), tokens, positions, self._cache.length)
 
 
-def _same(found, expected, count: int) -> bool:
+def _same(few, many, count: int) -> bool:
     """Whether tensors of few slots are the first parts of those of many."""
-    return all(torch.equal(ours, theirs[:count]) for ours, theirs in zip(found, expected, strict=True))
+    return all(torch.equal(ours, theirs[:count]) for ours, theirs in zip(few, many, strict=True))
