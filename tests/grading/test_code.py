@@ -12,8 +12,8 @@ import pytest
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading.code.programs import CodeTask, gold_of
 from dflash_mcmc.grading.code.sandbox import WALLS
+from dflash_mcmc.grading.code.tests_of import CodeTask, gold_of
 from dflash_mcmc.grading.verdicts import VERDICTS
 
 ADD = CodeTask('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")

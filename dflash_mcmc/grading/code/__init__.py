@@ -49,7 +49,7 @@ class CodeGrader(Grader):
 
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer without tests."""
-        from dflash_mcmc.grading.code.programs import task_of
+        from dflash_mcmc.grading.code.tests_of import task_of
 
         task_of(gold)
 

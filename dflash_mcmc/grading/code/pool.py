@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.grading.code.programs import program_of, task_of, with_tests
+from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
+from dflash_mcmc.grading.code.tests_of import task_of
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Grade

@@ -1,4 +1,4 @@
-"""Code problems: the tests in a gold answer (`task_of` reads them), and the program in a model's text.
+"""Code problems: the tests in a gold answer (`tests_of.task_of` reads them), and the program in a model's text.
 
 For `grader=code`, `Problem.answer` is a JSON object of one of these kinds. The keys decide the kind. Other keys are ignored.
 A dataset can therefore pass on the raw columns of an official row (`json.dumps({column: row[column], ...})`). Values that the
@@ -24,16 +24,11 @@ file is to run it. It passes them on in the second form.
 
 from __future__ import annotations
 
-import ast
-import builtins
-import json
 import re
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.code.tests_of import CodeTask
 from dflash_mcmc.grading.extraction import after_thinking
 
 _OPENING = r"```[ \t]*(?:[\w+-]+[ \t]*)?\n"
@@ -49,11 +44,6 @@ _INDENT = "    "
 _HARNESS = Path(__file__).parent / "inside" / "examples.py"
 _BEGIN, _DONE = "[BEGIN]", "[DONE]"
 """The marks around a program in MBPP's few-shot prompt (Austin et al. 2021, appendix)."""
-_FIELDS = ("prompt", "test", "entry_point")
-_MAX_EXAMPLE = 1 << 20
-"""The largest number of bytes in an input or an output: the sandbox limits the size of files to this."""
-_ALLOWED = ("JSON with the texts prompt, test, entry_point as dataset=humaneval has, with test_list as MBPP has, or with "
-            "inputs and outputs or public_test_cases as LiveCodeBench has")
 
 
 def program_of(text: str, task: CodeTask) -> str | None:
@@ -133,101 +123,3 @@ def _completion(text: str) -> str:
     body = text[:min(ends)] if ends else text
     missing = len(_INDENT) - (len(body) - len(body.lstrip(" ")))
     return body if body[:1] in ("\n", "\r", "\t", "#") or missing <= 0 else " " * missing + body
-
-
-class Examples(NamedTuple):
-    """Inputs and expected outputs. With a function name, each line of an input is a JSON value, an argument of the
-    function."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    fn_name: str | None
-
-
-class CodeTask(NamedTuple):
-    """A code problem with its tests. An empty prompt means that the text has the whole program.
-
-    `test` defines `check(candidate)`. `entry_point` is the function that is tested, empty where a program uses stdin. With
-    `examples`, the program is run on them, and `test` is not used.
-    """
-
-    prompt: str
-    test: str
-    entry_point: str
-    examples: Examples | None = None
-
-
-def task_of(gold: str) -> CodeTask:
-    """Parses a gold answer. Raises UserError if it has no tests of a known kind."""
-    try:
-        fields = json.loads(gold)
-        return _task(fields)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError) as error:
-        raise UserError(f"grader=code: given the gold answer {gold[:60]!r}; allowed: {_ALLOWED}") from error
-
-
-def gold_of(task: CodeTask) -> str:
-    """The gold answer of a task with a prompt and `check`, for `Problem.answer`; the inverse of `task_of`."""
-    return json.dumps({name: getattr(task, name) for name in _FIELDS}, ensure_ascii=False)
-
-
-def _task(fields: Mapping[str, Any]) -> CodeTask:
-    if "test_list" in fields:
-        return _mbpp(fields)
-    if "inputs" in fields:
-        return _with_examples(fields["inputs"], fields["outputs"], fields.get("fn_name"))
-    if "public_test_cases" in fields:
-        return _livecodebench(fields)
-    prompt, test, entry_point = (_text(fields[name]) for name in _FIELDS)
-    return CodeTask(prompt, test, _identifier(entry_point))
-
-
-def _mbpp(fields: Mapping[str, Any]) -> CodeTask:
-    tests = [_text(test) for test in fields["test_list"]]
-    setup = "\n".join([*map(_text, fields.get("test_imports") or ()), _text(fields.get("test_setup_code") or "")]).strip()
-    entry_point = _tested_function(tests[0])
-    compile("\n".join([setup, *tests]), "tests", "exec", flags=ast.PyCF_ONLY_AST)
-    test = f"{setup}\ndef check(candidate):\n    for test in {tests!r}:\n        exec(test, globals())\n"
-    return CodeTask("", test, entry_point)
-
-
-def _tested_function(test: str) -> str:
-    """The function that an assertion calls: the first call in it that is neither builtin nor of a module."""
-    functions = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
-    names = [function.id for function in functions if isinstance(function, ast.Name) and not hasattr(builtins, function.id)]
-    return _identifier(names[0])
-
-
-def _livecodebench(fields: Mapping[str, Any]) -> CodeTask:
-    cases, metadata = (_parsed(fields.get(name)) for name in ("public_test_cases", "metadata"))
-    inputs, outputs = ([case[name] for case in cases] for name in ("input", "output"))
-    return _with_examples(inputs, outputs, (metadata or {}).get("func_name"))
-
-
-def _with_examples(inputs: Any, outputs: Any, fn_name: Any) -> CodeTask:
-    examples = Examples(tuple(map(_text, inputs)), tuple(map(_text, outputs)), fn_name and _identifier(_text(fn_name)))
-    if not inputs or len(inputs) != len(outputs) or isinstance(inputs, str) or isinstance(outputs, str):
-        raise ValueError("an input without an output")
-    if max(len(text.encode("utf-8", "surrogatepass")) for text in (*examples.inputs, *examples.outputs)) >= _MAX_EXAMPLE:
-        raise ValueError("an example of more than 1 MiB")
-    if examples.fn_name:
-        for text in (*examples.outputs, *(line for given in examples.inputs for line in given.split("\n") if line.strip())):
-            json.loads(text)
-    return CodeTask("", "", examples.fn_name or "", examples)
-
-
-def _parsed(value: Any) -> Any:
-    """A value that official files store as JSON text, parsed. Other values are unchanged. Nothing is unpickled."""
-    return json.loads(value) if isinstance(value, str) and value else value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _identifier(name: str) -> str:
-    if not name.isidentifier():
-        raise ValueError("not a name")
-    return name
