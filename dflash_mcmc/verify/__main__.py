@@ -111,7 +111,7 @@ def _write_cases(arguments: list[str]) -> None:
 def _with_bar(texts: Iterable[DrawnText]) -> Iterable[DrawnText]:
     from tqdm.auto import tqdm
 
-    return tqdm(texts, unit="text", desc="auditing")
+    return tqdm(texts, unit=" text", desc="auditing")
 
 
 def _stated(overrides: list[str]) -> Config:
