@@ -119,7 +119,9 @@ def _stated(overrides: list[str]) -> Config:
     names = {text.partition("=")[0].lstrip("+~") for text in overrides}
     if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
         raise UserError(f"{min(others)}: given with verify; allowed: {', '.join(_GIVEN)}, and their fields")
-    fixed = ["tracker=none", *(["sampler=temperature", "sampler.temperature=1.0"] if "sampler" not in names else [])]
+    fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
+    if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
+        fixed.append("sampler.temperature=1.0")  # the sampler's own is 1/alpha
     command = check_command([*fixed, *overrides])
     if len(command.jobs) != 1 or command.sweep is not None:
         raise UserError("verify: given several values or a flag of Hydra; allowed: one model and one law")
