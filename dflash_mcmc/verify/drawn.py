@@ -99,8 +99,8 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
     tokens = _ids(answer, f"{where}: {kind}", model, False)
     longest = model.max_positions or len(start) + len(tokens)
     if not len(start) or len(start) + len(tokens) > longest:
-        raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least one "
-                        f"token, and {longest} tokens together (the model's positions)")
+        raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
+                        f"one token, and {longest} tokens together (the model's positions)")
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
 
 
@@ -122,7 +122,7 @@ def write_cases(config: Config, folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ConfigError("cases", str(folder), "a folder that is empty or does not exist, since files of it would be replaced")
+        raise ConfigError("cases", str(folder), "an empty folder, or a new one: files would be replaced")
     (prompt,) = build.prompts(config, config.model.load("cpu"), config.dataset.problems()).values()
     with writing(folder):
         for name in ("target", "assistant"):

@@ -118,7 +118,7 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     (folder / "plain.jsonl").write_text("of the user")
     code, _, err = told(["cases", str(folder)], capsys)
     assert code == 2
-    assert "a folder that is empty or does not exist" in err
+    assert "allowed: an empty folder, or a new one" in err
     assert (folder / "plain.jsonl").read_text() == "of the user"
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
 
@@ -284,7 +284,7 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
     ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
-    ('{"prompt_ids": [], "ids": [2]}', "line 2: given 1 tokens after a prompt of 0; allowed: a prompt of at least one token"),
+    ('{"prompt_ids": [], "ids": [2]}', "line 2: given 1 tokens after a prompt of 0; allowed: a prompt of at least one token,"),
     (json.dumps({"prompt_ids": [1], "ids": [2] * 50_000}), "line 2: given 50000 tokens after a prompt of 1; allowed: "),
     ('{"prompt_ids": [1], "ids": [2], "temperature": 0.5}', "line 2: temperature is 0.5, and the stated law has 1"),
 ])
