@@ -266,11 +266,6 @@ class LanguageModel:
         return self._float32_head.logits(hidden)
 
     @property
-    def num_layers(self) -> int:
-        """Number of decoder layers."""
-        return len(self.layers)
-
-    @property
     def forbidden(self) -> torch.Tensor:
         """Bool (vocab_size,), True for ids without a token (padding rows of the head), which can never be drawn."""
         return self._float32_head.forbidden
