@@ -26,6 +26,9 @@ class DolaBlend(CompanionBlend):
     is a function of the prefix, so the blend is a law for every sampler. Layers are read raw, without the final norm.
     """
 
+    beta: float = identity(-1.0, "share of the layer's logits; below 0 the blend moves away from them", ge=-10, le=1)
+    alpha_mask: float = identity(0.1, "only tokens with at least this share of the target's largest probability can be drawn; "
+                                 "0 = all tokens", ge=0, le=1)
     layers: list[int] | None = identity(None, "candidates, 0-based decoder layers, two and more; negative counts from the "
                                         "end; null = every second layer of the first half: 1, 3, 5, ...")
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.verify.audit import Audit
 
 
 def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
-           level: float = 1e-3, **law: float) -> Audit:
+           hardware: Hardware | None = None, level: float = 1e-3, **law: float) -> Audit:
     """Audits the tokens that an engine drew against the law that it states.
 
     Args:
@@ -23,6 +24,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         prompts: token ids of each prompt, at least one token.
         answers: token ids of the answer to each prompt. A stop id that was drawn belongs to it.
         tokenizer: of a loaded model.
+        hardware: a component, such as `dm.Local(device="cuda")`, whose device computes; None takes the CPU. A loaded model
+            stays where it is.
         level: the probability of a false alarm that is allowed, whenever one looks.
         law: the stated fields of `SamplingParams`, such as `temperature` and `top_p`; temperature 1 without truncation unless
             given.
@@ -40,7 +43,7 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         stated = dm.component("sampler", "greedy")
     else:
         stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
-    target = model_of(model, tokenizer, chat=False).load("cpu")
+    target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {number}", pair.prompt, pair.answer) for number, pair in enumerate(pairs))
     return audit(target, texts, stated.law(), level)

@@ -43,7 +43,7 @@ MISTAKES = {
     "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
     "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),
     "field without its group": (["limit=3"], "limit", "did you mean dataset.limit"),
-    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=draft, blend=layer"),
+    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=dola, blend=draft, blend=layer"),
     "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
     "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
@@ -152,6 +152,10 @@ WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative
 
 
 def companions(choice: str) -> list[str]:
+    if choice in ("blend=model", "blend=contrastive"):
+        return ["blend.model=tiny", "sampler.proposal=matched"]
+    if choice == "blend=dola":  # its mask forbids what a proposal without the blend draws
+        return ["sampler.proposal=matched"]
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
     if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",
@@ -215,7 +219,7 @@ WITHOUT_UPPER_BOUND = {
     "a distance, or a limit": {
         "cut_grid", "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
         "max_restarts", "max_attempts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",
-        "max_waiting", "max_prompt_characters", "max_body_bytes", "max_held_bytes"},
+        "max_waiting", "stream_tokens", "max_prompt_characters", "max_body_bytes", "max_held_bytes"},
 }
 
 

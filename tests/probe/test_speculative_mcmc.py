@@ -116,7 +116,7 @@ def test_mask_mode_equals_the_decoders_drafts(probe_config):
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
     runner = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
-    cache = ContiguousCache(model.cache_shape, 1, 256, model.device, drafter.companion)
+    cache = ContiguousCache(model.cache_shape, 1, 256, model.device, (drafter.companion,))
     for problem in config.dataset.problems():
         prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
         answer = greedy(model, prompt, 128)

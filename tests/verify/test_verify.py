@@ -181,6 +181,15 @@ def test_a_truncation_that_is_not_stated_is_named(tiny):
     assert found.bets[found.best].says == "top_p=0.8, which is not stated"
 
 
+def test_the_device_is_that_of_the_hardware(warm, tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(dm.Local, "resolve", lambda hardware: asked.append(hardware.device) or "cpu")
+    given = verify(tiny, *warm, temperature=0.7, hardware=dm.Local(device="cuda"))
+    assert asked == ["cuda"]
+    assert given.together == verify(tiny, *warm, temperature=0.7).together
+    assert asked == ["cuda"]
+
+
 def test_penalties_are_a_part_of_the_law(tiny):
     drawn = drawn_by(dm.Temperature(temperature=1.0, frequency_penalty=1.5))
     assert not verify(tiny, *drawn, frequency_penalty=1.5).is_red

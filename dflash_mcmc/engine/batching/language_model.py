@@ -245,7 +245,7 @@ class LanguageModel:
             cache: takes the keys and values of the tokens, and gives those of earlier ones.
             options: what else the decoder takes, `position_ids` and `attention_mask`.
         """
-        if self._loop is not None and isinstance(cache, SlotCache):
+        if self._loop is not None and not self._loop.is_hooked and isinstance(cache, SlotCache):
             return self._loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state

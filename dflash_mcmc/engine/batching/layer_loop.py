@@ -34,9 +34,18 @@ class LayerLoop:
         self._layers = [_Layer(layer, norm_of) for layer in decoder.layers]
         linears = [module for module in decoder.modules() if isinstance(module, RowLinear)]
         self._packed = all(linear.weight.is_mkldnn for linear in linears)
+        outputs = [decoder.embed_tokens, *decoder.layers]
+        self._others = [hooks for module in decoder.modules() for hooks in (
+            module._forward_pre_hooks, *(() if module in outputs else (module._forward_hooks,)))]
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether something hooks a module that the loop does not call, so that only transformers' modules do what it asks."""
+        return any(self._others)
 
     def hidden(self, tokens: torch.Tensor, cache: SlotCache, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states (rows, n, width) after the final norm. Hooks of the embedding and of layers get their outputs.
+        """Hidden states (rows, n, width) after the final norm. Hooks of the embedding and of layers get their outputs, and may
+        change them.
 
         Args:
             tokens, positions: int64 (rows, n).
@@ -45,8 +54,7 @@ class LayerLoop:
         decoder = self._decoder
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, self._eager)
         embedded = embedding(tokens, decoder.embed_tokens.weight)
-        for hook in decoder.embed_tokens._forward_hooks.values():
-            hook(decoder.embed_tokens, (), embedded)
+        embedded = _hooked(decoder.embed_tokens, (tokens,), embedded)
         cos, sin = (part[:, :, None] for part in decoder.rotary_emb(embedded, positions))
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
@@ -54,9 +62,19 @@ class LayerLoop:
         flat = pad(embedded.view(count, width), (0, 0, 0, num_missing(count, self._packed)))
         for layer, held in zip(self._layers, cache.layers, strict=True):
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
-            for hook in layer.module._forward_hooks.values():
-                hook(layer.module, (), flat[:count].view(embedded.shape))
+            if layer.module._forward_hooks:
+                output = flat[:count].view(embedded.shape)
+                if (changed := _hooked(layer.module, (), output)) is not output:
+                    flat = pad(changed.reshape(count, width), (0, 0, 0, len(flat) - count))
         return self._norm(flat)[:count].view(embedded.shape)
+
+
+def _hooked(module: Any, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    """A module's output after its hooks, each of which may put another one in its place."""
+    for hook in module._forward_hooks.values():
+        if (changed := hook(module, given, output)) is not None:
+            output = changed
+    return output
 
 
 class _Layer:

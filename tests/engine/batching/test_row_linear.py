@@ -258,3 +258,23 @@ def test_a_decoder_that_computes_anything_else_has_no_loop(changed):
 
     module.forward = forward
     assert layer_loop.loop_of(model.decoder, model.cache_shape) is None
+
+
+@pytest.mark.parametrize("hooked", ["embed_tokens", "layers.0", "layers.1.mlp", "layers.1.self_attn.q_proj"])
+@torch.inference_mode()
+def test_a_hook_that_changes_an_output_changes_the_loop_s(hooked, monkeypatch):
+    """Steering vectors, for example. Hooks of other modules than layers and embedding leave the step to the modules."""
+    model = looped("qwen3")
+    loop, found = model._loop, []
+    module = model.decoder.get_submodule(hooked)
+    for with_hook, used in ((False, loop), (True, loop), (True, None)):
+        monkeypatch.setattr(model, "_loop", used)
+        hook = module.register_forward_hook(lambda module, given, output: output + 0.5) if with_hook else None
+        cache, runner = ContiguousCache(model.cache_shape, 2, 64), ModelRunner(model, None, "grouped", 64, 64, 8)
+        with runner.ready():
+            tokens = torch.arange(6).view(2, 3)
+            found.append(runner.forward(cache, slice(0, 2), tokens, torch.arange(3).expand(2, -1), 64).clone())
+        if hook is not None:
+            hook.remove()
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

@@ -211,7 +211,7 @@ def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[in
     """
     model, size, length = drafter.target, drafter.num_drafted + 1, 256
     runner = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
-    cache = ContiguousCache(model.cache_shape, 2, length, model.device, drafter.companion)
+    cache = ContiguousCache(model.cache_shape, 2, length, model.device, (drafter.companion,))
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, : len(sequence)] = torch.from_numpy(sequence)
     rows, found, start = torch.tensor([1]), [], 0
