@@ -62,8 +62,8 @@ class DolaBlend(CompanionBlend):
         own = torch.as_tensor(last)
         p, chosen, farthest = own.softmax(dim=-1), own, torch.full_like(own[..., 0], -torch.inf)
         for layer in map(torch.as_tensor, others):  # one after another: logits of a batch are large
-            q = layer.softmax(dim=-1)
-            less, more, middle = (torch.special.xlogy(law, law).sum(dim=-1) for law in (p, q, (p + q) / 2))
+            of_both = (p + (q := layer.softmax(dim=-1))) / 2
+            less, more, middle = (torch.special.xlogy(law, law).sum(dim=-1) for law in (p, q, of_both))
             apart = (less + more) / 2 - middle
             farther = (apart > farthest) | apart.isnan()  # a layer whose logits are no numbers ends the chain
             chosen, farthest = torch.where(farther[..., None], layer, chosen), torch.where(farther, apart, farthest)

@@ -97,8 +97,7 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
         raise UserError(f"{where} lacks {' or '.join(_PROMPTS if prompt is None else _ANSWERS)}; allowed: {_ALLOWED}")
     start = _ids(prompt, f"{where}: {asked}", model, asked == "prompt")
     tokens = _ids(answer, f"{where}: {kind}", model, False)
-    longest = model.max_positions or len(start) + len(tokens)
-    if not len(start) or len(start) + len(tokens) > longest:
+    if len(start) + len(tokens) > (longest := model.max_positions or len(start) + len(tokens)) or not len(start):
         raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
                         f"one token, and {longest} tokens together (the model's positions)")
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None

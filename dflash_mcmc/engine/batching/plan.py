@@ -95,8 +95,7 @@ class DraftSize(NamedTuple):
 class Workload(NamedTuple):
     """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages.
 
-    `companion` is another model that reads every token with the target (`ModelRunner`). `mixed_layers` is the number of layers
-    whose logits a blend mixes in.
+    `companion` is another model that reads every token with the target, and `mixed_layers` counts those that a blend mixes in.
     """
 
     model: LanguageModel | TargetShape
