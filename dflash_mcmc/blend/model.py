@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.model import Model
 
 _FIELDS = {"path": "blend.model", "revision": "blend.revision", "dtype": "blend.dtype"}
-_LONGEST = 30
-"""Characters of a token in an error."""
 
 
 @register("blend", "model")
@@ -126,7 +124,7 @@ def _fields(option: str) -> dict[str, Any]:
 def _token(number: int, vocabulary: Mapping[str, int]) -> str:
     """A token for an error."""
     found = next((token for token, place in vocabulary.items() if place == number), None)
-    return "none" if found is None else repr(found[:_LONGEST])
+    return "none" if found is None else repr(found[:30])
 
 
 @contextmanager
