@@ -92,7 +92,7 @@ def _audited(target: str, path: Path, config: Config, level: float, folder: Path
         if file is not path:
             drawn.draw(target.rstrip("/"), config, model, law, file)
         texts = drawn.of_file(file, model, law)
-    return audit(model, tqdm(texts, unit="text", desc="auditing"), law, level, config.blend)
+    return audit(model, tqdm(texts, unit=" text", desc="auditing"), law, level, config.blend)
 
 
 def _write_cases(arguments: list[str]) -> None:
