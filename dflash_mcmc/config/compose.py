@@ -91,7 +91,7 @@ class Composer:
                 self._parsed[text] = parser.parse_override(readable(text))
             except HydraException as error:
                 raise UserError(f"cannot read {shortened(repr(text))}; allowed: field=value, such as "
-                                "sampler.alpha=2") from error
+                                "sampler.alpha=2, or --help") from error
         return self._parsed[text]
 
     def overrides(self, texts: Sequence[str]) -> list[Override]:

@@ -116,4 +116,5 @@ def names_if_present(flags: Namespace) -> list[str]:
 
 
 def _refuse_flag(message: str) -> NoReturn:
-    raise UserError(f"{message}; allowed: group=option, field=value, and the flags that --hydra-help lists")
+    raise UserError(f"{message}; allowed: group=option, field=value such as dataset.limit=8, --help, "
+                    "and the flags that --hydra-help lists")

@@ -244,7 +244,7 @@ class Checkpoint(NamedTuple):
             for name in _CONFIGURATIONS:
                 if (self.folder / name).is_file():
                     check_stop_ids(self.field, name, self._values(self.folder / name).get("eos_token_id"))
-        elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1:
+        elif self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1 or self.folder.exists():
             raise ConfigError(self.field, self.path, f"a folder that exists, or a hub name such as {self.example}"
                               f"{hint(self.folder)}")
 

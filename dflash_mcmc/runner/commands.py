@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from time import sleep
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.command import Command, check_command
 from dflash_mcmc.errors import UserError, printable
 from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import budget, preflight
-
-if TYPE_CHECKING:
-    pass
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""

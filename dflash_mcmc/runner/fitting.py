@@ -78,7 +78,8 @@ class Fit(NamedTuple):
             if room < 1:
                 raise UserError(f"dataset: no problem fits into the model: {taken}; allowed: shorter problems, or a model "
                                 "with more positions")
-            raise UserError(f"dataset.max_new_tokens: given {needs.answer_tokens}; allowed: at most {room} ({taken})")
+            raise UserError(f"dataset.max_new_tokens: given {needs.answer_tokens}; allowed: at most {room} ({taken}), "
+                            f"such as dataset.max_new_tokens={max(1, room // 2)}")
 
 
 def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False,

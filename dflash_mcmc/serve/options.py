@@ -13,7 +13,7 @@ from typing import Literal
 from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import runtime, walk
 from dflash_mcmc.registry import name_of
 
@@ -72,8 +72,8 @@ def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
     for text in overrides:
         name = text.lstrip("+~").partition("=")[0]
         if not (name.startswith("serve.") or name.split(".")[0] in _GROUPS or name in _OTHERS):
-            raise UserError(f"{name}: has no effect on a server; allowed: serve.*, {', '.join(_OTHERS)}, and the groups "
-                            f"{', '.join(_GROUPS)} with their fields")
+            raise UserError(f"{name}: has no effect on a server{did_you_mean(name, [*_OTHERS, *_GROUPS])}; allowed: serve.*, "
+                            f"{', '.join(_OTHERS)}, and the groups {', '.join(_GROUPS)} with their fields")
     own = [text for text in overrides if text.startswith("serve.")]
     others = [text for text in overrides if not text.startswith("serve.")]
     plan, _ = command.compose_once("serve", own, ServePlan)

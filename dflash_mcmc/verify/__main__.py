@@ -13,12 +13,9 @@ from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.ops import SamplingParams
     from dflash_mcmc.verify.audit import Audit
-    from dflash_mcmc.verify.drawn import DrawnText
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -79,24 +76,23 @@ def main(arguments: list[str]) -> None:
 
 
 def _audited(target: str, path: Path, config: Config, level: float, folder: Path) -> Audit:
+    from tqdm.auto import tqdm
+
     from dflash_mcmc.verify import drawn
     from dflash_mcmc.verify.audit import audit
 
     note("reading the model")
     model = config.model.load(config.hardware.resolve())
     law = _token_law(config)
-    texts: Iterable[DrawnText]
     if path.is_dir():
         texts = drawn.of_run(path, model, config.model.chat)
     else:
         assert law is not None
-        if target.startswith("http"):
-            file = folder / "drawn.jsonl"
+        file = folder / "drawn.jsonl" if target.startswith("http") else path
+        if file is not path:
             drawn.draw(target.rstrip("/"), config, model, law, file)
-        else:
-            file = path
         texts = drawn.of_file(file, model, law)
-    return audit(model, _with_bar(texts), law, level, config.blend)
+    return audit(model, tqdm(texts, unit=" text", desc="auditing"), law, level, config.blend)
 
 
 def _write_cases(arguments: list[str]) -> None:
@@ -108,18 +104,14 @@ def _write_cases(arguments: list[str]) -> None:
     print(f"written to {arguments[0]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
 
 
-def _with_bar(texts: Iterable[DrawnText]) -> Iterable[DrawnText]:
-    from tqdm.auto import tqdm
-
-    return tqdm(texts, unit="text", desc="auditing")
-
-
 def _stated(overrides: list[str]) -> Config:
     """The checked configuration of overrides. Raises UserError."""
     names = {text.partition("=")[0].lstrip("+~") for text in overrides}
     if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
         raise UserError(f"{min(others)}: given with verify; allowed: {', '.join(_GIVEN)}, and their fields")
-    fixed = ["tracker=none", *(["sampler=temperature", "sampler.temperature=1.0"] if "sampler" not in names else [])]
+    fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
+    if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
+        fixed.append("sampler.temperature=1.0")  # the sampler's own is 1/alpha
     command = check_command([*fixed, *overrides])
     if len(command.jobs) != 1 or command.sweep is not None:
         raise UserError("verify: given several values or a flag of Hydra; allowed: one model and one law")

@@ -78,13 +78,13 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     Args:
         law: how each token was drawn from the target's logits, as it is stated; None compares log p alone.
         level: the probability of a false alarm that is allowed.
-        blend: a change of the target by its layers.
+        blend: a change of the target's last hidden state by its layers.
 
     Raises:
         ConfigError: for a blend that needs a draft or mixes logits.
     """
     if blend is not None and (blend.needs_draft or blend.mixes_logits):
-        raise ConfigError("blend", name_of(blend), "a blend of the target's own layers, or none")
+        raise ConfigError("blend", name_of(blend), "none, or a blend of the target's own hidden states")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     learned = Repeats() if read.temperature > 0.0 else None
     evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.dataset.inputs.sources import lines_of
-from dflash_mcmc.errors import ConfigError, UserError, reason_of, writing
+from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.runner import build
 
@@ -97,6 +97,9 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
         raise UserError(f"{where} lacks {' or '.join(_PROMPTS if prompt is None else _ANSWERS)}; allowed: {_ALLOWED}")
     start = _ids(prompt, f"{where}: {asked}", model, asked == "prompt")
     tokens = _ids(answer, f"{where}: {kind}", model, False)
+    if len(start) + len(tokens) > (longest := model.max_positions or len(start) + len(tokens)) or not len(start):
+        raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
+                        f"one token, and {longest} tokens together (the model's positions)")
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
 
 
@@ -117,6 +120,8 @@ def write_cases(config: Config, folder: Path) -> None:
     """
     from safetensors.torch import load_file, save_file
 
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError("cases", str(folder), "an empty folder, or a new one: files would be replaced")
     (prompt,) = build.prompts(config, config.model.load("cpu"), config.dataset.problems()).values()
     with writing(folder):
         for name in ("target", "assistant"):
@@ -171,10 +176,14 @@ def _asked(law: SamplingParams) -> dict[str, float]:
 
 
 def _known(file: Path) -> Collection[tuple[str, int]]:
+    """The texts of a file by problem and chain. A last line that a killed process has left unfinished is cut off."""
     if not file.exists():
         return ()
-    rows = [json.loads(line) for _, line in lines_of(file)]
-    return {(row["problem"], row["chain"]) for row in rows}
+    with writing(file), file.open("rb+") as lines:
+        lines.truncate(lines.read().rfind(b"\n") + 1)
+    known = {(row["problem"], row["chain"]) for row in (json.loads(line) for _, line in lines_of(file))}
+    note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another engine")
+    return known
 
 
 def _served(url: str) -> str:

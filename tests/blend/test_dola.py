@@ -8,6 +8,7 @@ import torch
 
 from dflash_mcmc.blend.dola import DolaBlend
 from dflash_mcmc.config.identity import identity_hash
+from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
@@ -153,3 +154,27 @@ def test_what_is_refused(make_config, given, line):
 def test_a_run(make_config):
     records = records_of(execute(make_config(*GIVEN, "dataset.limit=2", "dataset.max_new_tokens=12")).folder)
     assert all(record["num_tokens"] > 0 and "companion_forwards" not in record for record in records.values())
+
+
+def test_a_layer_without_numbers_leaves_none():
+    """Such a chain ends; a step whose other layers are finite is no exception."""
+    last, layers = torch.zeros(2, 3), [torch.eye(3)[:2], torch.eye(3)[:2]]
+    for place in range(2):
+        broken = [layer.clone() for layer in layers]
+        broken[place][1, 0] = torch.nan
+        mixed = DolaBlend(beta=-1.0, layers=[0, 1]).mix(last, broken, None)
+        assert mixed[0].isfinite().all()
+        assert mixed[1].isnan().any()
+
+
+def test_the_plan_counts_the_logits_of_each_layer(make_config):
+    """Those of the layers, the target's and the mixture, for each row and each token of a step."""
+    steps = {}
+    for given in ("none", "[0,1]", "[0,1,2,3,4]"):
+        more = ["blend=none"] if given == "none" else [f"blend.layers={given}"]
+        config = make_config(*GIVEN, *more, "hardware.num_slots=8", "hardware.device=cpu")
+        shape = config.model.shape("cpu")
+        steps[given] = slots.memory_plan(config, shape, 100, 50, None)[1].step
+        assert steps[given] == slots.memory_plan(config, config.model.load("cpu"), 100, 50, None)[1].step
+    copy = 8 * 4 * shape.vocab_size
+    assert [steps[given] - steps["none"] for given in steps] == [0, 4 * copy, 7 * copy]

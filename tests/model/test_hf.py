@@ -151,7 +151,8 @@ def test_a_tokenizer_without_a_chat_template_is_refused(make_config, checkpoint)
 
 
 def test_an_answer_longer_than_the_positions_is_refused(make_config):
-    with pytest.raises(UserError, match=r"dataset.max_new_tokens: given 1024; allowed: at most \d+"):
+    said = r"dataset.max_new_tokens: given 1024; allowed: at most \d+ .*, such as dataset.max_new_tokens=\d+$"
+    with pytest.raises(UserError, match=said):
         execute(make_config("dataset.max_new_tokens=1024", "dataset.limit=2"))
 
 

@@ -69,7 +69,8 @@ def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     if width == 1280:
         assert seen["scrolled"] == ["problems", "Differences of configuration", "Settings that differ"]
     else:
-        assert {"All runs", "Compared with greedy", "Accuracy of every run with its 95 % interval."} <= set(seen["scrolled"])
+        assert {"All runs", "Compared with greedy",
+                "Accuracy of every run with its 95 % interval. Diamond: the highest."} <= set(seen["scrolled"])
     assert (seen["empty"], seen["figures"] >= 9) == (0, True)
     assert seen["dark"] == (scheme == DARK)
     grounds = [max(map(int, re.findall(r"\d+", colour))) < 60 for colour in (seen["ground"], *seen["figure_grounds"])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from typing import NamedTuple
 
 import numpy as np
@@ -310,6 +311,15 @@ def test_total_is_the_sum_and_one_run_counts_once(capsys):
     assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
     assert "the same run as another point: 1" in text
     assert "hardware.tokens_per_second" in text
+
+
+def test_two_models_of_a_blend_are_two_runs(capsys, tmp_path, make_config):
+    other = tmp_path / "other"
+    shutil.copytree(make_config().model.path, other)
+    rows = cells(text := told(capsys, "-m", "blend=model", f"blend.model=tiny,{other}", "sampler=temperature",
+                              "dataset.limit=10"))
+    assert [row[0] for row in rows.values()] == ["10", "10", "20"]
+    assert "the same run as another point" not in text
 
 
 def test_what_is_not_known_is_not_guessed_and_nothing_costs_nothing(capsys, monkeypatch):

@@ -477,3 +477,5 @@ def test_a_port_in_use_and_options_without_effect_are_refused(running):
     for override in ("seed=3", "num_chains=2", "dataset=gsm8k", "dataset.limit=3"):
         with pytest.raises(UserError, match="has no effect on a server"):
             options.compose([override])
+    with pytest.raises(UserError, match=r"condtion: has no effect on a server \(did you mean 'condition'\?\)"):
+        options.compose(["condtion=ps"])

@@ -115,7 +115,19 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     code, out, _ = told([*common, f"sampler.temperature={case['temperature']}"], capsys)
     assert code == 0
     assert "64 texts" in out
+    (folder / "plain.jsonl").write_text("of the user")
+    code, _, err = told(["cases", str(folder)], capsys)
+    assert code == 2
+    assert "allowed: an empty folder, or a new one" in err
+    assert (folder / "plain.jsonl").read_text() == "of the user"
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
+
+
+def test_the_temperature_is_1_also_with_the_sampler_named():
+    laws = [program._stated([*given, "model=tiny"]).sampler.law().temperature for given in (
+        [], ["sampler=temperature"], ["sampler=temperature", "sampler.top_p=0.9"], ["sampler.top_p=0.9"], ["sampler.alpha=2"],
+        ["sampler=temperature", "sampler.temperature=0.3"], ["sampler=greedy"])]
+    assert laws == [1.0, 1.0, 1.0, 1.0, 0.5, 0.3, 0.0]
 
 
 def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm, tiny, tmp_path, capsys):
@@ -225,8 +237,10 @@ def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
         assert "tokens of 12 texts" in out
         file = tmp_path / "verify" / f"127.0.0.1-{port}-v1" / "drawn.jsonl"
         kept = file.read_text()
-        file.write_text("".join(kept.splitlines(keepends=True)[:5]))
-        assert told(arguments, capsys)[1] == out
+        file.write_text("".join(kept.splitlines(keepends=True)[:5]) + kept.splitlines()[5][:30])  # as a killed audit leaves it
+        code, again, err = told(arguments, capsys)
+        assert again == out
+        assert "5 texts of an earlier audit are audited, and not asked for again: " in err
         assert sorted(file.read_text().splitlines()) == sorted(kept.splitlines())
         assert {json.loads(line)["temperature"] for line in kept.splitlines()} == {1.3}
 
@@ -279,6 +293,8 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
     ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
+    ('{"prompt_ids": [], "ids": [2]}', "line 2: given 1 tokens after a prompt of 0; allowed: a prompt of at least one token,"),
+    (json.dumps({"prompt_ids": [1], "ids": [2] * 50_000}), "line 2: given 50000 tokens after a prompt of 1; allowed: "),
     ('{"prompt_ids": [1], "ids": [2], "temperature": 0.5}', "line 2: temperature is 0.5, and the stated law has 1"),
 ])
 def test_a_wrong_line_is_named(line, says, tmp_path, capsys):

@@ -95,7 +95,7 @@ class DraftSize(NamedTuple):
 class Workload(NamedTuple):
     """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages.
 
-    `companion` is another model that reads every token with the target (`ModelRunner`).
+    `companion` is another model that reads every token with the target, and `mixed_layers` counts those that a blend mixes in.
     """
 
     model: LanguageModel | TargetShape
@@ -104,6 +104,7 @@ class Workload(NamedTuple):
     options: Options
     drafter: Drafter | DraftSize | None = None
     companion: LanguageModel | TargetShape | None = None
+    mixed_layers: int = 0
 
     @property
     def models(self) -> list[LanguageModel | TargetShape]:
@@ -186,8 +187,8 @@ _LOGIT_COPIES = 5
 """Number of float32 arrays, each as large as the logits, that a step holds at the same time."""
 _BLOCK_COPIES = 12
 """Like `_LOGIT_COPIES`, for a step that drafts a block. The number includes the arrays of the draft and of the rule."""
-_OTHER_COPIES = 3
-"""The arrays that the logits of a companion add: its own, the target's and the mixture."""
+_OTHER_COPIES = 2
+"""The arrays that a blend of logits adds to those that it mixes in: the target's and the mixture."""
 
 
 class MemoryPlan(NamedTuple):
@@ -255,7 +256,8 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
     caches = states + positions * work.token_bytes + rows * length * row_bytes
-    copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES if work.companion is not None else 0)
+    others = work.mixed_layers + (work.companion is not None)
+    copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES + others if others else 0)
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)

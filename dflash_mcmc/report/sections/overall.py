@@ -70,8 +70,8 @@ def section(study: Study) -> Section:
     return Section("overall", "Overall", text, [ReportTable("overall", "All runs", columns, rows),
                                                 ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
                                                 ReportTable("ends", "Why answers ended", _end_columns(), ends)],
-                   [Drawing(f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval.",
-                            lambda: _figure(study))])
+                   [Drawing(f"fig_{study.dataset}_accuracy",
+                            "Accuracy of every run with its 95 % interval. Diamond: the highest.", lambda: _figure(study))])
 
 
 def summary_of(entry: Entry) -> dict:
