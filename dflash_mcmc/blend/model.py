@@ -57,8 +57,8 @@ class ModelBlend(CompanionBlend):
         return dataclasses.replace(self, model=found.path, revision=found.revision, dtype=dtype)
 
     def canonical(self, config: Config) -> dict[str, object]:
-        """The revision is null, because the identity has the hash of the content."""
-        return {"revision": None}
+        """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
+        return {"revision": None, "dtype": None if self.dtype == "auto" else self.dtype}
 
     def fingerprint(self) -> str:
         """Hash of the other model's content."""

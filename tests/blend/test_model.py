@@ -363,6 +363,15 @@ def test_content_and_precision_are_the_identity(make_config, tmp_path):
     assert len(hashes) == len(changes)
 
 
+def test_auto_of_a_folder_is_its_default(make_config, tmp_path):
+    folder = tmp_path / "models" / "smollm2"
+    shutil.copytree(make_config(*GIVEN).blend.model, folder)
+    given = "blend=model", f"blend.model={folder}"
+    null, auto, other = (identity_hash(make_config(*given, *more)) for more in (
+        [], ["blend.dtype=auto"], ["blend.dtype=float32"]))
+    assert null == auto != other
+
+
 def test_contrastive_is_the_preset_of_the_paper(make_config):
     blend = make_config("blend=contrastive", "blend.model=tiny", "sampler.proposal=matched").blend
     assert (blend.beta, blend.alpha_mask) == (-0.5, 0.1)

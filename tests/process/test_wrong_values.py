@@ -320,6 +320,15 @@ def test_a_value_of_another_type_is_one_line(capsys, tmp_path, file, place, othe
     assert line in told
 
 
+def test_a_setting_that_is_no_number_is_unknown_in_the_diagram(capsys, tmp_path):
+    folder = run_folder(tmp_path)
+    value = json.loads((folder / "run.json").read_text())
+    for key in ("sampler.proposal_temperature", "sampler.num_blocks"):
+        value = changed(value, ("identity", key), [[]], without=False)
+    (folder / "run.json").write_text(json.dumps(value))
+    assert ended(capsys, "report.__main__", [str(folder)])[0] == 0
+
+
 def test_a_grid_without_the_configuration_of_a_point_is_one_line(capsys, tmp_path):
     folder = grid_folder(tmp_path / "here")
     (folder / "points/0000.yaml").unlink()

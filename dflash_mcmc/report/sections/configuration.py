@@ -151,7 +151,7 @@ def _figure(run: Run) -> Figure:
 
 def _number(run: Run, key: str) -> str:
     value = run.identity.get(key)
-    return "?" if value is None else f"{value:g}"
+    return f"{value:g}" if isinstance(value, int | float) else "?"
 
 
 def _temperature(run: Run) -> str:
