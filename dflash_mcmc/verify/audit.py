@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.verify.drawn import DrawnText
 
-NEAR = 0.1
-"""The distance from the kept tokens, in nats, within which a token outside counts as a near-tie of another rounding."""
+_NEAR, _NEAR_BFLOAT16 = 0.1, 0.5
+"""The distance of logits within which a token outside counts as a near-tie of another rounding. bfloat16 rounds logits between
+16 and 32 to multiples of 0.125, after many roundings on the way."""
 _OFF = 0.02
 """The mean distance a token of a stated log p, in nats, above which it is wrong."""
 
@@ -36,7 +37,7 @@ class Audit(NamedTuple):
         course: (texts, 2), tokens and log10 of the evidence of all together after each text.
         top: the shift of the share of most likely tokens.
         outside: the tokens that the law cannot draw: text, place in it, and distance from the kept ones in nats.
-        near_ties: the number of them within NEAR.
+        near, near_ties: the distance in nats within which they are near-ties of another rounding, and the number of those.
         kept_before: whether the law can draw all others if it truncates before the temperature.
         log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
             is stated.
@@ -51,6 +52,7 @@ class Audit(NamedTuple):
     course: np.ndarray
     top: Shift | None
     outside: tuple[tuple[str, int, float], ...]
+    near: float
     near_ties: int
     kept_before: bool
     log_p_error: tuple[float, float] | None
@@ -86,6 +88,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     if blend is not None and (blend.needs_draft or blend.mixes_logits):
         raise ConfigError("blend", name_of(blend), "none, or a blend of the target's own hidden states")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
+    near = _NEAR_BFLOAT16 / (read.temperature or 1.0) if model.dtype == torch.bfloat16 else _NEAR
     learned = Repeats() if read.temperature > 0.0 else None
     evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)
     course, tops, outside, errors, again, kept_before = [], [], [], [], 0, True
@@ -98,7 +101,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         again += text.encoded_again
         if law is not None:
             tops.append(np.stack([paid.top, paid.expected_top]))
-            kept_before &= bool(paid.kept_before[paid.outside > NEAR].all())
+            kept_before &= bool(paid.kept_before[paid.outside > near].all())
             outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
         course.append((evidence.tokens, evidence.together().evidence))
     if not course:
@@ -108,7 +111,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         drawn, expected = np.concatenate(tops, axis=1)
         top = shift_of(drawn, expected, level)
     return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
-                 tuple(outside), sum(distance <= NEAR for _, _, distance in outside), kept_before,
+                 tuple(outside), near, sum(distance <= near for _, _, distance in outside), kept_before,
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 
 

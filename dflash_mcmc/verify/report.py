@@ -12,7 +12,7 @@ from dflash_mcmc.report import build, page
 from dflash_mcmc.report import figure as style
 from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
 from dflash_mcmc.store.files import write_atomically
-from dflash_mcmc.verify.audit import NEAR, Audit
+from dflash_mcmc.verify.audit import Audit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,8 +70,8 @@ def notes(found: Audit) -> list[str]:
     """What limits the verdict."""
     said = []
     if found.near_ties:
-        said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {NEAR} nats: near-ties of another "
-                    "rounding. They count neither for nor against the law.")
+        said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {found.near:g} nats: near-ties of "
+                    "another rounding. They count neither for nor against the law.")
     if found.encoded_again:
         said.append(f"{found.encoded_again} of {found.texts} texts came without token ids and were encoded again. Where other "
                     "tokens were drawn for the same text, the audit reads the wrong ones.")

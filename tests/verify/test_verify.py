@@ -175,6 +175,20 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
     assert not near.is_red
 
 
+def test_near_ties_are_wider_in_bfloat16(tiny):
+    """A token 0.15 to 0.4 nats below the most likely one: red in float32 alone."""
+    coarse = dm.component("model", "tiny", dtype="bfloat16")
+    prompts, answers = drawn_by(dm.Temperature(temperature=1.6))
+    found = verify(tiny, prompts, answers, temperature=0.0)
+    name, place = next((int(name.split()[1]), place) for name, place, distance in found.outside if 0.15 < distance < 0.4)
+    one = [np.concatenate([prompts[name], answers[name][:place]])], [answers[name][place : place + 1]]
+    assert (found.near, verify(tiny, *one, temperature=0.0).is_red) == (0.1, True)
+    given = verify(coarse, *one, temperature=0.0)
+    assert (given.near, given.near_ties, given.is_red) == (0.5, 1, False)
+    assert verify(coarse, prompts, answers, temperature=0.0).is_red
+    assert verify(coarse, *one, temperature=2.0).near == 0.25
+
+
 def test_a_truncation_that_is_not_stated_is_named(tiny):
     found = verify(tiny, *drawn_by(dm.Temperature(temperature=1.6, top_p=0.8)), temperature=1.6)
     assert found.is_red
