@@ -40,6 +40,9 @@ def described(path: Path) -> Described:
     if not (isinstance(identity, dict) and identity and isinstance(sessions, list) and sessions
             and all(isinstance(session, dict) for session in sessions)):
         raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
+    for name in ("started", "commit", "host", "device", "python"):
+        if wrong := [session[name] for session in sessions if not isinstance(session.get(name), str | None)]:
+            raise UserError(f"{path}: sessions: {name}: given {wrong[0]!r:.80}; allowed: a text, or null")
     for name, value in identity.items():
         if name.endswith(".content") and not isinstance(value, str | None):
             raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")
