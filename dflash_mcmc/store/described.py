@@ -28,6 +28,10 @@ class Described(NamedTuple):
     """One entry per start of the run; at least one."""
 
 
+_TEXTS = ("started", "commit", "host", "device", "python")
+"""Entries of a session that are texts, where they are there."""
+
+
 def hash_of(identity: dict[str, object]) -> str:
     """Twelve hexadecimal digits of an identity. Reads no dataset and no checkpoint."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
@@ -40,9 +44,12 @@ def described(path: Path) -> Described:
     if not (isinstance(identity, dict) and identity and isinstance(sessions, list) and sessions
             and all(isinstance(session, dict) for session in sessions)):
         raise UserError(f"{path}: holds no identity or no sessions; allowed: the file as a run wrote it")
-    for name in ("started", "commit", "host", "device", "python"):
-        if wrong := [session[name] for session in sessions if not isinstance(session.get(name), str | None)]:
-            raise UserError(f"{path}: sessions: {name}: given {wrong[0]!r:.80}; allowed: a text, or null")
+    for session in sessions:
+        if not isinstance(packages := session.get("packages", {}), dict):
+            raise UserError(f"{path}: sessions: packages: given {packages!r:.80}; allowed: versions by name")
+        for name, value in {**session, **packages}.items():
+            if (name in packages or name in _TEXTS) and not isinstance(value, str | None):
+                raise UserError(f"{path}: sessions: {name}: given {value!r:.80}; allowed: a text, or null")
     for name, value in identity.items():
         if name.endswith(".content") and not isinstance(value, str | None):
             raise UserError(f"{path}: identity: {name}: given {value!r:.80}; allowed: the hash of a content")

@@ -311,6 +311,8 @@ def test_many_files_with_wrong_places_are_read_or_one_line(capsys, tmp_path, wro
     ("config.yaml", ("sampler",), [1], "sampler: given [1]; allowed: the fields of a component"),
     ("run.json", ("identity", "dataset.content"), [], "identity: dataset.content: given []; allowed: the hash of a content"),
     ("run.json", ("sessions", 0, "commit"), 10**40, "sessions: commit: given 1000"),
+    ("run.json", ("sessions", 0, "packages"), 3, "sessions: packages: given 3; allowed: versions by name"),
+    ("run.json", ("sessions", 0, "packages", "torch"), 3, "sessions: torch: given 3; allowed: a text, or null"),
     ("run.json", ("sessions", 0, "started"), [1], "sessions: started: given [1]; allowed: a text, or null"),
     ("run.json", ("identity",), 3, "holds no identity")], ids=str)
 def test_a_value_of_another_type_is_one_line(capsys, tmp_path, file, place, other, line):
