@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import Problem
 
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
+MASK_HELP = "only tokens with at least this share of the target's largest probability can be drawn; 0 = all tokens"
 
 
 class Blend(Component):
@@ -92,16 +93,15 @@ class Blend(Component):
 
 
 @dataclass(kw_only=True)
-class CompanionBlend(Blend):
+class LogitsBlend(Blend):
     """Base class of blends of two logits. Fields: the share of the second, and the mask."""
 
     __slots__ = ()
 
     beta: float = identity(0.05, "share of the second logits; below 0 the blend moves away from them", ge=-10, le=1)
-    alpha_mask: float = identity(0.0, "only tokens with at least this share of the target's largest probability can be drawn; "
-                                 "0 = all tokens", ge=0, le=1)
+    alpha_mask: float = identity(0.0, MASK_HELP, ge=0, le=1)
 
-    mixes_logits = needs_companion = True
+    mixes_logits = True
 
     def check(self, config: Config) -> None:
         """Checks that the sampler draws no token that the mask forbids. Raises ConfigError."""

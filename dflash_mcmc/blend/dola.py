@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.blend import CompanionBlend, Hidden
+from dflash_mcmc.blend import MASK_HELP, Hidden, LogitsBlend
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @register("blend", "dola")
 @dataclass(slots=True, kw_only=True)
-class DolaBlend(CompanionBlend):
+class DolaBlend(LogitsBlend):
     """logits = (1 - beta) * target + beta * head(h_layer), with the layer of the largest Jensen-Shannon divergence (DoLa).
 
     Decoding by contrasting layers (Chuang et al., arXiv 2309.03883, section 2) has beta below 0 and alpha_mask=0.1. The choice
@@ -27,16 +27,13 @@ class DolaBlend(CompanionBlend):
     """
 
     beta: float = identity(-1.0, "share of the layer's logits; below 0 the blend moves away from them", ge=-10, le=1)
-    alpha_mask: float = identity(0.1, "only tokens with at least this share of the target's largest probability can be drawn; "
-                                 "0 = all tokens", ge=0, le=1)
+    alpha_mask: float = identity(0.1, MASK_HELP, ge=0, le=1)
     layers: list[int] | None = identity(None, "candidates, 0-based decoder layers, two and more; negative counts from the "
                                         "end; null = every second layer of the first half: 1, 3, 5, ...")
 
-    needs_companion = False
-
     def check(self, config: Config) -> None:
         """Checks that the layers exist, where the model's configuration is available, and the mask. Raises ConfigError."""
-        CompanionBlend.check(self, config)
+        LogitsBlend.check(self, config)
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)
@@ -67,4 +64,4 @@ class DolaBlend(CompanionBlend):
             apart = (less + more) / 2 - middle
             farther = (apart > farthest) | apart.isnan()  # a layer whose logits are no numbers ends the chain
             chosen, farthest = torch.where(farther[..., None], layer, chosen), torch.where(farther, apart, farthest)
-        return CompanionBlend.mix(self, last, [chosen.numpy() if isinstance(last, np.ndarray) else chosen], final_norm)
+        return LogitsBlend.mix(self, last, [chosen.numpy() if isinstance(last, np.ndarray) else chosen], final_norm)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.blend import CompanionBlend
+from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
@@ -28,7 +28,7 @@ _FIELDS = {"path": "blend.model", "revision": "blend.revision", "dtype": "blend.
 
 @register("blend", "model")
 @dataclass(slots=True, kw_only=True)
-class ModelBlend(CompanionBlend):
+class ModelBlend(LogitsBlend):
     """logits = (1 - beta) * target + beta * other, where `other` is a second model with the same tokenizer.
 
     beta below 0 is contrastive decoding with an amateur, in the form of O'Brien and Lewis (arXiv 2309.09117); beta above 0 is
@@ -43,12 +43,13 @@ class ModelBlend(CompanionBlend):
         None, "precision of the other model; auto = the checkpoint's own; null = that of the option, else auto")
 
     presets = ("contrastive",)
+    needs_companion = True
 
     def check(self, config: Config) -> None:
-        """Checks that the model is there; see `CompanionBlend.check`. Raises ConfigError."""
+        """Checks that the model is there; see `LogitsBlend.check`. Raises ConfigError."""
         with _named():
             self._component(config).check(config)
-        CompanionBlend.check(self, config)
+        LogitsBlend.check(self, config)
 
     def resolved(self, config: Config) -> ModelBlend:
         """The blend with the folder or hub name, and the precision, of an option of `model`."""

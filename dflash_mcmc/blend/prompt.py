@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_mcmc.blend import CompanionBlend
+from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.dataset.inputs.prompting import QUESTION
 from dflash_mcmc.errors import ConfigError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @register("blend", "prompt")
 @dataclass(slots=True, kw_only=True)
-class PromptBlend(CompanionBlend):
+class PromptBlend(LogitsBlend):
     """logits = (1 - beta) * target + beta * other, where `other` is the target after another prompt and the same answer.
 
     With beta = 1 - gamma this is classifier-free guidance (Sanchez et al., arXiv 2306.17806), whose unconditional prompt is
@@ -38,7 +38,7 @@ class PromptBlend(CompanionBlend):
                                   "the only turn of the user, without system prompt, examples and earlier turns; null = the "
                                   "prompt's last token")
 
-    has_prompts = True
+    needs_companion = has_prompts = True
 
     def companion(self, target: LanguageModel) -> LanguageModel:
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""

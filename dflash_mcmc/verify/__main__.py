@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
-    found = _audited(given.target, path, config, given.level, folder)
+    found = _audited(folder / "drawn.jsonl" if is_server else path, config, given.level, given.target if is_server else None)
     from dflash_mcmc.verify import report
 
     report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.")
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _audited(target: str, path: Path, config: Config, level: float, folder: Path) -> Audit:
+def _audited(path: Path, config: Config, level: float, server: str | None) -> Audit:
     from tqdm.auto import tqdm
 
     from dflash_mcmc.verify import drawn
@@ -88,10 +88,9 @@ def _audited(target: str, path: Path, config: Config, level: float, folder: Path
         texts = drawn.of_run(path, model, config.model.chat)
     else:
         assert law is not None
-        file = folder / "drawn.jsonl" if target.startswith("http") else path
-        if file is not path:
-            drawn.draw(target.rstrip("/"), config, model, law, file)
-        texts = drawn.of_file(file, model, law)
+        if server is not None:
+            drawn.draw(server.rstrip("/"), config, model, law, path)
+        texts = drawn.of_file(path, model, law)
     return audit(model, tqdm(texts, unit=" text", desc="auditing"), law, level, config.blend)
 
 

@@ -106,10 +106,8 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         course.append((evidence.tokens, evidence.together().evidence))
     if not course:
         raise ConfigError("TARGET", "no text", "at least one text with a token")
-    top = None
-    if read.temperature > 0.0:
-        drawn, expected = np.concatenate(tops, axis=1)
-        top = shift_of(drawn, expected, level)
+    shares = np.concatenate(tops, axis=1) if read.temperature > 0.0 else None
+    top = None if shares is None else shift_of(shares[0], shares[1], level)
     return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
                  tuple(outside), near, sum(distance <= near for _, _, distance in outside), kept_before,
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)

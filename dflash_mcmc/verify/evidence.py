@@ -169,9 +169,14 @@ def bets_of(law: SamplingParams) -> list[Bet]:
         made += [Bet(group, f"{what}: {math.exp(strength):.2g} times its odds") for strength in _STRENGTHS]
     if not law.truncates:
         made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
-    elif law.temperature != 1.0:
+    elif _order_matters(law):
         made += [Bet("truncation", "the truncation comes before the temperature, as in llama.cpp")]
     return made
+
+
+def _order_matters(law: SamplingParams) -> bool:
+    """Whether a truncation keeps other tokens before the temperature than after it."""
+    return law.truncates and law.temperature not in (0.0, 1.0)
 
 
 def _named(cut: SamplingParams) -> str:
@@ -203,7 +208,7 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     possible = of_drawn.isfinite()
     beyond = torch.zeros_like(of_drawn)
     # llama.cpp truncates at temperature 1; transformers, vLLM and the stated law truncate what the temperature has made
-    before = process(logits, law._replace(temperature=1.0), history) if law.truncates and law.temperature else kept
+    before = process(logits, law._replace(temperature=1.0), history) if _order_matters(law) else kept
     if not possible.all():
         whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
@@ -213,7 +218,7 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
     else:
         laws = list(_log_payments(log_p, drawn, top, expected, prompt, tokens, law, piece))
-        if law.truncates and law.temperature != 1.0:
+        if _order_matters(law):
             inside = (before / law.temperature).masked_fill(~kept.isfinite(), -torch.inf)
             other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
             laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())

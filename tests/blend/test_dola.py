@@ -12,12 +12,12 @@ from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import balance_error, invariance_error, power_target, total_variation, transition_matrix
+from dflash_mcmc.testing import total_variation
+from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS, run_batched, same_as_reference
-from tests.laws import Farthest, power_law, product_law
+from tests.laws import Farthest, product_law
 from tests.runs import execute, records_of
 from tests.sampler import test_best_of_n as of_best_of_n
 from tests.sampler import test_draft_refine as of_draft_refine
@@ -29,7 +29,7 @@ from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model
 
-EXACT, WRONG = 1e-12, 1e-3
+WRONG = 1e-3
 NAMES = ("tapped", "tapped 1", "tapped 2")
 BLENDS = {"away": (-0.7, 0.0), "towards": (0.4, 0.0), "masked": (-0.7, 0.4)}
 
@@ -74,20 +74,12 @@ def test_the_samplers_of_the_power_target_are_exact(name):
 @pytest.mark.parametrize("name", ["away", "towards"])
 def test_draft_refine_is_exact(name):
     engine, blend = tables(name, draft=TabularDraft(3, 2, seed=7, scale=0.7))
-    sampler = of_draft_refine.make(cut="confidence")
-    target = power_target(engine, 2, sampler.alpha, sampler.law(), sampler.source())
-    power = power_law(engine.model, 2, sampler.alpha, product_law(engine.model, 2, blend), blend)
-    assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
-    matrix = transition_matrix(engine, sampler, 2, target)
-    assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+    check_chain(engine, blend, of_draft_refine.make(cut="confidence"))
 
 
 @pytest.mark.parametrize("decoder", RULES)
 def test_a_decoder_changes_no_law(decoder):
-    rule, options = RULES[decoder]
-    engine, blend = tables("masked", speculation=Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options))
-    law = of_temperature.law_under(of_temperature.make(temperature=0.8), engine)
-    assert total_variation(law, product_law(engine.model, 3, blend, temperature=0.8)) <= EXACT
+    check_decoder(*tables("masked", speculation=speculation(decoder)))
 
 
 @pytest.mark.parametrize(("blend", "sampler"), [

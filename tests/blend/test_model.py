@@ -17,20 +17,17 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
 from dflash_mcmc.testing import (
     PROMPT,
-    balance_error,
-    invariance_error,
     law_of,
     power_target,
     total_variation,
-    transition_matrix,
 )
+from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, same
 from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
 from tests.engine.speculative.test_speculator import drafter, match
@@ -47,7 +44,7 @@ from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
-EXACT, WRONG = 1e-12, 1e-3
+WRONG = 1e-3
 BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5)}
 
 
@@ -159,21 +156,13 @@ def test_best_of_n_has_the_law_by_hand(name, select):
 def test_samplers_with_a_draft_are_exact(name):
     engine, beside = tables(name, draft=TabularDraft(3, 2, seed=7, scale=0.7))
     for sampler in (of_draft_mh.make(), of_draft_mh.make(proposal="mixture"), of_draft_refine.make(cut="confidence")):
-        target = power_target(engine, 2, sampler.alpha, sampler.law(), sampler.source())
-        power = power_law(engine.model, 2, sampler.alpha, product_law(engine.model, 2, beside), beside)
-        assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
-        matrix = transition_matrix(engine, sampler, 2, target)
-        assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+        check_chain(engine, beside, sampler)
 
 
 @pytest.mark.parametrize("name", BLENDS)
 @pytest.mark.parametrize("decoder", RULES)
 def test_a_decoder_changes_no_law(name, decoder):
-    rule, options = RULES[decoder]
-    speculation = Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options)
-    engine, beside = tables(name, speculation=speculation)
-    law = of_temperature.law_under(of_temperature.make(temperature=0.8), engine)
-    assert total_variation(law, product_law(engine.model, 3, beside, temperature=0.8)) <= EXACT
+    check_decoder(*tables(name, speculation=speculation(decoder)))
 
 
 # The batched engine, with a companion of another family, fewer layers and another number of rows in its head.

@@ -16,14 +16,14 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import preflight
-from dflash_mcmc.testing import balance_error, invariance_error, power_target, total_variation, transition_matrix
+from dflash_mcmc.testing import total_variation
+from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same
 from tests.engine.speculative.test_speculator import drafter, match
-from tests.laws import Beside, power_law, product_law
+from tests.laws import Beside, product_law
 from tests.runs import execute, records_of
 from tests.sampler import test_best_of_n as of_best_of_n
 from tests.sampler import test_draft_mh as of_draft_mh
@@ -36,7 +36,7 @@ from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
-EXACT, WRONG = 1e-12, 1e-3
+WRONG = 1e-3
 SECOND = (2, 1)
 BLENDS = {"guidance": (-0.5, 0.0), "towards": (0.6, 0.0), "masked": (-0.5, 0.4)}
 
@@ -90,19 +90,12 @@ def test_the_other_samplers_are_exact(name):
 def test_samplers_with_a_draft_are_exact(name):
     engine, beside = tables(name, draft=TabularDraft(3, 2, seed=7, scale=0.7))
     for sampler in (of_draft_mh.make(proposal="mixture"), of_draft_refine.make(cut="confidence")):
-        target = power_target(engine, 2, sampler.alpha, sampler.law(), sampler.source())
-        power = power_law(engine.model, 2, sampler.alpha, product_law(engine.model, 2, beside), beside)
-        assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
-        matrix = transition_matrix(engine, sampler, 2, target)
-        assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
+        check_chain(engine, beside, sampler)
 
 
 @pytest.mark.parametrize("decoder", RULES)
 def test_a_decoder_changes_no_law(decoder):
-    rule, options = RULES[decoder]
-    engine, beside = tables("masked", speculation=Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options))
-    law = of_temperature.law_under(of_temperature.make(temperature=0.8), engine)
-    assert total_variation(law, product_law(engine.model, 3, beside, temperature=0.8)) <= EXACT
+    check_decoder(*tables("masked", speculation=speculation(decoder)))
 
 
 # The batched engine.

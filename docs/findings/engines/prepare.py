@@ -1,17 +1,18 @@
-"""Writes what `draw.py` needs of the embedded model: prompts, a draft of half of its layers, and both as GGUF files.
+"""Writes what `draw.py` needs: the crafted cases of `verify cases`, whose models serve here, both as GGUF files, and prompts.
 
-    python prepare.py FOLDER      # needs the package gguf (pip install -e '.[real]')
+    python prepare.py FOLDER      # a new one; needs the package gguf (pip install -e '.[real]')
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import gguf
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import dflash_mcmc as dm
 
@@ -54,16 +55,13 @@ def write_gguf(folder: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    place, tiny = Path(sys.argv[1]), Path(dm.component("model", "tiny").path)
-    place.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    for layers, name in ((8, "tiny"), (4, "half")):
-        model = AutoModelForCausalLM.from_pretrained(tiny, num_hidden_layers=layers)
-        model.config.layer_types = model.config.layer_types[:layers]
-        for each in (model, tokenizer):
-            each.save_pretrained(place / name)
+    place = Path(sys.argv[1])
+    subprocess.run([sys.executable, "-m", "dflash_mcmc.verify", "cases", str(place)], check=True)
+    for name in ("target", "assistant"):  # the embedded model, and the lower half of its layers
         write_gguf(place / name, place / f"{name}.gguf")
-    asked = [json.loads(line)["question"] for line in (tiny.parent / "arith.jsonl").read_text().splitlines()[:64]]
+    tokenizer = AutoTokenizer.from_pretrained(place / "target")
+    problems = Path(dm.component("model", "tiny").path).parent / "arith.jsonl"
+    asked = [json.loads(line)["question"] for line in problems.read_text().splitlines()[:64]]
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": each}], tokenize=False, add_generation_prompt=True)
              for each in asked]
     (place / "prompts.json").write_text(json.dumps([tokenizer.encode(text, add_special_tokens=False) for text in texts]))
