@@ -63,9 +63,9 @@ def each_of_file(folder: Path, schema: Schema | None = None,
                  damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
-    known = (schema or schema_of(folder)).of_run(_run_of(folder))
+    of_run = (schema or schema_of(folder)).of_run(_run_of(folder))
     for path in _files(folder, damage):
-        for line_number, record in records_of(path, _lines(path, damage), 0, known, damage):
+        for line_number, record in records_of(path, _lines(path, damage), 0, of_run, damage):
             position, key = f"{path}: line {line_number + 1}", key_of(record)
             if key not in places:
                 places[key] = position
