@@ -52,11 +52,11 @@ def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")
     """
     if not arguments:
         raise UserError(f"runs: given nothing; allowed: {_ALLOWED}")
-    found: dict[Path, Found] = {}
+    runs: dict[Path, Found] = {}
     for argument in arguments:
         for run in _of_argument(str(argument), outputs):
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            runs.setdefault(run.folder.resolve(), run)
+    return list(runs.values())
 
 
 def _of_argument(argument: str, outputs: Path) -> list[Found]:

@@ -201,9 +201,9 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     moved = {path: _damaged(path, lambda line: decoded(line, schema)) for path in record_files(folder).values()}
     moved |= {path: _damaged(path, attempt_of) for path in sorted(folder.glob("attempts*.jsonl"))}
     # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
-    for number, path in record_files(folder).items():
+    for file_number, path in record_files(folder).items():
         if moved[path]:
-            _tell_trackers(folder / TRACKED, number, moved[path])
+            _tell_trackers(folder / TRACKED, file_number, moved[path])
     for path, lines in moved.items():
         if lines:
             _move(path, lines, folder / DAMAGED)
