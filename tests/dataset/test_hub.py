@@ -101,7 +101,7 @@ def test_a_folder_without_data_is_refused_before_the_library_is_imported(make_co
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     for name, message in (("nothing", "nothing'; allowed: a folder with files of data (.parquet, "),
-                          ("model", "model'; allowed: a folder of data; this one has a config.json, as a checkpoint has: model=")):
+                          ("model", "allowed: a folder of data; this one has a config.json, as a checkpoint has: model=")):
         with refused(message):
             make_config("dataset=hub", f"dataset.path={tmp_path / name}").dataset.problems()
 
