@@ -117,7 +117,7 @@ class TextScorer:
     def __init__(self, echo: str | None, top: bool):
         self.echo, self._top = echo, top
         self.path: Trajectory | None = None
-        self.most_likely: list[tuple[int, float]] | None = [] if top else None
+        self.most_likely: list[tuple[int, float]] | None = None
 
     def after(self, start: Callable[[], Chain]) -> Chain:
         """The chain of a sampler, and then the operations that score its text."""
@@ -129,14 +129,15 @@ class TextScorer:
         path = Trajectory.start(text[:first])
         if first < len(text):
             path = yield Score(path, text[first:], greedy)
+        self.path, found = path, []
         for place in range(path.length if self._top else 0):
             # log q of temperature 0 is 0 for the most likely token, and -inf for others.
             if path.log_q[place] != 0.0:
                 one: Trajectory = yield Draw(path.prefix(place), place + 1, greedy, Key(0))
             else:
                 one = path.prefix(place + 1)
-            self.most_likely.append((int(one.tokens[place]), float(one.log_p[place])))
-        self.path = path
+            found.append((int(one.tokens[place]), float(one.log_p[place])))
+        self.most_likely = found if self._top else None
         return result
 
 
