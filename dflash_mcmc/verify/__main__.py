@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.model.hf import HFModel
     from dflash_mcmc.verify.audit import Audit
     from dflash_mcmc.verify.drawn import DrawnText
-    from dflash_mcmc.verify.report import Part
+    from dflash_mcmc.verify.report import FurtherPart
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
-def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[Part]]:
+def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
     """The audit, and the further parts of the report that were asked for."""
     from tqdm.auto import tqdm
 

@@ -84,7 +84,7 @@ def notes(found: Audit) -> list[str]:
     return said
 
 
-class Part(NamedTuple):
+class FurtherPart(NamedTuple):
     """What was measured besides the law of the texts."""
 
     section: Section
@@ -92,7 +92,7 @@ class Part(NamedTuple):
     """The values for JSON, under the section's name."""
 
 
-def of_distances(measured: Sequence[Distance], level: float) -> Part:
+def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
     """The part of distances between the law of an engine and the stated one."""
     columns = [ReportColumn("laws", lambda row: row["between"], False),
                ReportColumn("total variation a token", lambda row: f"{row['tv'].value:.2g}"),
@@ -107,17 +107,17 @@ def of_distances(measured: Sequence[Distance], level: float) -> Part:
         f"The interval is from {places:,} places and covers the mean over all {tokens:,} tokens with a probability of "
         f"{100 * (1 - level):g} %.")
     table = ReportTable("distance", "The law that the engine draws from, and another one", columns, rows)
-    return Part(Section("distance", "The distance of rounding", [said], [table]),
+    return FurtherPart(Section("distance", "The distance of rounding", [said], [table]),
                 [{**row, "tv": row["tv"]._asdict()} for row in rows])
 
 
-def text(found: Audit, more: Sequence[Part] = ()) -> str:
+def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
     parts = [each for part in more for each in (*map(page.text_of, part.section.tables), *part.section.text)]
     return "\n\n".join([verdict(found), *(page.text_of(table) for table in tables(found)), *notes(found), *parts])
 
 
-def write(found: Audit, folder: Path, title: str, more: Sequence[Part] = ()) -> None:
+def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = ()) -> None:
     """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError."""
     drawings = [Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
     section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
