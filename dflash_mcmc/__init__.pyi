@@ -7,6 +7,7 @@ from dflash_mcmc.api import component as component
 from dflash_mcmc.api import read as read
 from dflash_mcmc.api import run as run
 from dflash_mcmc.api import sample as sample
+from dflash_mcmc.blend.confident import ConfidentBlend as ConfidentBlend
 from dflash_mcmc.blend.dola import DolaBlend as DolaBlend
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend

@@ -198,6 +198,8 @@ class ModelRunner:
     def _others(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of a layer, or the companion's for the ids of the target: its head may have other rows of padding."""
         model = self.model if self.companion is None else self.companion.model
+        if self.blend.norms_layers():
+            hidden = model.final_norm(hidden)
         logits, size = model.logits(hidden), self.model.vocab_size
         return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
 
