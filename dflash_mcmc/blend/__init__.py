@@ -169,8 +169,8 @@ class ChosenLayerBlend(LogitsBlend):
         given = list(default) if self.layers is None else self.layers
         layers = {layer % num_layers for layer in given if -num_layers <= layer < num_layers} & set(able)
         if len(layers) < max(self.least, len(given)):
-            raise ConfigError("blend.layers", self.layers, f"{'one' if self.least == 1 else 'two'} and more different layers from "
-                              f"-{num_layers} to {able[-1]} (the model has {num_layers} layers)")
+            raise ConfigError("blend.layers", self.layers, f"{'one' if self.least == 1 else 'two'} and more different "
+                              f"layers from -{num_layers} to {able[-1]} (the model has {num_layers} layers)")
         return tuple(sorted(layers))
 
     def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:

@@ -119,9 +119,9 @@ def test_candidates_are_the_ten_layers_before_the_last_unless_given(make_config)
     assert ConfidentBlend().tapped_layers(8) == tuple(range(7))
     config = make_config(*GIVEN)
     assert (config.blend.beta, config.blend.alpha_mask, config.blend.norm) == (1.0, 0.0, "final")
-    assert identity_hash(make_config(*GIVEN, "blend.layers=[-2,0]")) == identity_hash(make_config(*GIVEN, "blend.layers=[0,6]"))
+    assert len({identity_hash(make_config(*GIVEN, f"blend.layers={given}")) for given in ("[-2,0]", "[0,6]")}) == 1
     for given in ("[]", "[-1]", "[1,1]", "[7]"):
-        with pytest.raises(UserError, match=r"blend.layers: given \[.*\]; allowed: one and more different layers from -8 to 6 "):
+        with pytest.raises(UserError, match=r"blend.layers: given \[.*\]; allowed: one and more different layers from -8 to"):
             make_config(*GIVEN, f"blend.layers={given}")
 
 
