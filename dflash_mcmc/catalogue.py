@@ -63,14 +63,14 @@ def main(arguments: list[str]) -> None:
         return
     from dflash_mcmc.registry import GROUPS
 
-    known = options()
+    groups = options()
     for group in arguments:
-        if group not in known:
-            raise UserError(f"unknown group {group!r}{did_you_mean(group, known)}; allowed: {', '.join(known)}")
+        if group not in groups:
+            raise UserError(f"unknown group {group!r}{did_you_mean(group, groups)}; allowed: {', '.join(groups)}")
         if group in GROUPS:
             print_fields(group)
         else:  # its options set fields of other groups
-            _print_group(group, known[group])
+            _print_group(group, groups[group])
 
 
 def _short(file: Path) -> str:

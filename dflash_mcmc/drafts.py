@@ -46,21 +46,21 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--expected", type=float)
     parser.add_argument("--trained-for")
     parser.add_argument("--out", type=Path)
-    given, overrides = parser.parse_known_args(arguments[1:])
+    options, overrides = parser.parse_known_args(arguments[1:])
     if unknown := [text for text in overrides if text.startswith("-")]:
         raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.drafts --help")
-    if given.expected is not None and not given.expected >= 1.0:
-        raise UserError(f"--expected: given {given.expected:g}; allowed: a number >= 1, tokens for each forward")
+    if options.expected is not None and not options.expected >= 1.0:
+        raise UserError(f"--expected: given {options.expected:g}; allowed: a number >= 1, tokens for each forward")
     config, names = configured(overrides)
-    folder = given.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
+    folder = options.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
-    other = None if given.trained_for is None else _other(config, given.trained_for)
+    other = None if options.trained_for is None else _other(config, options.trained_for)
     from dflash_mcmc.draft.check import report
     from dflash_mcmc.draft.check.check import check
 
     note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
-    checked = check(config, given.expected, other)
+    checked = check(config, options.expected, other)
     print(report.text(checked))
     report.write(checked, folder)
     print(f"\nwritten to {folder}")

@@ -88,7 +88,7 @@ def tell(text: object) -> None:
 
 def printable(text: str, keep: str = "") -> str:
     """A text as a terminal can show it: other characters are shown as escapes such as `\\x1b`, but for those of `keep`."""
-    return _UNPRINTED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: object) -> str:

@@ -14,17 +14,17 @@ from dflash_mcmc.process import program
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if importlib.util.find_spec("inspect_ai") is None:
         raise UserError("inspect_ai: is not installed; allowed: pip install -e '.[inspect]'")
     from dflash_mcmc.harness.inspect_ai import log
     from dflash_mcmc.report import reading
 
-    found, left_out = reading.read(reading.run_folders(given.runs, given.outputs), given.lenient)
+    runs, left_out = reading.read(reading.run_folders(options.runs, options.outputs), options.lenient)
     for message in left_out:
         print(f"note: {message}", file=sys.stderr)
-    for run in found:
-        print(log.write(run, given.log_dir, given.format))
+    for run in runs:
+        print(log.write(run, options.log_dir, options.format))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -72,10 +72,10 @@ def register(group: str, name: str) -> Callable[[T], T]:
             raise TypeError(f"{group}={name}: {cls.__qualname__} must inherit dflash_mcmc.{ROOMS.get(group, group)}."
                             f"{group.capitalize()}")
         schema_of(cls)
-        known = _components.get((group, name))
+        existing = _components.get((group, name))
         # A module that runs as `__main__` and is also imported defines the class twice.
-        if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"{group}={name} is already registered by {known.cls.__module__}")
+        if existing is not None and (existing.cls.__module__, existing.cls.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{group}={name} is already registered by {existing.cls.__module__}")
         doc = inspect.getdoc(cls) or ""
         _components[group, name] = Registration(group, name, cls, doc.split("\n")[0])
         ConfigStore.instance().store(group=f"schema/{group}", name=name, node=cls, provider="dflash_mcmc")
@@ -110,30 +110,30 @@ def _signature(cls: type[Any]) -> inspect.Signature:
 def components(group: str) -> dict[str, Registration]:
     """The registered components of a group, by name."""
     load_all()
-    return {name: known for (its_group, name), known in sorted(_components.items()) if its_group == group}
+    return {name: registered for (its_group, name), registered in sorted(_components.items()) if its_group == group}
 
 
 def class_named(name: str) -> type[Any] | None:
     """The class of a component by its own name, such as `PowerMH`; None if there is none."""
     load_all()
-    return next((known.cls for known in _components.values() if known.cls.__name__ == name), None)
+    return next((registered.cls for registered in _components.values() if registered.cls.__name__ == name), None)
 
 
 def class_names() -> list[str]:
     """The names of the classes of all components."""
     load_all()
-    return [known.cls.__name__ for known in _components.values()]
+    return [registered.cls.__name__ for registered in _components.values()]
 
 
 def name_of(component: Component) -> str:
     """The name under which the class of this object is registered."""
-    return next(known.name for known in _components.values() if known.cls is type(component))
+    return next(registered.name for registered in _components.values() if registered.cls is type(component))
 
 
 def options_with(group: str, attribute: str) -> str:
     """The options of a group for which a class attribute is true, in words for errors: `a, b or c`."""
-    options = [option for name, known in components(group).items() if getattr(known.cls, attribute)
-               for option in (*known.cls.presets, name)]
+    options = [option for name, registered in components(group).items() if getattr(registered.cls, attribute)
+               for option in (*registered.cls.presets, name)]
     return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
 
 

@@ -76,10 +76,10 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
     prompts = {name: problem["prompt"] for name, problem in read_problems(folder).items()}
-    found = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
+    regraded = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
     if target != folder:
-        _write(found, identity, sessions, configured, config)
-    return found
+        _write(regraded, identity, sessions, configured, config)
+    return regraded
 
 
 def settings(config: Config) -> dict[str, object]:
@@ -116,28 +116,28 @@ def _records_by_key(folder: Path) -> dict[SampleKey, Record]:
     return {(record["problem"], record["chain"]): record for record in read_records(folder, sample_schema())}
 
 
-def _kept_records(found: Regraded) -> list[Record]:
+def _kept_records(run: Regraded) -> list[Record]:
     """The target's records of samples that the source does not have; they are kept.
 
     Call it with the target locked: during grading, a run may have sampled into the target, or another source may have been
     regraded into it. Raises UserError if writing would lose samples of the target.
     """
-    _refuse_own_samples(found.target, found.folder)
-    present, new = _records_by_key(found.target), {(record["problem"], record["chain"]): record for record in found.records}
+    _refuse_own_samples(run.target, run.folder)
+    present, new = _records_by_key(run.target), {(record["problem"], record["chain"]): record for record in run.records}
     others = sum(key in new and record["text"] != new[key]["text"] for key, record in present.items())
     if others:
-        raise UserError(f"{found.target}: has {others} samples with other texts than those of {found.folder}; move it away to "
+        raise UserError(f"{run.target}: has {others} samples with other texts than those of {run.folder}; move it away to "
                         "build it from there")
     return [record for key, record in present.items() if key not in new]
 
 
 def _graded(records: Sequence[Record], prompts: Mapping[str, str], pool: GradingPool, name: str) -> list[Record]:
     """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
-    for number, record in enumerate(records):
+    for index, record in enumerate(records):
         if record["verdict"] not in UNDRAWN:
-            pool.submit(number, continued(prompts.get(record["problem"], ""), record["text"]), record["gold"])
+            pool.submit(index, continued(prompts.get(record["problem"], ""), record["text"]), record["gold"])
     grades = dict(pool.finished(wait=True))
-    return [_regraded(record, grades.get(number), name) for number, record in enumerate(records)]
+    return [_regraded(record, grades.get(index), name) for index, record in enumerate(records)]
 
 
 def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
@@ -153,7 +153,7 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
             "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
 
 
-def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
+def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:
     """Writes the files of the new run.
 
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
@@ -168,13 +168,13 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
     from dflash_mcmc.store.reading import record_line
     from dflash_mcmc.store.records import RECORDS
 
-    folder, target, records = found
+    folder, target, records = regraded
     about = {"from": folder.name, "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
              "packages": {package: importlib.metadata.version(package) for package in _PACKAGES}}
     sessions = [*sessions[:-1], {**sessions[-1], "regraded": about}]
     target.mkdir(exist_ok=True)
     with closed(target):
-        kept = _kept_records(found)
+        kept = _kept_records(regraded)
         records = [*records, *kept]
         if kept:
             sessions = [*described(target / RUN).sessions, *sessions]
@@ -183,8 +183,8 @@ def _write(found: Regraded, identity: dict[str, object], sessions: list[dict], c
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
         }
-        if known := read_problems(target) | read_problems(folder):
-            files[PROBLEMS] = as_lines(known.values())
+        if problems := read_problems(target) | read_problems(folder):
+            files[PROBLEMS] = as_lines(problems.values())
         summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
         if summarised:
             condition = json_object(summarised[0]).get("condition", folder.name)
@@ -224,7 +224,7 @@ def _where(regraded: Regraded) -> str:
 
 def _verdicts(records: Sequence[Record]) -> str:
     counts = Counter((record["before"]["verdict"], record["verdict"]) for record in records)
-    old, new = (sorted({pair[place] for pair in counts}) for place in (0, 1))
+    old, new = (sorted({pair[side] for pair in counts}) for side in (0, 1))
     cells = [[name, *(counts[name, other] or "" for other in new), sum(counts[name, other] for other in new)] for name in old]
     totals = ["all", *(sum(counts[name, other] for name in old) for other in new), len(records)]
     return tabulate([*cells, totals], headers=["recorded / now", *new, "all"], tablefmt="github",
@@ -268,11 +268,11 @@ def main(arguments: list[str]) -> None:
                         "W&B; and overrides of the grader: grader=math grader.timeout_seconds=8")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="FOLDER", help="folder in which ids of W&B "
                         "are looked up; default: outputs")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from dflash_mcmc.report.reading import run_folders
 
-    overrides = [text for text in given.runs if "=" in text and not Path(text).exists()]
-    runs = run_folders([text for text in given.runs if text not in overrides], given.outputs)
+    overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
+    runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
     config = grader_config(overrides)
     print("\n\n".join(_reports(runs, config)))
 

@@ -43,7 +43,7 @@ def listed(folders: Sequence[str | Path]) -> list[Listed]:
     """The runs below the folders. Raises UserError for a folder without runs."""
     from dflash_mcmc.report.reading import run_folders
 
-    return [_listed(found.folder) for found in run_folders(folders)]
+    return [_listed(entry.folder) for entry in run_folders(folders)]
 
 
 def _listed(folder: Path) -> Listed:
@@ -107,8 +107,8 @@ def _forwards(records: Sequence[dict[str, Any]]) -> float | None:
 def sort(runs: Sequence[Listed], by: str, reverse: bool = False) -> list[Listed]:
     """The runs in the order of a key of `--sort`. Runs without a value come last in both orders."""
     name = _KEYS[by]
-    known = [run for run in runs if getattr(run, name) is not None]
-    return [*sorted(known, key=lambda run: getattr(run, name), reverse=reverse != (by == "age")),
+    with_value = [run for run in runs if getattr(run, name) is not None]
+    return [*sorted(with_value, key=lambda run: getattr(run, name), reverse=reverse != (by == "age")),
             *(run for run in runs if getattr(run, name) is None)]
 
 
@@ -141,11 +141,11 @@ def age(started: str | None, now: datetime.datetime) -> str:
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    given = _parser().parse_args(arguments)
-    if not given.folders and not given.outputs.is_dir():
-        raise UserError(f"--outputs: given {str(given.outputs)!r}, which is no folder; allowed: a folder with runs")
-    runs = sort(listed(given.folders or [given.outputs]), given.sort, given.reverse)
-    if given.json:
+    options = _parser().parse_args(arguments)
+    if not options.folders and not options.outputs.is_dir():
+        raise UserError(f"--outputs: given {str(options.outputs)!r}, which is no folder; allowed: a folder with runs")
+    runs = sort(listed(options.folders or [options.outputs]), options.sort, options.reverse)
+    if options.json:
         print(json.dumps([run._asdict() for run in runs], indent=1))
     else:
         print(table(runs, datetime.datetime.now().astimezone()))

@@ -44,7 +44,7 @@ def named_by_argument() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        error.args = (re.sub("|".join(map(re.escape, _ARGUMENTS)), lambda found: _ARGUMENTS[found[0]], str(error)),)
+        error.args = (re.sub("|".join(map(re.escape, _ARGUMENTS)), lambda match: _ARGUMENTS[match[0]], str(error)),)
         raise
 
 
@@ -92,7 +92,7 @@ def configuration(chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Confi
 
 def is_component(group: str, value: object) -> bool:
     """Whether a value is a component of the group."""
-    return any(type(value) is known.cls for known in components(group).values())
+    return any(type(value) is registered.cls for registered in components(group).values())
 
 
 def override(field: str, value: Any) -> str:
@@ -146,8 +146,8 @@ class Samplers:
     def adapted(self, fields: Mapping[str, Any], common: Mapping[str, float],
                 policy: str) -> tuple[Mapping[str, Any], dict[str, float], dict[str, float]]:
         """The fields and the common fields of a request, and what of it is ignored, by `serve.client_temperature`."""
-        known = components("sampler").get(fields.get("name", name_of(self._config.sampler)))
-        cls = known and known.cls
+        registered = components("sampler").get(fields.get("name", name_of(self._config.sampler)))
+        cls = registered and registered.cls
         lacks = [name for name in ("temperature", "top_p") if name in common and cls and _lacks(cls, name, common[name])]
         if policy == "refuse" or not lacks:
             return fields, dict(common), {}
@@ -173,31 +173,31 @@ class Samplers:
     def _sampler(self, asked: Mapping[str, Any], common: Mapping[str, float]) -> Sampler:
         """The sampler with the fields of the request, among them the common ones that it has. Raises ConfigError."""
         base, fields = self._config.sampler, {name: value for name, value in asked.items() if name != "name"}
-        known, own = components("sampler"), name_of(base)
+        options, own = components("sampler"), name_of(base)
         name = asked.get("name", own)
-        if name not in known:
-            raise ConfigError("sampler", name, f"one of {', '.join(known)}{did_you_mean(name, known)}")
-        cls = known[name].cls
+        if name not in options:
+            raise ConfigError("sampler", name, f"one of {', '.join(options)}{did_you_mean(name, options)}")
+        cls = options[name].cls
         if common.get("temperature") == 0.0 and "temperature" in _names(cls):
-            cls, name, fields = known["greedy"].cls, "greedy", {}
+            cls, name, fields = options["greedy"].cls, "greedy", {}
         if "self" in fields:  # Python's own argument of every constructor
             raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
-        values = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
-        return cls(**{**values, **fields, **_shared(cls, name, fields, common)})
+        defaults = {field: getattr(base, field) for field in _names(cls)} if name == own else {}
+        return cls(**{**defaults, **fields, **_shared(cls, name, fields, common)})
 
 
-def _shared(cls: Any, name: str, fields: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, float]:
+def _shared(cls: Any, name: str, fields: Mapping[str, Any], common: Mapping[str, float]) -> dict[str, float]:
     """The common fields that the sampler has. Raises ConfigError for others that are not off."""
-    found: dict[str, float] = {}
-    for field, value in given.items():
+    shared: dict[str, float] = {}
+    for field, value in common.items():
         if field in fields and fields[field] != value:
             raise ConfigError(field, value, f"nothing, since sampler.{field} is given")
         if field in _names(cls):
-            found[field] = value
+            shared[field] = value
         elif _lacks(cls, field, value):
             raise ConfigError(field, value, f"{_off(cls, field):g} with sampler={name}, which has no such field; its fields, "
                               f"in sampler: {', '.join(sorted(_names(cls)))}")
-    return found
+    return shared
 
 
 def _off(cls: Any, field: str) -> float:

@@ -103,9 +103,9 @@ def _encoded(config: Config, target: ChainTarget, name: str, prompt: Conversatio
     if isinstance(prompt, Conversation):
         tokens = target.encode(config.model.render(target.tokenizer, prompt), not config.model.chat)
     else:
-        tokens, known = prompt, min(id_bound(target.tokenizer), target.vocab_size)
-        if tokens.min() < 0 or tokens.max() >= known:
-            raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= known)][0]), f"token ids from 0 to {known - 1}")
+        tokens, bound = prompt, min(id_bound(target.tokenizer), target.vocab_size)
+        if tokens.min() < 0 or tokens.max() >= bound:
+            raise ConfigError("prompts", int(tokens[(tokens < 0) | (tokens >= bound)][0]), f"token ids from 0 to {bound - 1}")
     if not len(tokens):
         raise ConfigError("prompts", f"nothing in prompt {name}", "at least one token")
     return tokens

@@ -142,11 +142,11 @@ def _folder(folder: Folder) -> Path:
 
 def _single(folder: Folder) -> Run:
     """The only run of a folder. Raises UserError."""
-    found = reading.read(reading.run_folders([_folder(folder)]))[0]
-    if len(found) > 1:
-        raise UserError(f"compare: given {_folder(folder)}, which has {len(found)} runs; allowed: the folder of one run, such "
-                        f"as {found[0].folder}")
-    return found[0]
+    runs = reading.read(reading.run_folders([_folder(folder)]))[0]
+    if len(runs) > 1:
+        raise UserError(f"compare: given {_folder(folder)}, which has {len(runs)} runs; allowed: the folder of one run, such "
+                        f"as {runs[0].folder}")
+    return runs[0]
 
 
 def _is_probed(folder: Path) -> bool:

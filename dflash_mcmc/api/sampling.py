@@ -84,15 +84,15 @@ class LoadedEngine:
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
                progress: bool = True) -> SampleList:
         """A sample for each prompt and chain, in this order; see `sample`. Ctrl-C returns those that are finished."""
-        found: list[Sample] = []
+        finished: list[Sample] = []
         with closing(self.stream(prompts, sampler=sampler, blend=blend, decoder=decoder, draft=draft, num_chains=num_chains,
                                  max_new_tokens=max_new_tokens, stop=stop, seed=seed, progress=progress)) as stream:
             try:
                 for drawn in stream:
-                    found.append(drawn)
+                    finished.append(drawn)
             except KeyboardInterrupt:
-                print(f"stopped: {len(found)} of {len(prompts) * num_chains} samples are finished", file=sys.stderr)
-        return SampleList(sorted(found, key=lambda drawn: (drawn.prompt, drawn.chain)))
+                print(f"stopped: {len(finished)} of {len(prompts) * num_chains} samples are finished", file=sys.stderr)
+        return SampleList(sorted(finished, key=lambda drawn: (drawn.prompt, drawn.chain)))
 
     def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
@@ -134,8 +134,8 @@ class LoadedEngine:
     def _configured(self, chosen: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
         """The checked configuration with this engine's model and hardware. Raises UserError."""
         with named_by_argument():
-            known, config = self._known(), configuration(chosen, values)
-            config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+            loaded, config = self._known(), configuration(chosen, values)
+            config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
             return checked(config)
 
     def score(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, blend: Blend | str | None = None,
@@ -152,16 +152,16 @@ class LoadedEngine:
         Raises:
             UserError: for ids that the model does not know, and for a pair that is longer than the model's positions.
         """
-        known = self._known()
+        loaded = self._known()
         config = configuration({"sampler": "greedy", "blend": blend, "draft": draft}, {})
-        config.model, config.engine, config.hardware = known.model, known.engine, known.hardware
+        config.model, config.engine, config.hardware = loaded.model, loaded.engine, loaded.hardware
         target = self._target
         pairs = pairs_of(prompts, answers, id_bound(target.tokenizer), target.max_positions)
         longest = max(len(pair.prompt) for pair in pairs)
         config.dataset.max_new_tokens = max(map(length_of, pairs)) - longest  # the positions after the longest prompt
-        chains = ((number, chain(pair)) for number, pair in enumerate(pairs))
+        chains = ((index, chain(pair)) for index, pair in enumerate(pairs))
         ends = {done.tag: done for done, _ in self._run(checked(config), target, chains, longest, len(pairs), progress)}
-        return [scored(number, ends[number]) for number in range(len(pairs))]
+        return [scored(index, ends[index]) for index in range(len(pairs))]
 
     def _drawn(self, config: Config, target: ChainTarget, names: list[str], token_ids: Mapping[str, np.ndarray],
                too_long: Mapping[str, TooLong], progress: bool) -> Generator[Sample, None, None]:
@@ -305,17 +305,17 @@ def pairs_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]],
         raise ConfigError("answers", f"{len(answers)} for {len(prompts)} prompts", "one for each prompt, and at least one")
     pairs = [PromptAndAnswer(_ids("prompts", prompt, vocabulary), _ids("answers", answer, vocabulary))
              for prompt, answer in zip(prompts, answers, strict=True)]
-    for number, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         if positions is not None and length_of(pair) > positions:
-            raise ConfigError("answers", f"answer {number} of {len(pair.answer)} tokens after {len(pair.prompt)}",
+            raise ConfigError("answers", f"answer {index} of {len(pair.answer)} tokens after {len(pair.prompt)}",
                               f"{positions} tokens together, the model's positions")
     return pairs
 
 
-def _ids(field: str, given: Sequence[int], vocabulary: int) -> np.ndarray:
-    tokens = array_of(given)
+def _ids(field: str, ids: Sequence[int], vocabulary: int) -> np.ndarray:
+    tokens = array_of(ids)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ConfigError(field, given, f"lists of at least one token id, each from 0 to {vocabulary - 1}")
+        raise ConfigError(field, ids, f"lists of at least one token id, each from 0 to {vocabulary - 1}")
     return tokens.astype(np.int64)
 
 

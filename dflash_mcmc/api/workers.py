@@ -131,11 +131,11 @@ class Workers:
         with self._news:
             if self._closing:
                 raise Closing("no more answers are drawn")
-            known = len(self._waiting) + len(self._live)
-            if known + len(orders) > self._max_waiting:
-                raise QueueFull(f"{known} answers wait or are drawn; allowed: at most {self._max_waiting} with those of this "
-                                "request; try again later")
-            if not known:
+            pending = len(self._waiting) + len(self._live)
+            if pending + len(orders) > self._max_waiting:
+                raise QueueFull(f"{pending} answers wait or are drawn; allowed: at most {self._max_waiting} with those of "
+                                "this request; try again later")
+            if not pending:
                 self.stepped = time.monotonic()  # nothing has waited for a step until now
             numbers = list(range(self._number, self._number + len(orders)))
             self._number += len(orders)
@@ -227,8 +227,8 @@ class Workers:
 
     def _arrivals(self, begun: int, runner: ChainRunner) -> Iterator[tuple[int, Chain] | None]:
         while True:
-            found = self._next(begun)
-            yield None if found is None else (found[0], self._guarded(*found, runner.model))
+            arrived = self._next(begun)
+            yield None if arrived is None else (arrived[0], self._guarded(*arrived, runner.model))
 
     def _chain(self, order: Order, model: Any) -> Chain:
         """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
@@ -248,10 +248,10 @@ class Workers:
         """The next order of a round; None if there is none now."""
         with self._news:
             overtakes = False
-            for place, (number, order) in enumerate(self._waiting):
+            for index, (number, order) in enumerate(self._waiting):
                 joins = self._has_room(order.stop)
                 if joins and not (overtakes and number >= begun):
-                    del self._waiting[place]
+                    del self._waiting[index]
                     self._live[number] = order
                     self._sets.add(order.stop)
                     return number, order

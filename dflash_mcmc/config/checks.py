@@ -76,8 +76,8 @@ def _check_aggregate(config: Config) -> None:
     Raises ConfigError.
     """
     names = config.aggregates()
-    known = all(name in NAMES for name in names)
-    if config.aggregate is not None and (not names or not known or len({*names}) < len(names)):
+    all_known = all(name in NAMES for name in names)
+    if config.aggregate is not None and (not names or not all_known or len({*names}) < len(names)):
         words = ", ".join(map(repr, NAMES))
         raise ConfigError("aggregate", config.aggregate, f"one of {words}, a list of several ([majority,power]), or null")
     if names and config.num_chains < 2:

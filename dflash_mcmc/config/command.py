@@ -80,8 +80,8 @@ def compose_once(root: str, overrides: Sequence[str], cls: type[Root]) -> tuple[
         parsed = [composing.parse(text) for text in overrides]
         mistakes.check_search_path(parsed)
         mistakes.check_idle(parsed)
-        values, choices = composing.compose(overrides)
-        return to_typed(values, cls), choices
+        composed, choices = composing.compose(overrides)
+        return to_typed(composed, cls), choices
 
 
 class Command(NamedTuple):
@@ -201,7 +201,7 @@ def show_for_flag(arguments: Sequence[str]) -> None:
         print(_options(flags.overrides), flush=True)
     if flags.cfg or flags.info:
         with composer("config", flags.overrides) as composing:
-            arguments = [part for text in arguments for part in (
+            arguments = [argument for text in arguments for argument in (
                 map(text_of, composing.overrides([text])) if text in flags.overrides else [text])]
     prepare()
     sys.argv = [sys.argv[0], *map(readable, arguments)]

@@ -110,15 +110,15 @@ class Composer:
         """The configuration of overrides without swept values. Raises UserError."""
         overrides = self.overrides(texts)
         chosen = self._choose(overrides)
-        values = copy.deepcopy(chosen.values)  # other points of a sweep set other fields on the same choices
+        composed = copy.deepcopy(chosen.values)  # other points of a sweep set other fields on the same choices
         for override in overrides:
             if not override.is_hydra_override() and not self._chooses(override, overrides):
-                self._set(values, override)
+                self._set(composed, override)
         try:
-            OmegaConf.to_container(values, resolve=True)  # values keep `\\${`, which a second reading would take for a field
+            OmegaConf.to_container(composed, resolve=True)  # values keep `\\${`, which a second reading would take for a field
         except OmegaConfBaseException as error:
             raise mistakes.other(error) from error
-        return Composed(values, chosen.choices)
+        return Composed(composed, chosen.choices)
 
     def choices(self, texts: Sequence[str]) -> Mapping[str, str]:
         """The option that overrides choose in each group. Raises UserError."""
@@ -127,9 +127,9 @@ class Composer:
     def lacking(self, texts: Sequence[str]) -> list[str]:
         """The fields of components that overrides set and that the chosen options do not have. Raises UserError."""
         overrides = self.overrides(texts)
-        values = self._choose(overrides).values
+        composed = self._choose(overrides).values
         names = [override.key_or_group for override in overrides if _sets_field_of_component(override)]
-        return [name for name in names if name.rpartition(".")[2] not in _fields_of(values, name.rpartition(".")[0])]
+        return [name for name in names if name.rpartition(".")[2] not in _fields_of(composed, name.rpartition(".")[0])]
 
     def known_fields(self, group: str, texts: Sequence[str]) -> list[str]:
         """The fields of a group, or of a node in it, with the options that overrides choose. Raises UserError."""
@@ -151,10 +151,10 @@ class Composer:
             whole = self._composed(choosing)
             for override in setting:
                 self._set(whole, override)
-            values = copy.deepcopy(whole)
-            with open_dict(values):
-                del values["hydra"]
-            self._chosen[key] = _Chosen(whole, values, dict(whole.hydra.runtime.choices))
+            without_hydra = copy.deepcopy(whole)
+            with open_dict(without_hydra):
+                del without_hydra["hydra"]
+            self._chosen[key] = _Chosen(whole, without_hydra, dict(whole.hydra.runtime.choices))
         return self._chosen[key]
 
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
@@ -206,27 +206,27 @@ class Composer:
             self._options[key] = loader.get_group_options(group, ObjectType.CONFIG, overrides=where)
         return self._options[key]
 
-    def _set(self, values: DictConfig, override: Override) -> None:
+    def _set(self, composed: DictConfig, override: Override) -> None:
         """Sets, adds or deletes a field, as Hydra does. Raises UserError."""
         key, value = override.key_or_group, override.value()
         if override.package is not None:
             raise mistakes.unknown_group(override)
         try:
-            present = OmegaConf.select(values, key, throw_on_missing=False)
+            present = OmegaConf.select(composed, key, throw_on_missing=False)
             if override.is_delete():
-                _delete(values, override, present)
+                _delete(composed, override, present)
             elif override.is_add() and present is not None and not isinstance(value, (dict, list)):
                 raise UserError(f"{key}: {text_of(override)!r} adds a field that exists; allowed: "
                                 f"{text_of(override).lstrip('+')}")
-            elif type(value) in (int, float) and mistakes.is_boolean(key, values):  # for OmegaConf every number is a truth
-                raise mistakes.wrong_value(override, values)
+            elif type(value) in (int, float) and mistakes.is_boolean(key, composed):  # for OmegaConf every number is a truth
+                raise mistakes.wrong_value(override, composed)
             else:
-                OmegaConf.update(values, key, value, merge=present is not None,  # OmegaConf cannot merge into null
+                OmegaConf.update(composed, key, value, merge=present is not None,  # OmegaConf cannot merge into null
                                  force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
-            raise mistakes.unknown_key(override, values, self.root) from error
+            raise mistakes.unknown_key(override, composed, self.root) from error
         except OmegaConfBaseException as error:
-            raise mistakes.wrong_value(override, values) from error
+            raise mistakes.wrong_value(override, composed) from error
 
 
 def _sets_field_of_component(override: Override) -> bool:
@@ -235,16 +235,16 @@ def _sets_field_of_component(override: Override) -> bool:
     return bool(dot) and group in GROUPS and not (override.is_delete() or override.is_add() or override.is_force_add())
 
 
-def _fields_of(values: DictConfig, node: str) -> list[str]:
+def _fields_of(composed: DictConfig, node: str) -> list[str]:
     """The names of the fields below a node, including those without a value; none if there is no such node."""
-    parent = OmegaConf.select(values, node)
+    parent = OmegaConf.select(composed, node)
     return [str(name) for name in parent.keys()] if OmegaConf.is_dict(parent) else []  # noqa: SIM118  (a node is no dict)
 
 
-def _delete(values: DictConfig, override: Override, present: object) -> None:
+def _delete(composed: DictConfig, override: Override, present: object) -> None:
     key, value = override.key_or_group, override.value()
     if present is None or (value is not None and value != present):
         raise UserError(f"{key}: given {text_of(override)}; allowed: ~FIELD or ~FIELD=VALUE with the field's present value")
     parent, _, last = key.rpartition(".")
-    with open_dict(values):
-        del (OmegaConf.select(values, parent) if parent else values)[last]
+    with open_dict(composed):
+        del (OmegaConf.select(composed, parent) if parent else composed)[last]

@@ -40,30 +40,30 @@ _DIGITS = 8
 
 def identity_of(config: Config) -> dict[str, object]:
     """The values that can change an output: identity fields, component names, and the content of files."""
-    values, used = settings_of(config), groups_of(config)
+    identity, used = settings_of(config), groups_of(config)
     for group in ("model", "draft", "blend", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
-            values[f"{group}.content"] = content
-    return values
+            identity[f"{group}.content"] = content
+    return identity
 
 
 def settings_of(config: Config) -> dict[str, object]:
     """The part of the identity that is known without reading any content: every identity field and the component names."""
-    values: dict[str, object] = {"version": IDENTITY_VERSION}
+    settings: dict[str, object] = {"version": IDENTITY_VERSION}
     used, idle = groups_of(config), unused(config)
-    values.update({group: name_of(component_of(config, group)) for group in used})
-    values.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
+    settings.update({group: name_of(component_of(config, group)) for group in used})
+    settings.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
     for group in used:
         component: Any = component_of(config, group)
-        values.update({f"{group}.{name}": value for name, value in component.retired.items()})
+        settings.update({f"{group}.{name}": value for name, value in component.retired.items()})
         specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
         for name, value in component.canonical(config).items():
             if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
-                values.pop(f"{group}.{name}", None)
+                settings.pop(f"{group}.{name}", None)
             else:
-                values[f"{group}.{name}"] = value
-    return values
+                settings[f"{group}.{name}"] = value
+    return settings
 
 
 def effects_of(config: Config) -> dict[str, object]:
@@ -84,16 +84,16 @@ def identity_hash(config: Config) -> str:
 
 def run_folder(config: Config, digest: str) -> Path:
     """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, not of the condition's name."""
-    parts = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "engine", "dataset"))
-    return Path(config.paths.outputs) / config.name / "-".join([*parts, digest])
+    names = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "engine", "dataset"))
+    return Path(config.paths.outputs) / config.name / "-".join([*names, digest])
 
 
 def plain(config: Config) -> dict[str, object]:
     """The configuration's values as nested dictionaries, with the name of each component and without unused fields."""
-    values = dataclasses.asdict(config)
+    nested = dataclasses.asdict(config)
     for group in GROUPS:
-        values[group] = {"name": name_of(component_of(config, group)), **values[group]}
-    return {name: value for name, value in values.items() if name not in unused(config)}
+        nested[group] = {"name": name_of(component_of(config, group)), **nested[group]}
+    return {name: value for name, value in nested.items() if name not in unused(config)}
 
 
 def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
@@ -172,9 +172,9 @@ def with_names(identities: Sequence[Mapping[str, Any]], configs: Sequence[Mappin
         several, contents = len({identity.get(key) for identity in identities}) > 1, dict[str, set[object]]()
         for name, identity in zip(names, identities, strict=True):
             contents.setdefault(name, set()).add(identity.get(key))
-        for name, values in zip(names, named, strict=True):
-            if name and values.get(key) and several:
-                values[key] = name if len(contents[name]) == 1 else f"{name}@{str(values[key])[:_DIGITS]}"
+        for name, shown in zip(names, named, strict=True):
+            if name and shown.get(key) and several:
+                shown[key] = name if len(contents[name]) == 1 else f"{name}@{str(shown[key])[:_DIGITS]}"
     return named
 
 
@@ -291,8 +291,8 @@ def followed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity, with a text such as `1/alpha` in place of a value that is the inverse of another (`Spec.inverse_of`)."""
     shown = dict(identity)
     for group in _GROUPS:
-        known = components(group).get(str(identity.get(group)))
-        cls: Any = known.cls if known else None  # mypy does not take a class for hashable
+        option = components(group).get(str(identity.get(group)))
+        cls: Any = option.cls if option else None  # mypy does not take a class for hashable
         for name, spec in specs_of(cls).items() if cls else ():
             if spec.inverse_of and _is_inverse(identity.get(f"{group}.{name}"), identity.get(f"{group}.{spec.inverse_of}")):
                 shown[f"{group}.{name}"] = f"1/{spec.inverse_of}"

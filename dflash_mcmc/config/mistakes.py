@@ -93,14 +93,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError:
     group, _, option = file.rpartition("/") if file.startswith("hydra/") else file.partition("/")
-    known = options(group)
+    names = options(group)
     if group.startswith("hydra/"):
         hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
-        return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(known)}{hint}")
+        return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
     if group in ("sampler", "blend") and option in option_files()["condition"]:
         more = f"; or the condition of this name: condition={option}"
-    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, known)}; allowed: {', '.join(known)}{more}")
+    return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, names)}; allowed: {', '.join(names)}{more}")
 
 
 def _of_another_launcher(name: str) -> UserError:
@@ -122,11 +122,11 @@ def unknown_key(override: Override, composed: DictConfig, root: str) -> UserErro
     while parent and OmegaConf.select(composed, parent) is None:
         name, parent = parent, parent.rpartition(".")[0]
     node = OmegaConf.select(composed, parent) if parent else composed
-    known = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
+    fields = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
     if not parent and root == "config":
-        known = sorted({*known, *option_files()})
+        fields = sorted({*fields, *option_files()})
     elsewhere = _elsewhere(name, composed)
-    return unknown_field(name, known, elsewhere if "." in name else [f"{each}={given_value(override)}" for each in elsewhere])
+    return unknown_field(name, fields, elsewhere if "." in name else [f"{each}={given_value(override)}" for each in elsewhere])
 
 
 def in_no_point(name: str, known: list[str]) -> UserError:
@@ -146,8 +146,8 @@ def _elsewhere(name: str, composed: DictConfig) -> list[str]:
 def _options_with(name: str) -> list[str]:
     """The options of a field's group that have the field."""
     group, _, last = name.rpartition(".")
-    known = components(group) if group in GROUPS else {}
-    return [f"{group}={option}" for option in sorted(known, key=last.__ne__) if last in known[option].cls.__dataclass_fields__]
+    fields = {option: each.cls.__dataclass_fields__ for option, each in components(group).items()} if group in GROUPS else {}
+    return [f"{group}={option}" for option in sorted(fields, key=last.__ne__) if last in fields[option]]
 
 
 def is_boolean(name: str, composed: DictConfig) -> bool:
@@ -167,8 +167,8 @@ def wrong_value(override: Override, composed: DictConfig) -> UserError:
         braces = ", with \\${ in place of ${" if "${" in given_value(override) else ""
         return ConfigError(name, given_value(override), spec_of(field).describe(field_type) + braces)
     node = OmegaConf.select(composed, name)
-    known = [f"{name}.{key}" for key in node] if OmegaConf.is_dict(node) else []
-    return ConfigError(name, given_value(override), f"values of its fields: {', '.join(known)}")
+    fields = [f"{name}.{key}" for key in node] if OmegaConf.is_dict(node) else []
+    return ConfigError(name, given_value(override), f"values of its fields: {', '.join(fields)}")
 
 
 def other(error: Exception) -> UserError:

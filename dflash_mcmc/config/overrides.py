@@ -116,10 +116,10 @@ def names_if_present(flags: Namespace) -> list[str]:
         if group not in GROUPS:
             raise UserError(f"{IF_PRESENT}: given {name!r}{did_you_mean(group, GROUPS)}; allowed: fields of components, "
                             "such as sampler.temperature,blend.beta")
-        known = sorted({each for option in components(group).values() for each in option.cls.__dataclass_fields__})
-        if field.partition(".")[0] not in known:
-            raise UserError(f"{IF_PRESENT}: given {name!r}, which no option of {group} has{did_you_mean(field, known)}; "
-                            f"allowed in {group}: {', '.join(known)}")
+        fields = sorted({each for option in components(group).values() for each in option.cls.__dataclass_fields__})
+        if field.partition(".")[0] not in fields:
+            raise UserError(f"{IF_PRESENT}: given {name!r}, which no option of {group} has{did_you_mean(field, fields)}; "
+                            f"allowed in {group}: {', '.join(fields)}")
     return names
 
 

@@ -188,8 +188,8 @@ def unused(config: Config) -> set[str]:
 
 def parts_of(config: Config, groups: tuple[str, ...]) -> list[str]:
     """Names of the used components, for labels and folders. Options such as `none` are left out."""
-    parts = [component_of(config, group) for group in groups if group in groups_of(config)]
-    return [name_of(part) for part in parts if not part.is_null]
+    components = [component_of(config, group) for group in groups if group in groups_of(config)]
+    return [name_of(component) for component in components if not component.is_null]
 
 
 def component_of(config: Config, group: str) -> Component:
@@ -209,10 +209,10 @@ def field_of(name: str, composed: DictConfig) -> tuple[dataclasses.Field, object
 
 
 def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> None:
-    known = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls)]
     for key in node:
-        if key not in known:
-            raise unknown_field(f"{prefix}{key!s}", known)
+        if key not in names:
+            raise unknown_field(f"{prefix}{key!s}", names)
     types = types_of(cls)
     for field in dataclasses.fields(cls):
         if field.name not in node or OmegaConf.is_missing(node, field.name):

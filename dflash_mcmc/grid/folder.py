@@ -97,8 +97,8 @@ class Grid:
         now, token = datetime.datetime.now(), secrets.token_hex(4)
         folder = outputs / name / GRIDS / f"{now:%Y%m%d-%H%M%S-%f}-{token}"
         try:
-            for part in ("points", "jobs", "logs"):
-                (folder / part).mkdir(parents=True)
+            for subfolder in ("points", "jobs", "logs"):
+                (folder / subfolder).mkdir(parents=True)
         except OSError as error:
             raise UserError(f"paths.outputs: cannot make {folder}: {error.strerror}") from error
         grid = cls(folder=folder, token=token, name=name, command=command, directory=os.getcwd(),
@@ -112,9 +112,9 @@ class Grid:
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / _FILE
-        values = {**json_object(path), "folder": str(folder)}
+        fields = {**json_object(path), "folder": str(folder)}
         try:  # as JSON, since of Python values a strict check takes only objects of the class
-            grid = TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+            grid = TypeAdapter(cls).validate_json(json.dumps(fields), strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "the file"
@@ -125,9 +125,9 @@ class Grid:
         return grid
 
     def save(self) -> None:
-        values = dataclasses.asdict(self)
-        del values["folder"]
-        write_atomically(self.folder / _FILE, json.dumps(values, indent=1) + "\n")
+        fields = dataclasses.asdict(self)
+        del fields["folder"]
+        write_atomically(self.folder / _FILE, json.dumps(fields, indent=1) + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -160,13 +160,13 @@ class Grid:
         """The events of a job, in order, without a line that is still being written."""
         path = self.folder / "jobs" / f"{job.name}.jsonl"
         events = []
-        for number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
+        for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
             try:
                 event = from_line(line).value
                 if fault := _event_schema().fault(event):
                     raise Damaged(fault)
             except Damaged as error:
-                raise UserError(f"{path}: line {number}: {error}; remove that line to leave the event out") from error
+                raise UserError(f"{path}: line {line_number}: {error}; remove that line to leave the event out") from error
             events.append(cast(dict, event))
         return [event for event in events if event["job"] == job.id]
 

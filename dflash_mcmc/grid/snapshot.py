@@ -54,23 +54,23 @@ def copy_code(code: Path) -> None:
 
 def write_point(path: Path, config: Config, code: Path) -> None:
     """Writes the configuration of a point. Paths become absolute, and paths into the package point into the snapshot."""
-    values = dataclasses.asdict(config)
+    settings = dataclasses.asdict(config)
     for name, _, _, value in walk(config):
         if isinstance(value, str):
-            _set(values, name, _moved(name, value, code))
+            _set(settings, name, _moved(name, value, code))
     for group in GROUPS:
-        values[group] = {"name": name_of(getattr(config, group)), **values[group]}
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+        settings[group] = {"name": name_of(getattr(config, group)), **settings[group]}
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
 
 
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
     try:
-        values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+        settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
         composed = OmegaConf.structured(Config)
         for group in GROUPS:
-            composed[group] = node_of(group, values.pop(group))
-        composed.merge_with(values)
+            composed[group] = node_of(group, settings.pop(group))
+        composed.merge_with(settings)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: cannot be read as the configuration of a point ({reason_of(error)}); allowed: the file as "
                         "it was written; submit the grid again") from error
@@ -79,10 +79,10 @@ def read_point(path: Path) -> Config:
 
 def check_identity(config: Config, digest: str) -> None:
     """Raises UserError if model, draft or dataset have changed since the submission: the run would be another one."""
-    found = identity_hash(config)
-    if found != digest:
+    current = identity_hash(config)
+    if current != digest:
         raise UserError(f"the content of model, draft or dataset has changed since the grid was submitted (run {digest}, now "
-                        f"{found}); submit it again")
+                        f"{current}); submit it again")
 
 
 def _moved(name: str, value: str, code: Path) -> str:
@@ -94,11 +94,11 @@ def _moved(name: str, value: str, code: Path) -> str:
     return os.path.abspath(Path(value).expanduser()) if is_path else value
 
 
-def _set(values: dict, name: str, value: str) -> None:
+def _set(settings: dict, name: str, value: str) -> None:
     *parents, last = name.split(".")
     for parent in parents:
-        values = values[parent]
-    values[last] = value
+        settings = settings[parent]
+    settings[last] = value
 
 
 def copy_plugins(code: Path) -> None:
@@ -118,11 +118,11 @@ def copy_plugins(code: Path) -> None:
 
 def _plugins() -> Iterator[Distribution]:
     """The distributions that the entry points belong to, each once."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     for entry_point in importlib.metadata.entry_points(group=PLUGINS):
         if entry_point.dist is not None:
-            found.setdefault(entry_point.dist.metadata["Name"], entry_point.dist)
-    yield from found.values()
+            distributions.setdefault(entry_point.dist.metadata["Name"], entry_point.dist)
+    yield from distributions.values()
 
 
 def _modules(distribution: Distribution) -> list[str]:

@@ -39,16 +39,16 @@ def states(grid: Grid) -> dict[str, State]:
     """State of each job, by id. On a machine without SLURM it is the last event that each job has noted."""
     ids = [job.id for job in grid.jobs]
     queue, over = (cluster.live(ids), cluster.ended(ids)) if cluster.is_here() else ({}, {})
-    found = {}
+    by_id = {}
     for job in grid.jobs:
         if job.id in queue:
-            found[job.id] = State(queue[job.id].lower(), True)
+            by_id[job.id] = State(queue[job.id].lower(), True)
         elif job.id in over and over[job.id][0].split()[0] not in ("RUNNING", "PENDING", "REQUEUED"):
             word, _, code = over[job.id][0].partition(" ")
-            found[job.id] = State(word.lower(), False, over[job.id][1], code)
+            by_id[job.id] = State(word.lower(), False, over[job.id][1], code)
         else:
-            found[job.id] = _noted(grid, job)
-    return found
+            by_id[job.id] = _noted(grid, job)
+    return by_id
 
 
 def _noted(grid: Grid, job: SlurmJob) -> State:
@@ -79,9 +79,9 @@ def progress(grid: Grid, number: int) -> PointProgress:
 def table(grid: Grid) -> str:
     """A table of the points, and a line for each job that ended and whose samples no other job draws. Raises UserError."""
     jobs, rows, missed, pending, lines = states(grid), [], 0, 0, []
-    for number, point in enumerate(grid.points):
-        of_point = [job for job in grid.jobs if job.point == number]
-        at = progress(grid, number)
+    for index, point in enumerate(grid.points):
+        of_point = [job for job in grid.jobs if job.point == index]
+        at = progress(grid, index)
         alive = [job for job in of_point if jobs[job.id].live]
         running = sum(jobs[job.id].word == "running" for job in alive) * grid.launcher.num_processes
         rows.append([point.label, at.done, at.pending, at.failed, _counts([jobs[job.id].word for job in of_point]),

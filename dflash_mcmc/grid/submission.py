@@ -58,8 +58,8 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
                        [Point.of(point) for point in points])
     try:
         snapshot.copy_code(grid.folder / "code")
-        for number, point in enumerate(points):
-            snapshot.write_point(grid.point_file(number), point.job.config, grid.folder / "code")
+        for index, point in enumerate(points):
+            snapshot.write_point(grid.point_file(index), point.job.config, grid.folder / "code")
         _submit(grid, launcher, shards)
     except BaseException:
         shutil.rmtree(grid.folder)
@@ -82,12 +82,12 @@ def resume(grid: Grid, launcher: Slurm) -> None:
         grid.jobs = Grid.read(grid.folder).jobs  # another process may have resumed it meanwhile
         ids = cluster.live([job.id for job in grid.jobs])
         live, pending = {job.point for job in grid.jobs if job.id in ids}, []
-        configs = [snapshot.read_point(grid.point_file(number)) for number in range(len(grid.points))]
+        configs = [snapshot.read_point(grid.point_file(index)) for index in range(len(grid.points))]
         launcher = _with_groups(configs, launcher)
-        for number, (point, config) in enumerate(zip(grid.points, configs, strict=True)):
+        for index, (point, config) in enumerate(zip(grid.points, configs, strict=True)):
             _refuse_grace(config, launcher)
             keys = asked(config)
-            pending.append(0 if number in live else num_pending(Path(point.folder), keys))
+            pending.append(0 if index in live else num_pending(Path(point.folder), keys))
         shards = _shards(pending, launcher)
         if not shards:
             under_way = f"; {len(live)} point{'s have' if len(live) > 1 else ' has'} jobs that wait or run" if live else ""
@@ -132,7 +132,7 @@ def _submitit() -> None:
 
 def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
     """The jobs, without ids. Raises UserError for a number of jobs that needs confirm=true."""
-    counts = [num_shards(number, launcher.shards) for number in pending]
+    counts = [num_shards(num_samples, launcher.shards) for num_samples in pending]
     if sum(counts) > MOST_JOBS and not launcher.confirm:
         raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
                         f"{MOST_JOBS:,}, or hydra.launcher.confirm=true")
@@ -151,11 +151,11 @@ def _submit(grid: Grid, launcher: Slurm, jobs: list[SlurmJob]) -> None:
     size, taken = cluster.largest_array(), []
     try:
         for first in range(0, len(jobs), size):
-            part = jobs[first : first + size]
+            batch = jobs[first : first + size]
             with contextlib.redirect_stderr(complaint):
                 submitted = executor.submit_array(
-                    [Supervisor(str(grid.folder), grid.token, job.point, job.shard, job.shards, launcher) for job in part])
-            for job, of_slurm in zip(part, submitted, strict=True):
+                    [Supervisor(str(grid.folder), grid.token, job.point, job.shard, job.shards, launcher) for job in batch])
+            for job, of_slurm in zip(batch, submitted, strict=True):
                 job.id = of_slurm.job_id
                 taken.append(job)
         grid.jobs += taken
@@ -295,8 +295,8 @@ def _seconds(latest: Mapping[Path, Iterable[object]]) -> float | None:
     """The mean over the files that have grown lately: jobs that ended long ago may have run on other machines."""
     written = {path: path.stat().st_mtime for path in latest}
     newest = max(written.values(), default=0.0)
-    shares = [seconds for path, values in latest.items() if newest - written[path] <= _LIVE_SECONDS
-              for seconds in values if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
+    shares = [seconds for path, recorded in latest.items() if newest - written[path] <= _LIVE_SECONDS
+              for seconds in recorded if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
     return sum(shares) / len(shares) if shares else None
 
 

@@ -62,8 +62,8 @@ class Supervisor:
             grid, job = self._grid(), SlurmJob(id=_job_id(), point=self.point, shard=self.shard, shards=self.shards)
         except UserError as error:
             _end(USER_ERROR, str(error))
-        for number in (*_NOTICES, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: self._noted.append(signal.Signals(number)))
+        for notice in (*_NOTICES, signal.SIGTERM):
+            signal.signal(notice, lambda number, frame: self._noted.append(signal.Signals(number)))
         _note(grid, job, "started", _restarts())
         while True:
             try:
@@ -132,7 +132,7 @@ class Supervisor:
 
     def _stop(self, grid: Grid, job: SlurmJob) -> None:
         """Requeues the job, unless SLURM has ended it, and ends the process."""
-        heard = " and ".join(dict.fromkeys(number.name for number in self._noted))
+        heard = " and ".join(dict.fromkeys(noted.name for noted in self._noted))
         self._look_whether_over(grid, job)
         if self._over:
             _end(STOPPED, "stopped: SLURM has ended the job")

@@ -129,10 +129,10 @@ def read_header(opened: BinaryIO, file: Path) -> tuple[bytes, list[Stored]]:
     if not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
         raise DamagedError(f"a file of {size:,} bytes whose header has {length:,} bytes")
     header = opened.read(length)
-    values = read_json(header)
-    if not isinstance(values, dict):
-        raise DamagedError(f"the header is a {type(values).__name__} and no mapping")
-    tensors = [_stored(name, value) for name, value in values.items() if name != "__metadata__"]
+    entries = read_json(header)
+    if not isinstance(entries, dict):
+        raise DamagedError(f"the header is a {type(entries).__name__} and no mapping")
+    tensors = [_stored(name, value) for name, value in entries.items() if name != "__metadata__"]
     expected = 0
     for tensor in sorted(tensors, key=lambda stored: (stored.begin, stored.end)):
         if tensor.begin != expected:
@@ -146,10 +146,10 @@ def read_header(opened: BinaryIO, file: Path) -> tuple[bytes, list[Stored]]:
 def files_of_index(index: Path) -> list[Path]:
     """The files of a checkpoint's index, without repetition. Raises DamagedError."""
     try:
-        values = read_json(index.read_bytes())
+        content = read_json(index.read_bytes())
     except OSError as error:
         raise DamagedError(f"cannot be read: {error.strerror}") from error
-    names = values.get("weight_map") if isinstance(values, dict) else None
+    names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names:
         raise DamagedError("no weight_map, or an empty one")
     for name in names.values():
@@ -255,8 +255,8 @@ class Checkpoint(NamedTuple):
 
     def whole_number(self, *names: str) -> int | None:
         """The first of these fields of config.json that is there; None if none is. Raises ConfigError unless it is a count."""
-        values = self.config() or {}
-        count = next((values[name] for name in names if values.get(name)), None)
+        config = self.config() or {}
+        count = next((config[name] for name in names if config.get(name)), None)
         if count is not None and (type(count) is not int or count < 1):
             raise ConfigError(self.field, self.path, f"a folder whose config.json has a whole number > 0 for {names[0]}, "
                               f"and not {count!r:.40}")
@@ -387,11 +387,11 @@ class Checkpoint(NamedTuple):
         """The beginning, middle and end of every tensor of a safetensors file, joined."""
         with file.open("rb") as opened:
             for tensor in tensors:
-                begin, end, parts = tensor.begin, tensor.end, []
+                begin, end, samples = tensor.begin, tensor.end, []
                 for offset in (begin, (begin + end) // 2, max(begin, end - _SAMPLE_BYTES)):
                     opened.seek(8 + header_bytes + offset)
-                    parts.append(opened.read(min(_SAMPLE_BYTES, end - offset)))
-                yield b"".join(parts)
+                    samples.append(opened.read(min(_SAMPLE_BYTES, end - offset)))
+                yield b"".join(samples)
 
     def _header(self, file: Path) -> tuple[bytes, list[Stored]]:
         """The header of a safetensors file, and its tensors. Raises ConfigError."""
@@ -440,8 +440,8 @@ class CheckpointSize(NamedTuple):
 
 def size_of(checkpoint: Checkpoint) -> CheckpointSize:
     """The size of a checkpoint in a folder or in the cache of the hub. Raises ConfigError for a damaged config.json."""
-    values, folder = checkpoint.config(), checkpoint.config_folder()
-    if values is None or folder is None:
+    config, folder = checkpoint.config(), checkpoint.config_folder()
+    if config is None or folder is None:
         return CheckpointSize(checkpoint.path)
     name = folder.resolve().name if checkpoint.folder.is_dir() else checkpoint.path
     return CheckpointSize(name, checkpoint.num_parameters(), checkpoint.whole_number("hidden_size", "n_embd"),

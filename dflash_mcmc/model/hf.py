@@ -102,21 +102,21 @@ class HFModel(Model):
         """
         from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder, max_positions, stated_positions
 
-        values = self._values()
-        if values is None:
+        config = self._values()
+        if config is None:
             return None
-        positions = stated_positions(values) if self.rope_scaling is None else None
-        size = values.get("vocab_size")
+        positions = stated_positions(config) if self.rope_scaling is None else None
+        size = config.get("vocab_size")
         return PromptEncoder(self.tokenizer(), max_positions(self._config()) if positions is None else positions,
                              size if type(size) is int else None)
 
     def _values(self) -> dict | None:
         """The values of config.json; None, with a note, for a hub name that is not in the cache yet. Raises ConfigError."""
-        values = self._checkpoint().config()
-        if values is None:
+        config = self._checkpoint().config()
+        if config is None:
             note(f"model.path: config.json of {self.path} is not in the cache, so that draft, prompts and memory are not "
                  "checked before it is loaded")
-        return values
+        return config
 
     def _config(self) -> Any:
         """The configuration of transformers. Raises UserError."""
@@ -248,8 +248,8 @@ def _tokenizer_class(folder: Path) -> str:
     """
     try:
         kind = json.loads((folder / "config.json").read_text())["model_type"]
-        values = json.loads((folder / "tokenizer_config.json").read_text())
-        named = "" if "auto_map" in values else values["tokenizer_class"]
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        named = "" if "auto_map" in settings else settings["tokenizer_class"]
         return named if named in _TOKENIZERS.get(kind, ()) else "AutoTokenizer"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # AutoTokenizer reports what is wrong with the files
         return "AutoTokenizer"

@@ -100,19 +100,19 @@ class LayerRank(AnswerProbe):
 
         if not summary.tables["layers"]:
             return {}
-        parts = {"all": summary.tables["layers"]}
+        panels_of = {"all": summary.tables["layers"]}
         if summary.values["num_hard"]:
-            parts["hard"] = summary.tables["hard_layers"]
+            panels_of["hard"] = summary.tables["hard_layers"]
         titles = {"all": "All tokens", "hard": f"Tokens with p < {self.hard_below:g}"}
-        figure = Figure(figsize=(5.6 * len(parts), 4.6), layout="constrained")
-        panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
-        for axes, (part, rows) in zip(panels, parts.items(), strict=True):
+        figure = Figure(figsize=(5.6 * len(panels_of), 4.6), layout="constrained")
+        panels = figure.subplots(1, len(panels_of), sharey=True, squeeze=False)[0]
+        for axes, (part, rows) in zip(panels, panels_of.items(), strict=True):
             _draw(axes, rows, summary.number("chance_rank"))
             n = next(row["n"] for row in rows if row["source"] == "target")
             axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
         panels[0].set_ylabel("rank of the next token (1 is best)")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(parts))
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels_of))
         return {"fig_layer_probe_ranks": figure}
 
 
@@ -124,11 +124,11 @@ def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
     for norm, colour, marker, label, aside in kinds:
         layers = [row for row in rows if row["norm"] == norm]
         for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
-            found = [row[f"{name}_rank"] for row in layers]
+            ranks = [row[f"{name}_rank"] for row in layers]
             ends = [(row[f"{name}_rank_low"], row[f"{name}_rank_high"]) for row in layers]
-            reach = [[rank - low for rank, (low, _) in zip(found, ends, strict=True)],
-                     [high - rank for rank, (_, high) in zip(found, ends, strict=True)]] if None not in ends[0] else None
-            axes.errorbar([row["layer"] + aside for row in layers], found, reach, color=colour, linestyle=style, marker=marker,
+            reach = [[rank - low for rank, (low, _) in zip(ranks, ends, strict=True)],
+                     [high - rank for rank, (_, high) in zip(ranks, ends, strict=True)]] if None not in ends[0] else None
+            axes.errorbar([row["layer"] + aside for row in layers], ranks, reach, color=colour, linestyle=style, marker=marker,
                           markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0, label=f"{name}, {label}")
     for source, colour, style, label in (("target", INK, "-", "mean, target"),
                                          ("draft", GREEN, "-.", "mean, draft (on its tokens)")):
@@ -138,11 +138,11 @@ def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
                 if row["mean_rank_low"] is not None:
                     axes.axhspan(row["mean_rank_low"], row["mean_rank_high"], color=colour, alpha=0.12, linewidth=0)
     axes.axhline(chance, color=OTHER, linestyle=":", label="chance")
-    places = [row["layer"] for row in layers]
+    layers_shown = [row["layer"] for row in layers]
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_formatter("")
-    axes.set_xticks(places[:: 1 + len(places) // 12])
+    axes.set_xticks(layers_shown[:: 1 + len(layers_shown) // 12])
 
 
 _PUBLISHED_FROM_END = 3
@@ -184,14 +184,14 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
             "agreements": {name: agreements for name, (_, agreements) in sums.items()}}
 
 
-def _where(values: list[int], there: list[bool]) -> list[int | None]:
-    return [value if here else None for value, here in zip(values, there, strict=True)]
+def _where(ranks: list[int], there: list[bool]) -> list[int | None]:
+    return [value if here else None for value, here in zip(ranks, there, strict=True)]
 
 
 def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Tensor) -> tuple[list[float], list[int]]:
     """Sums of log p, and numbers of agreements with the target, each over all predicted tokens and over the hard ones."""
-    parts = (speaks, speaks & hard)
-    return [float(row.log_p[part].sum()) for part in parts], [int((row.best == target.best)[part].sum()) for part in parts]
+    masks = (speaks, speaks & hard)
+    return [float(row.log_p[mask].sum()) for mask in masks], [int((row.best == target.best)[mask].sum()) for mask in masks]
 
 
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -210,10 +210,10 @@ def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         total = weights @ counts
         low, high = np.ones(len(weights), np.int64), np.full(len(weights), largest)
         while (low < high).any():
-            tried, place = np.unique((low + high) // 2, return_inverse=True)
+            tried, index = np.unique((low + high) // 2, return_inverse=True)
             upto = np.searchsorted(keys, offsets + tried[:, None], side="right") - before
-            enough = 2 * (weights @ upto.T.astype(np.float64))[np.arange(len(weights)), place] >= total
-            low, high = np.where(enough, low, tried[place] + 1), np.where(enough, tried[place], high)
+            enough = 2 * (weights @ upto.T.astype(np.float64))[np.arange(len(weights)), index] >= total
+            low, high = np.where(enough, low, tried[index] + 1), np.where(enough, tried[index], high)
         return np.where(total > 0, low, np.nan)
 
     return median

@@ -34,24 +34,24 @@ def handling_signals(grace_seconds: float) -> Iterator[None]:
         yield
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        seconds = min(grace_seconds, _TERM_SECONDS) if number == signal.SIGTERM else grace_seconds
+    def note(signum: int, frame: FrameType | None) -> None:
+        seconds = min(grace_seconds, _TERM_SECONDS) if signum == signal.SIGTERM else grace_seconds
         first, left = not _noted, signal.getitimer(signal.ITIMER_REAL)[0]
-        _noted.append(signal.Signals(number))  # before the timer starts: its handler reads this list
+        _noted.append(signal.Signals(signum))  # before the timer starts: its handler reads this list
         if first or seconds < left:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
 
-    def expire(number: int, frame: FrameType | None) -> None:
+    def expire(signum: int, frame: FrameType | None) -> None:
         raise Stopped(_noted[0].name)
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    before = {signum: signal.signal(signum, note) for signum in SIGNALS}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, expire)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         _noted.clear()
 
 

@@ -12,11 +12,11 @@ from dflash_mcmc.process import program
 @program.command
 def main(arguments: list[str]) -> None:
     """Runs the command line and exits."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 
-    built = build(given.runs, given.out, baseline=given.baseline, pair=given.pair, lenient=given.lenient,
-                  outputs=given.outputs, alphas=given.alpha)
+    built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
+                  outputs=options.outputs, alphas=options.alpha)
     print(built.overall)
     for warning in built.heading.warnings:
         tell(f"note: {warning}")

@@ -50,14 +50,14 @@ def by_dataset(runs: Sequence[Run]) -> tuple[list[DatasetRuns], list[str]]:
     for run in runs:
         own = {record["problem"]: record["gold"] for record in run.records}
         versions: list[str] = []
-        place = next((place for place, group in enumerate(groups) if _belongs(run, own, group, golds[place], versions)), None)
-        if place is None:
+        index = next((index for index, group in enumerate(groups) if _belongs(run, own, group, golds[index], versions)), None)
+        if index is None:
             notes += versions
             groups.append([run])
             golds.append(own)
         else:
-            groups[place].append(run)
-            golds[place] |= own
+            groups[index].append(run)
+            golds[index] |= own
     names = _names([group[0] for group in groups])
     several = len(groups) > 1
     return [DatasetRuns(name, labelled(group) if several else group) for name, group in zip(names, groups, strict=True)], notes
@@ -98,7 +98,7 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     names = [path if path and names.count(name) > 1 and paths.count(path) == 1 else name
              for name, path in zip(names, paths, strict=True)]
     names = [re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80] or "dataset" for name in names]
-    again = [names[:place].count(name) for place, name in enumerate(names)]
+    again = [names[:index].count(name) for index, name in enumerate(names)]
     return [f"{name}-{count + 1}" if count else name for name, count in zip(names, again, strict=True)]
 
 
@@ -115,11 +115,11 @@ def studies_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[
                 labels = dict.fromkeys(run.label for dataset in datasets for run in dataset.runs)
                 raise UserError(f"{option}: given {' '.join(asked)}, which no dataset has; allowed: "
                                 + ", ".join(map(repr, list(labels)[:20])))
-    found = []
+    studies = []
     for name, of in datasets:
         own = baseline if len(datasets) == 1 or (baseline and _has(of, [baseline])) else None
-        found.append(study_of(of, own, pair if len(datasets) == 1 or _has(of, pair or []) else None, alphas, name))
-    return found, notes
+        studies.append(study_of(of, own, pair if len(datasets) == 1 or _has(of, pair or []) else None, alphas, name))
+    return studies, notes
 
 
 def _has(runs: Sequence[Run], names: Sequence[str]) -> bool:
@@ -205,8 +205,8 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
-        found, left_out = read(folders, lenient)
-        studies, notes = studies_of(found, baseline, pair, alphas)
+        read_runs, left_out = read(folders, lenient)
+        studies, notes = studies_of(read_runs, baseline, pair, alphas)
         folders = [Found(run.folder, True) for study in studies for run in study.runs]
         heading, parts = page.heading_of(studies, [*left_out, *notes]), _parts(studies)
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
@@ -220,8 +220,8 @@ def _parts(studies: Sequence[Study]) -> list[ReportPart]:
     if len(studies) == 1:
         return [ReportPart("", "", (), sections[0])]
     parts = [ReportPart("", "", (), [side_by_side(studies)])]
-    for study, found in zip(studies, sections, strict=True):
-        named = [_named(section, study.dataset) for section in found]
+    for study, of_study in zip(studies, sections, strict=True):
+        named = [_named(section, study.dataset) for section in of_study]
         parts.append(ReportPart(study.dataset, page.counts_of(study), study.warnings, named))
     return parts
 

@@ -57,11 +57,11 @@ def label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, fl
     low, high = np.log10(axes.get_ylim())
     height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
     gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
-    places = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
-    for n in range(1, len(places)):
-        places[n] = max(places[n], places[n - 1] + gap)
-    for (text, _, colour), place in zip(sorted(labels, key=lambda label: label[1]), places, strict=True):
-        axes.annotate(text, (x, 10.0**place), (5, 0), textcoords="offset points", va="center", fontsize=8, color=colour,
+    log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
+    for n in range(1, len(log_ys)):
+        log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
+    for (text, _, colour), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
+        axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=colour,
                       annotation_clip=False)
 
 
@@ -112,9 +112,9 @@ def plain_ticks(axes: Axes) -> None:
 
 def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
     """The distances from each value to the ends of its interval, in per cent, for `Axes.errorbar`; 0 without an interval."""
-    found = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
-    return [[max(0.0, 100.0 * (value - low)) for value, low, _ in found],
-            [max(0.0, 100.0 * (high - value)) for value, _, high in found]]
+    intervals = [(estimate.known, *(estimate.interval or (estimate.known, estimate.known))) for estimate in estimates]
+    return [[max(0.0, 100.0 * (value - low)) for value, low, _ in intervals],
+            [max(0.0, 100.0 * (high - value)) for value, _, high in intervals]]
 
 
 def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
@@ -123,11 +123,11 @@ def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     Call it after the figure's layout is computed; the axis limits must not change afterwards.
     """
     scale = 72.0 / axes.figure.dpi
-    places = [tuple(scale * number for number in axes.transData.transform(point)) for point in points]
-    taken = list(places)
+    positions = [tuple(scale * coordinate for coordinate in axes.transData.transform(point)) for point in points]
+    taken = list(positions)
     offsets = [(right, up) for right in range(-54, 55, 6) for up in range(-56, 57, 4) if abs(right) > 6 and abs(up) > 3]
     offsets.sort(key=lambda offset: (max(abs(offset[0]) * 1.3, abs(offset[1])), offset[0] < 0, offset[1] < 0))
-    for number, (point, (x, y)) in enumerate(zip(points, places, strict=True), start=1):
+    for number, (point, (x, y)) in enumerate(zip(points, positions, strict=True), start=1):
         free = ((right, up) for right, up in offsets
                 if all(abs(x + right - a) > 11.0 or abs(y + up - b) > 8.0 for a, b in taken))
         right, up = next(free, offsets[0])

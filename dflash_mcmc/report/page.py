@@ -165,10 +165,10 @@ def svg(text: str, name: str, title: str) -> str:
     start = text.index("<svg")
     body = _LEFT_OUT.sub("", text[start:])
     head, _, rest = body.partition(">")
-    width, height = (_PIXELS * float(found) for found in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
+    width, height = (_PIXELS * float(points) for points in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
     box = re.findall(r"viewBox=\"([-\d. ]+)\"", head)[0]
-    rest = re.sub(r"(\bid=\"|href=\"#|url\(#)", lambda found: f"{found[0]}{name}-", rest)
-    rest = _COLOUR.sub(lambda found: _variable(found[0]), rest)
+    rest = re.sub(r"(\bid=\"|href=\"#|url\(#)", lambda match: f"{match[0]}{name}-", rest)
+    rest = _COLOUR.sub(lambda match: _variable(match[0]), rest)
     return (f'<svg role="img" aria-label="{escaped_html(title)}" '
             f'viewBox="{box}" width="{width:.0f}" height="{height:.0f}">{rest}')
 

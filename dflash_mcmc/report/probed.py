@@ -31,7 +31,7 @@ def overall(folders: Sequence[Path]) -> str:
         summary = json_object(folder / "summary.json")
         runs.setdefault(summary["probe"], []).append((identity, summary["tables"]))
         numbers.setdefault(summary["probe"], []).append(summary.get("num_problems", 0))
-    texts = {name: [_of_probe(name, found), *cautions(numbers[name])] for name, found in runs.items()}
+    texts = {name: [_of_probe(name, of_probe), *cautions(numbers[name])] for name, of_probe in runs.items()}
     return "\n\n".join(text for of in texts.values() for text in of)
 
 
@@ -67,8 +67,8 @@ def table_of(name: str, title: str, rows: list[dict]) -> ReportTable:
 
 
 def _displayed(key: str, rows: list[dict]) -> ReportColumn:
-    number = all(isinstance(row.get(key), (int, float, type(None), _Interval)) for row in rows)
-    return ReportColumn(key.replace("_", " "), lambda row: _cell(row.get(key)), number)
+    numeric = all(isinstance(row.get(key), (int, float, type(None), _Interval)) for row in rows)
+    return ReportColumn(key.replace("_", " "), lambda row: _cell(row.get(key)), numeric)
 
 
 class _Interval(NamedTuple):

@@ -74,15 +74,15 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
         rows: rows with the column `RUN`.
     """
     shown, of = list(rows), _of_probes().get(probe, {"tables": {}})
-    found = of["tables"].get(table)
-    if found is None:
+    paper = of["tables"].get(table)
+    if paper is None:
         return shown
     runs = {label for label, identity in identities.items() if _holds(of["where"], identity)}
-    for published in found["rows"]:
-        alike = [place for place, row in enumerate(shown)
-                 if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in found["by"])]
+    for published in paper["rows"]:
+        alike = [index for index, row in enumerate(shown)
+                 if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in paper["by"])]
         if alike:
-            shown.insert(alike[-1] + 1, {RUN: f"published, section {found['section']}", **published})
+            shown.insert(alike[-1] + 1, {RUN: f"published, section {paper['section']}", **published})
     return shown
 
 

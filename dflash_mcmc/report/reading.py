@@ -52,11 +52,11 @@ def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")
     """
     if not arguments:
         raise UserError(f"runs: given nothing; allowed: {_ALLOWED}")
-    found: dict[Path, Found] = {}
+    runs: dict[Path, Found] = {}
     for argument in arguments:
         for run in _of_argument(str(argument), outputs):
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+            runs.setdefault(run.folder.resolve(), run)
+    return list(runs.values())
 
 
 def _of_argument(argument: str, outputs: Path) -> list[Found]:
@@ -309,8 +309,8 @@ def _with_expected(runs: list[Run]) -> list[Run]:
 
 
 def _times_chains(run: Run, problems: dict[object, int]) -> int | None:
-    known = problems.get(run.identity.get("dataset.content"))
-    return known and max(known * int(run.config.get("num_chains") or 1), len(run.records) + 1)
+    num_problems = problems.get(run.identity.get("dataset.content"))
+    return num_problems and max(num_problems * int(run.config.get("num_chains") or 1), len(run.records) + 1)
 
 
 def blended_layers(run: Run) -> str:
@@ -341,6 +341,6 @@ def labelled(runs: Sequence[Run]) -> list[Run]:
     names = [f"{run.experiment}: {run.condition}" if several else run.condition for run in runs]
     named = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..." for name in names]
     labels = labels_of(named, [run.identity for run in runs], [run.config for run in runs])
-    again = [labels[:number].count(label) for number, label in enumerate(labels)]
+    again = [labels[:index].count(label) for index, label in enumerate(labels)]
     return [run._replace(label=f"{label} ({count + 1})" if count else label)
             for run, label, count in zip(runs, labels, again, strict=True)]

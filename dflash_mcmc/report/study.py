@@ -141,9 +141,9 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     if not records:  # no problem has all chains
         return entries
     if votes(run):
-        numbers = [number for number in matched(run, records, runs) if 1 < number < run.num_chains]
-        entries += [_entry(run, "majority", f"{run.shown}, majority of {number}", aggregated(records, chains=number))
-                    for number in (*numbers, run.num_chains)]
+        sizes = [k for k in matched(run, records, runs) if 1 < k < run.num_chains]
+        entries += [_entry(run, "majority", f"{run.shown}, majority of {k}", aggregated(records, chains=k))
+                    for k in (*sizes, run.num_chains)]
     entries += [_entry(run, rule.name, f"{run.shown}, {rule.shown} of {run.num_chains}", aggregated(records, rule))
                 for rule in rules_asked_for(run)]
     if run.num_chains > 1:
@@ -195,19 +195,19 @@ def named(runs: Sequence[Run], name: str) -> list[Run]:
     """The runs with this label; without one, those with this condition; without one, those with this identity."""
     for matches in (lambda run: run.label == name, lambda run: run.condition == name,
                     lambda run: len(name) >= 6 and run.digest.startswith(name)):
-        if found := [run for run in runs if matches(run)]:
-            return found
+        if chosen := [run for run in runs if matches(run)]:
+            return chosen
     return []
 
 
 def _pick(runs: Sequence[Run], name: str, option: str) -> Run:
     """The run with this label, condition or identity. Raises UserError if no run or several runs match."""
-    found = named(runs, name)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{option}: given {name!r}, which matches {len(found)} runs; allowed: "
-                        + ", ".join(repr(run.label) for run in found[:8]))
+    matches = named(runs, name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{option}: given {name!r}, which matches {len(matches)} runs; allowed: "
+                        + ", ".join(repr(run.label) for run in matches[:8]))
     labels = [run.label for run in runs]
     raise UserError(f"{option}: given {name!r}{did_you_mean(name, labels)}; allowed: {', '.join(map(repr, labels[:20]))}")
 

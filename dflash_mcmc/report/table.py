@@ -53,8 +53,8 @@ def overall(folders: Sequence[Path]) -> str:
 
 def _with_aggregates(label: str, summary: dict) -> list[tuple[str, dict]]:
     """The row of a run's samples, and a row for each way in which the summary has them combined to one answer per problem."""
-    return [(label, summary), *((str(found["condition"]).replace(summary["condition"], label, 1), found)
-                                for found in aggregates_of(summary) if found["num_samples"])]
+    return [(label, summary), *((str(combined["condition"]).replace(summary["condition"], label, 1), combined)
+                                for combined in aggregates_of(summary) if combined["num_samples"])]
 
 
 def _weights(label: str, summary: dict) -> str:
@@ -77,11 +77,11 @@ def _seconds(value: float) -> str:
 
 def _spent(label: str, summary: dict) -> str:
     """A line on where the seconds of a sample go. It is empty if none were measured."""
-    found = {part: summary.get(f"mean_{part}_seconds") for part in TIMES}
-    if not any(seconds is not None for seconds in found.values()):
+    seconds_of = {part: summary.get(f"mean_{part}_seconds") for part in TIMES}
+    if not any(seconds is not None for seconds in seconds_of.values()):
         return ""
-    measured = [f"{part} {_seconds(seconds)}" for part, seconds in found.items() if seconds is not None]
-    unknown = [part for part, seconds in found.items() if seconds is None]
+    measured = [f"{part} {_seconds(seconds)}" for part, seconds in seconds_of.items() if seconds is not None]
+    unknown = [part for part, seconds in seconds_of.items() if seconds is None]
     note = f" ({' and '.join(unknown)} not measured)" if unknown else ""
     return f"{label}: seconds a sample: {', '.join(measured)}{note}."
 

@@ -124,9 +124,9 @@ def with_settings(command: Command, measure: bool) -> tuple[Command, str]:
 def _key(config: Config) -> str:
     """What distinguishes methods: all settings but the one that the budget chooses, and the problems."""
     field = config.sampler.cost_field()
-    values = {name: value for name, value in settings_of(config).items() if field is None or name != path_of(field)}
+    settings = {name: value for name, value in settings_of(config).items() if field is None or name != path_of(field)}
     selection = [config.dataset.limit, config.dataset.ids, config.dataset.shards, config.dataset.num_shards]
-    return json.dumps([values, selection, config.budget_unit, config.budget is None], sort_keys=True, default=str)
+    return json.dumps([settings, selection, config.budget_unit, config.budget is None], sort_keys=True, default=str)
 
 
 def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
@@ -164,8 +164,8 @@ def _of_one_cost(jobs: Sequence[Job]) -> list[ChosenSetting]:
     rows = []
     for index, job in enumerate(jobs):
         reason = f"the same run as at budget {jobs[0].config.budget:,g}" if index and job.config.budget is not None else ""
-        known = cost.token_forwards(job.config) is not None
-        estimated = _estimate(job.config, None, 1) if known else float("nan")
+        estimable = cost.token_forwards(job.config) is not None
+        estimated = _estimate(job.config, None, 1) if estimable else float("nan")
         rows.append(ChosenSetting(job.config.label(), job.config.budget or float("nan"), None, None, estimated, estimated,
                                   None, None if reason else job, reason))
     return rows
@@ -268,13 +268,13 @@ class CostCurve:
     def cost(self, setting: int) -> float:
         """The expected cost of an answer."""
         at = math.log(self.estimate(setting))
-        known = sorted((math.log(self.estimate(other)), math.log(cost)) for other, cost in self.measured.items())
-        if not known:
+        points = sorted((math.log(self.estimate(other)), math.log(cost)) for other, cost in self.measured.items())
+        if not points:
             return math.exp(at)
-        if len(known) == 1:
-            return math.exp(known[0][1] + at - known[0][0])
-        left = max(0, min(len(known) - 2, sum(x <= at for x, _ in known) - 1))
-        (x, y), (next_x, next_y) = known[left], known[left + 1]
+        if len(points) == 1:
+            return math.exp(points[0][1] + at - points[0][0])
+        left = max(0, min(len(points) - 2, sum(x <= at for x, _ in points) - 1))
+        (x, y), (next_x, next_y) = points[left], points[left + 1]
         slope = (next_y - y) / (next_x - x)
         if at < x:
             return math.exp(y + _clipped(slope) * (at - x))

@@ -156,8 +156,7 @@ def lengths(config: Config) -> str:
 
 def _sum(values: Sequence[float | None]) -> float | None:
     """The sum; None if a value is None."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return None if None in values else sum(value for value in values if value is not None)
 
 
 def _expected(config: Config, length: float) -> ExpectedCost | None:

@@ -53,9 +53,9 @@ def of(command: Command) -> str:
     for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
         tasks = tasks_of(_with_lengths(job, counted_lengths))
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
-        known = runs.setdefault(_settings(job.config), run)
+        planned = runs.setdefault(_settings(job.config), run)
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
-        if known.estimate.num_samples < run.estimate.num_samples:
+        if planned.estimate.num_samples < run.estimate.num_samples:
             runs[_settings(job.config)] = run
     estimates = [run.estimate for run in runs.values()]
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
@@ -88,10 +88,10 @@ def _used(job: Job, lengths: Lengths) -> dict[str, float]:
 def _with_lengths(job: Job, lengths: Lengths) -> Config:
     """The configuration with the counted lengths as its assumptions."""
     config, used = job.config, _used(job, lengths)
-    values: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
+    assumed: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:
-        values["answer_length"] = used["solution"] / config.dataset.max_new_tokens
-    return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **values)) if values else config
+        assumed["answer_length"] = used["solution"] / config.dataset.max_new_tokens
+    return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **assumed)) if assumed else config
 
 
 def _counted(job: Job, lengths: Lengths) -> str:
@@ -102,8 +102,8 @@ def _counted(job: Job, lengths: Lengths) -> str:
 
 def _settings(config: Config) -> str:
     """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
-    places = [value for name, _, _, value in walk(config) if name in _PLACES]
-    return json.dumps([settings_of(config), places], sort_keys=True, default=str)
+    paths = [value for name, _, _, value in walk(config) if name in _PLACES]
+    return json.dumps([settings_of(config), paths], sort_keys=True, default=str)
 
 
 def _problems(config: Config) -> str:

@@ -125,13 +125,13 @@ def too_long(record: Record, prompted: Prompted) -> Record:
 
 def failures(records: Sequence[Record]) -> str | None:
     """A line about the samples that have no text; None if there are none."""
-    parts = []
+    lines = []
     for verdict, what in ((NOT_DRAWN, "could not be drawn"), (TOO_LONG, "are too long for the model")):
         failed = [record for record in records if record["verdict"] == verdict]
         if failed:
-            parts.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
+            lines.append(f"{len(failed)} of {len(records)} samples {what} and count as not correct: "
                          f"{failed[0]['problem']}: {failed[0]['reason']}")
-    return "; ".join(parts) or None
+    return "; ".join(lines) or None
 
 
 def unread(config: Config, records: Sequence[Record], folder: Path) -> str:

@@ -73,7 +73,7 @@ class Tracking:
         self._tracker = Guarded(config.tracker, RunInfo(self._digest, config.name, config.label(), plain(config),
                                                         self._store.folder, readable_name(self._job), tags(self._job)))
         logged = self._read().get(self._key, {"lines": {}})["lines"]
-        self._logged = Counter({int(number): lines for number, lines in logged.items()})
+        self._logged = Counter({int(file): lines for file, lines in logged.items()})
         for record, (file_number, line) in zip(self._store.records, self._store.places, strict=True):
             if line < self._logged[file_number]:  # the running accuracy goes on from where the last start left it
                 self._running.add(record)
@@ -148,7 +148,7 @@ class Tracking:
         return {key: value for key, value in received.items() if _is_received(value)}
 
     def _write(self, summary: int | None) -> None:
-        logged = {"lines": {str(number): lines for number, lines in self._logged.items()}, "summary": summary}
+        logged = {"lines": {str(file): lines for file, lines in self._logged.items()}, "summary": summary}
         with self._store.mutex():  # not durable: a chart can lose values if the machine fails; the records keep them
             write_atomically(self._store.folder / TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)
 
@@ -156,7 +156,7 @@ class Tracking:
 def _is_received(value: object) -> bool:
     """Whether a value of `tracked.json` says what a tracker has received."""
     lines = value.get("lines") if isinstance(value, dict) else None
-    return isinstance(lines, dict) and all(number.isdecimal() and type(count) is int for number, count in lines.items())
+    return isinstance(lines, dict) and all(file.isdecimal() and type(count) is int for file, count in lines.items())
 
 
 class RunningAccuracy:
@@ -197,8 +197,8 @@ def readable_name(job: Job) -> str:
 def tags(job: Job) -> tuple[str, ...]:
     """`dataset=arith`, `model=tiny`, ...: the components that the outputs depend on, in the words of the command line."""
     config = job.config
-    parts = {group: component_of(config, group) for group in groups_of(config) if group != "grader"}
-    return tuple(f"{group}={job.choices.get(group, name_of(part))}" for group, part in parts.items() if not part.is_null)
+    used = {group: component_of(config, group) for group in groups_of(config) if group != "grader"}
+    return tuple(f"{group}={job.choices.get(group, name_of(each))}" for group, each in used.items() if not each.is_null)
 
 
 def _distinguishing(config: Config, overrides: Sequence[str]) -> list[str]:

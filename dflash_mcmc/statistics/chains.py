@@ -89,8 +89,8 @@ def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -
     """
     problems, sizes, left_out = _with_enough(records, ks)
     expected = [expected_majority(Votes.of(chains).counts(), tuple(sizes)) for chains in problems]
-    return [{"k": k, **mean_share([row[place] for row in expected]).columns("accuracy"), "n": len(expected),
-             "left_out": left_out} for place, k in enumerate(sizes)]
+    return [{"k": k, **mean_share([row[column] for row in expected]).columns("accuracy"), "n": len(expected),
+             "left_out": left_out} for column, k in enumerate(sizes)]
 
 
 def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] | None = None) -> list[dict]:
@@ -103,8 +103,8 @@ def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] 
     problems, sizes, left_out = _with_enough(records, ks)
     expected = [[expected_adaptive(chains, rule, k) for k in sizes] if isinstance(rule, AdaptiveVote) else
                 expected_weighted(chains, rule, sizes) for chains in problems]
-    return [{"k": k, **mean_share([found[place].correct for found in expected]).columns("accuracy"), "n": len(expected),
-             "left_out": left_out} for place, k in enumerate(sizes)]
+    return [{"k": k, **mean_share([row[column].correct for row in expected]).columns("accuracy"), "n": len(expected),
+             "left_out": left_out} for column, k in enumerate(sizes)]
 
 
 def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> list[dict]:
@@ -160,13 +160,13 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
     """
     if chains is not None and (by == "power" or chains < 1):
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
-    kept = [found for found in by_problem(records).values() if chains is None or len(found) >= chains]
-    flat = [record for found in kept for record in found]
+    kept = [group for group in by_problem(records).values() if chains is None or len(group) >= chains]
+    flat = [record for group in kept for record in group]
     if isinstance(by, AdaptiveVote):
-        return [_stopped(found, by, chains or len(found)) for found in kept]
+        return [_stopped(group, by, chains or len(group)) for group in kept]
     rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
-    return [_aggregate(_of_fewer(row, found, by, chains), found, chains or len(found))
-            for row, found in zip(rows, kept, strict=True)]
+    return [_aggregate(_of_fewer(row, group, by, chains), group, chains or len(group))
+            for row, group in zip(rows, kept, strict=True)]
 
 
 def _stopped(chains: list[Record], rule: AdaptiveVote, most: int) -> Combined:
@@ -197,18 +197,18 @@ def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_fo
     return most if total <= 0 else max(1, min(most, int(budget * len(records) / total + 1e-9)))
 
 
-def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, number: int | None) -> dict:
-    """The row of a problem for a vote over `number` of its chains."""
-    if number is None or number == len(chains):
+def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, num_chains: int | None) -> dict:
+    """The row of a problem for a vote over `num_chains` of its chains."""
+    if num_chains is None or num_chains == len(chains):
         return row
     if not isinstance(by, str):
-        return {**row, "answer": None, "tied": False, **expected_weighted(chains, by, [number])[0]._asdict()}
-    correct = (expected_majority(Votes.of(chains).counts(), (number,))[0] if by == "majority"
-               else expected_likeliest(chains, number))
+        return {**row, "answer": None, "tied": False, **expected_weighted(chains, by, [num_chains])[0]._asdict()}
+    correct = (expected_majority(Votes.of(chains).counts(), (num_chains,))[0] if by == "majority"
+               else expected_likeliest(chains, num_chains))
     return {**row, "answer": None, "tied": False, "correct": correct}
 
 
-def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
+def _aggregate(row: dict, chains: list[Record], num_chains: int) -> Combined:
     first, verdicts = chains[0], {record["verdict"] for record in chains}
     if verdicts <= {NO_ANSWER, *UNDRAWN}:
         verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
@@ -217,22 +217,22 @@ def _aggregate(row: dict, chains: list[Record], number: int) -> Combined:
     combined: Combined = {
         "problem": row["problem"], "chain": 0, "level": first.get("level"), "subject": first.get("subject"),
         "verdict": verdict, "correct": row["correct"], "answer": row["answer"], "gold": first.get("gold"), "log_p": None,
-        "num_chains": number, "law_error": max(record.get("law_error", 0.0) for record in chains)}
+        "num_chains": num_chains, "law_error": max(record.get("law_error", 0.0) for record in chains)}
     if "effective" in row and "dominated" in row:
         combined |= {"effective": row["effective"], "dominated": row["dominated"]}
     for name in _SUMMED:
         if any(name in record for record in chains):  # some fields are there only where they are not 0
             total = sum(record.get(name, 0.0) for record in chains)
-            combined[name] = total * number / len(chains) if number < len(chains) else total
+            combined[name] = total * num_chains / len(chains) if num_chains < len(chains) else total
     if "seconds" in first:
-        combined["seconds"] = _expected_longest([record["seconds"] for record in chains], number)
+        combined["seconds"] = _expected_longest([record["seconds"] for record in chains], num_chains)
     return combined
 
 
-def _expected_longest(seconds: list[float], number: int) -> float:
-    """Expected maximum of `number` of the values, over all ways to choose them."""
-    ways = math.comb(len(seconds), number)
-    return sum(value * math.comb(place, number - 1) for place, value in enumerate(sorted(seconds))) / ways
+def _expected_longest(seconds: list[float], num_chains: int) -> float:
+    """Expected maximum of `num_chains` of the values, over all ways to choose them."""
+    ways = math.comb(len(seconds), num_chains)
+    return sum(duration * math.comb(rank, num_chains - 1) for rank, duration in enumerate(sorted(seconds))) / ways
 
 
 def _with_enough(records: Sequence[Record], ks: Sequence[int] | None) -> tuple[list[list[Record]], list[int], int]:

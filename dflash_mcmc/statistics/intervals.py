@@ -77,8 +77,8 @@ class Clusters:
 
     def __init__(self, of: Sequence[Hashable]):
         names = list(dict.fromkeys(of))
-        place = {name: number for number, name in enumerate(names)}
-        self._of, self.number, self.size = np.array([place[name] for name in of], dtype=np.int64), len(names), len(of)
+        index_of = {name: index for index, name in enumerate(names)}
+        self._of, self.number, self.size = np.array([index_of[name] for name in of], dtype=np.int64), len(names), len(of)
         # The resamples depend only on the number of clusters, so paired columns of a table use the same resamples.
         self._counts = _resamples(self.number)
 
@@ -130,8 +130,8 @@ class Clusters:
     def _in_pieces(self, function: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """Applies a function to all resamples, in pieces that fit in memory. Returns (resamples, width)."""
         step = max(1, _VALUES_AT_ONCE // max(1, self.size))
-        parts = [function(self._counts[start : start + step]) for start in range(0, len(self._counts), step)]
-        return np.concatenate(parts) if parts else np.empty((0, width))
+        pieces = [function(self._counts[start : start + step]) for start in range(0, len(self._counts), step)]
+        return np.concatenate(pieces) if pieces else np.empty((0, width))
 
     def _estimate(self, value: float, resampled: np.ndarray, n: int) -> IntervalEstimate:
         resampled = resampled[~np.isnan(resampled)]
@@ -142,11 +142,11 @@ class Clusters:
 
 
 @lru_cache(maxsize=64)
-def _resamples(number: int) -> np.ndarray:
-    """The count of each cluster in each resample, int64 (resamples, number); no resamples for a single cluster."""
-    if number < 2:
-        return np.empty((0, number), np.int64)
-    return np.random.default_rng(0).multinomial(number, np.full(number, 1.0 / number), _RESAMPLES)
+def _resamples(num_clusters: int) -> np.ndarray:
+    """The count of each cluster in each resample, int64 (resamples, num_clusters); no resamples for a single cluster."""
+    if num_clusters < 2:
+        return np.empty((0, num_clusters), np.int64)
+    return np.random.default_rng(0).multinomial(num_clusters, np.full(num_clusters, 1.0 / num_clusters), _RESAMPLES)
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:

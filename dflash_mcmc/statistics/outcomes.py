@@ -100,30 +100,30 @@ def score(record: Outcome) -> float:
 
 def by_problem(records: Sequence[_R]) -> dict[str, list[_R]]:
     """The records of each problem; problems are in order of first appearance."""
-    found: dict[str, list[_R]] = defaultdict(list)
+    groups: dict[str, list[_R]] = defaultdict(list)
     for record in records:
-        found[record["problem"]].append(record)
-    return dict(found)
+        groups[record["problem"]].append(record)
+    return dict(groups)
 
 
 def outcomes(records: Sequence[Outcome]) -> PairedOutcomes:
     """The outcomes of a run's records; problems are in order of first appearance."""
     scores = {problem: [score(record) for record in chains] for problem, chains in by_problem(records).items()}
-    return PairedOutcomes(tuple(scores), np.array([sum(found) / len(found) for found in scores.values()], np.float64),
-                    np.array([len(found) for found in scores.values()], np.int64))
+    return PairedOutcomes(tuple(scores), np.array([sum(group) / len(group) for group in scores.values()], np.float64),
+                    np.array([len(group) for group in scores.values()], np.int64))
 
 
 def restricted(of: PairedOutcomes, problems: Sequence[str]) -> PairedOutcomes:
     """The outcomes of these problems, in this order. Raises KeyError for an unknown problem."""
-    place = {problem: number for number, problem in enumerate(of.problems)}
-    chosen = np.array([place[problem] for problem in problems], dtype=np.int64)
+    index_of = {problem: index for index, problem in enumerate(of.problems)}
+    chosen = np.array([index_of[problem] for problem in problems], dtype=np.int64)
     return PairedOutcomes(tuple(problems), of.correct[chosen], of.chains[chosen])
 
 
 def aligned(a: PairedOutcomes, b: PairedOutcomes) -> tuple[PairedOutcomes, PairedOutcomes, int]:
     """(a, b, left out): both runs on their common problems, in the order of `a`, and the number of problems left out."""
-    known = set(b.problems)
-    shared = [problem for problem in a.problems if problem in known]
+    problems_of_b = set(b.problems)
+    shared = [problem for problem in a.problems if problem in problems_of_b]
     return restricted(a, shared), restricted(b, shared), len(a.problems) + len(b.problems) - 2 * len(shared)
 
 
@@ -166,11 +166,11 @@ def mean_share(shares: ArrayLike) -> IntervalEstimate:
 def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     if not len(shares):
         return IntervalEstimate(None, None, None, 0)
-    value, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
+    mean, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
     if len(shares) == 1:
-        return IntervalEstimate(value, 0.0, 1.0, samples)
+        return IntervalEstimate(mean, 0.0, 1.0, samples)
     if np.ptp(shares) < 1e-12:  # the bootstrap cannot vary equal shares, so Wilson's interval over problems is used
-        return wilson(value * len(shares), len(shares))._replace(n=samples)
+        return wilson(mean * len(shares), len(shares))._replace(n=samples)
     return Clusters(range(len(shares))).ratio(shares * weights, weights)
 
 

@@ -93,11 +93,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values, adjusted for all comparisons of a table (Holm 1979). A row without a test has None and keeps it."""
     from statsmodels.stats.multitest import multipletests
 
-    tested = [number for number, p_value in enumerate(p_values) if p_value is not None]
+    tested = [row for row, p_value in enumerate(p_values) if p_value is not None]
     adjusted: list[float | None] = [None] * len(p_values)
     if tested:
-        for number, p_value in zip(tested, multipletests([p_values[i] for i in tested], method="holm")[1], strict=True):
-            adjusted[number] = float(p_value)
+        for row, p_value in zip(tested, multipletests([p_values[i] for i in tested], method="holm")[1], strict=True):
+            adjusted[row] = float(p_value)
     return adjusted
 
 
@@ -112,10 +112,10 @@ def sign_flip(differences: ArrayLike) -> float:
     differing = differing[np.abs(differing) > 1e-12]  # the sign of a zero has no effect
     if len(differing) < 2:
         return 1.0  # both signs of a single difference are equally far from zero
-    found = stats.permutation_test((differing, np.zeros_like(differing)), lambda x, y, axis: (x - y).mean(axis),
-                                   permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES,
-                                   rng=np.random.default_rng(0))
-    return float(found.pvalue)
+    test = stats.permutation_test((differing, np.zeros_like(differing)), lambda x, y, axis: (x - y).mean(axis),
+                                  permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES,
+                                  rng=np.random.default_rng(0))
+    return float(test.pvalue)
 
 
 def mean_difference(differences: np.ndarray, chains: int, widest: float = 1.0) -> IntervalEstimate:
@@ -130,18 +130,18 @@ def mean_difference(differences: np.ndarray, chains: int, widest: float = 1.0) -
     """
     from scipy.special import stdtrit
 
-    value, number = float(differences.mean()), len(differences)
-    if number == 1:
-        return IntervalEstimate(value, -widest, widest, 1)
+    mean, num_problems = float(differences.mean()), len(differences)
+    if num_problems == 1:
+        return IntervalEstimate(mean, -widest, widest, 1)
     if np.ptp(differences) > 1e-12:
         added = np.append(differences, [chains**-0.5, -(chains**-0.5)])
-        half = float(stdtrit(number + 1, (1.0 + CONFIDENCE) / 2.0) * added.std(ddof=1) / np.sqrt(number + 2))
+        half = float(stdtrit(num_problems + 1, (1.0 + CONFIDENCE) / 2.0) * added.std(ddof=1) / np.sqrt(num_problems + 2))
         centre = float(added.mean())
-        return IntervalEstimate(value, max(-widest, centre - half), min(widest, centre + half), number)
+        return IntervalEstimate(mean, max(-widest, centre - half), min(widest, centre + half), num_problems)
     # All values are equal. The share of all problems that have another value has an exact upper limit (Clopper & Pearson
     # 1934), and such a value is at most `widest` from zero.
-    other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / number)
-    return IntervalEstimate(value, value - other * (widest + value), value + other * (widest - value), number)
+    other = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / num_problems)
+    return IntervalEstimate(mean, mean - other * (widest + mean), mean + other * (widest - mean), num_problems)
 
 
 def _mcnemar(both: float, only_a: float, only_b: float, neither: float) -> float:
@@ -206,11 +206,11 @@ def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
     observed, permuted = 0.0, np.zeros(_PERMUTATIONS)
     for problem in shared:
         count = len(a[problem])
-        values = np.array([*a[problem], *b[problem]], dtype=np.float64)
-        rest = len(values) - count
-        observed += values[:count].mean() - values[count:].mean()
-        first = generator.permuted(np.tile(values, (_PERMUTATIONS, 1)), axis=1)[:, :count].sum(axis=1)
-        permuted += first / count - (values.sum() - first) / rest
+        pooled = np.array([*a[problem], *b[problem]], dtype=np.float64)
+        rest = len(pooled) - count
+        observed += pooled[:count].mean() - pooled[count:].mean()
+        first = generator.permuted(np.tile(pooled, (_PERMUTATIONS, 1)), axis=1)[:, :count].sum(axis=1)
+        permuted += first / count - (pooled.sum() - first) / rest
     # Sums in another order differ in their last bits. A permutation that restores the observed labels must count.
     at_least = int(np.sum(np.abs(permuted) >= abs(observed) - 1e-9 * (1.0 + abs(observed))))
     return Agreement(len(shared), sum(len(a[problem]) for problem in shared), sum(len(b[problem]) for problem in shared),
@@ -308,8 +308,8 @@ def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level
     _check("spread", spread, spread > 0.0, "a number > 0")
     if problems < 2:
         return None
-    found = spread * float(TTestPower().solve_power(None, problems, level, power))
-    return found if found <= 1.0 else None
+    difference = spread * float(TTestPower().solve_power(None, problems, level, power))
+    return difference if difference <= 1.0 else None
 
 
 def _check(name: str, given: float, holds: bool, allowed: str) -> None:
@@ -335,17 +335,17 @@ class SwapTest(NamedTuple):
 
 def histograms(one: np.ndarray, other: np.ndarray) -> SwapTest:
     """Compares counts (pairs, cells). The statistic is the two-sample chi-square, the distance the total variation."""
-    one, other = (np.asarray(part, np.float64) for part in (one, other))
+    one, other = (np.asarray(counts, np.float64) for counts in (one, other))
     whole = (one + other).sum(axis=0)
     rare = whole < 2.0 * _EXPECTED
-    pairs = [np.column_stack([part[:, ~rare], part[:, rare].sum(axis=1)]) for part in (one, other)]
-    pairs = [part[:, np.append(whole[~rare], whole[rare].sum()) > 0.0] for part in pairs]
+    pairs = [np.column_stack([counts[:, ~rare], counts[:, rare].sum(axis=1)]) for counts in (one, other)]
+    pairs = [counts[:, np.append(whole[~rare], whole[rare].sum()) > 0.0] for counts in pairs]
     total, signs = (pairs[0] + pairs[1]).sum(axis=0), _signs(len(one))
     first = 0.5 * (total + signs @ (pairs[0] - pairs[1]))
     second = total - first
     sizes = first.sum(axis=1, keepdims=True), second.sum(axis=1, keepdims=True)
-    chi_square = sum(((part - size * total / total.sum()) ** 2 / (size * total / total.sum())).sum(axis=1)
-                     for part, size in zip((first, second), sizes, strict=True))
+    chi_square = sum(((counts - size * total / total.sum()) ** 2 / (size * total / total.sum())).sum(axis=1)
+                     for counts, size in zip((first, second), sizes, strict=True))
     distance = 0.5 * np.abs(first / sizes[0] - second / sizes[1]).sum(axis=1)
     return SwapTest(float(distance[0]), float(distance[1:].mean()), _p(chi_square))
 

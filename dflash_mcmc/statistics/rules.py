@@ -183,8 +183,8 @@ class Vote:
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any] | None]) -> Vote:
         """The rules with these parameters, a dictionary for each rule, as `config.yaml` has them. Raises TypeError."""
-        given: dict[str, Any] = {rule.name: rule(**(values.get(rule.name) or {})) for rule in RULES}
-        return cls(**given)
+        rules: dict[str, Any] = {rule.name: rule(**(values.get(rule.name) or {})) for rule in RULES}
+        return cls(**rules)
 
 
 RULES: tuple[type[VoteRule], ...] = (PowerVote, SoftSat, AnswerPower, AdaptiveVote)
@@ -202,8 +202,8 @@ def _importance(alpha: float, votes: np.ndarray, log_p: np.ndarray, log_q: np.nd
 def _normalised(log_weights: np.ndarray) -> np.ndarray:
     """exp(log_weights) divided by the sum over the last axis; zeros if all are -inf."""
     most = log_weights.max(axis=-1, keepdims=True)
-    found = np.exp(log_weights - np.where(np.isneginf(most), 0.0, most))
-    return found / np.maximum(found.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+    weights = np.exp(log_weights - np.where(np.isneginf(most), 0.0, most))
+    return weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
 
 
 def _ranks(votes: np.ndarray, log_p: np.ndarray) -> np.ndarray:

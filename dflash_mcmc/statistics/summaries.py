@@ -81,11 +81,11 @@ def aggregate(condition: str, records: Sequence[Record], by: str | VoteRule, num
         by: `majority`, `log_p`, or the rule of a weighted vote.
     """
     name, words = (by, _IN_WORDS[by]) if isinstance(by, str) else (by.name, by.shown)
-    found = aggregated(records, by, chains=num_chains)
-    summary = summarise(f"{condition}, {words} of {num_chains}", found)
-    if found and not isinstance(by, str):
-        summary |= {"effective_chains": sum(row["effective"] for row in found) / len(found),
-                    "dominated": sum(row["dominated"] for row in found) / len(found)}
+    combined = aggregated(records, by, chains=num_chains)
+    summary = summarise(f"{condition}, {words} of {num_chains}", combined)
+    if combined and not isinstance(by, str):
+        summary |= {"effective_chains": sum(row["effective"] for row in combined) / len(combined),
+                    "dominated": sum(row["dominated"] for row in combined) / len(combined)}
     return {f"{name}/{key}": value for key, value in summary.items()}
 
 
@@ -102,7 +102,7 @@ def measures(records: Sequence[Record]) -> dict[str, float]:
     """
     names = dict.fromkeys(name for record in records for name in record.get("measures", {}))
     values = {name: [record["measures"][name] for record in records if name in record.get("measures", {})] for name in names}
-    return {f"measures/{name}": sum(found) / len(found) for name, found in values.items()}
+    return {f"measures/{name}": sum(column) / len(column) for name, column in values.items()}
 
 
 TIMES = ("prefill", "draw", "grade")
@@ -118,17 +118,17 @@ def times(records: Sequence[Record]) -> dict[str, float]:
     """
     read = [(record["prefill_seconds"], record["share_seconds"]) for record in records if "prefill_seconds" in record]
     graded = [record["grade_seconds"] for record in records if "grade_seconds" in record]
-    found = {}
+    means = {}
     if read:
         prefill, device = (sum(column) / len(read) for column in zip(*read, strict=True))
-        found = {"mean_prefill_seconds": prefill, "mean_draw_seconds": max(0.0, device - prefill)}
-    return found | ({"mean_grade_seconds": sum(graded) / len(graded)} if graded else {})
+        means = {"mean_prefill_seconds": prefill, "mean_draw_seconds": max(0.0, device - prefill)}
+    return means | ({"mean_grade_seconds": sum(graded) / len(graded)} if graded else {})
 
 
 def beside(records: Sequence[Record]) -> dict[str, int]:
     """`companion_forwards`: positions at which the other model of a blend was evaluated. Empty without one."""
-    found = [record["companion_forwards"] for record in records if "companion_forwards" in record]
-    return {"companion_forwards": sum(found)} if found else {}
+    forwards = [record["companion_forwards"] for record in records if "companion_forwards" in record]
+    return {"companion_forwards": sum(forwards)} if forwards else {}
 
 
 def adapting(records: Sequence[Record]) -> dict[str, float]:
@@ -148,13 +148,13 @@ def rates(records: Sequence[Record]) -> dict[str, float | None]:
     shares: dict[str, tuple[Summed, list[int]]] = {
         "acceptance": ("accepted", proposals), "moved_rate": ("moved", proposals), "abandoned_rate": ("abandoned", proposals),
         "mean_token_forwards": ("token_forwards", ones)}
-    found = {name: of.ratio([record[field] for record in records], below) for name, (field, below) in shares.items()}
-    return {f"{name}_{end}": getattr(estimate, end) for name, estimate in found.items() for end in ("low", "high")}
+    estimates = {name: of.ratio([record[field] for record in records], below) for name, (field, below) in shares.items()}
+    return {f"{name}_{end}": getattr(estimate, end) for name, estimate in estimates.items() for end in ("low", "high")}
 
 
 def _same_string(records: Sequence[Outcome]) -> int | None:
-    known = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
-    return sum(known) if known else None
+    judged = [same for record in records if "same_string" in record and (same := record["same_string"]) is not None]
+    return sum(judged) if judged else None
 
 
 def accepted_length(records: Sequence[Outcome]) -> float | None:

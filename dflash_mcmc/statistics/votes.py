@@ -57,12 +57,12 @@ class Votes(NamedTuple):
         """The votes in the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
         correct = {normal_form(text) for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
-        found: dict[str, Counter[str]] = {}
+        written: dict[str, Counter[str]] = {}
         for text in filter(None, texts):
-            found.setdefault(normal_form(text), Counter())[text] += 1
-        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in found.items()]
-        places = {vote: place for place, vote in enumerate(found)}
-        return cls(tuple(candidates), texts.count(""), tuple(places[normal_form(text)] if text else -1 for text in texts))
+            written.setdefault(normal_form(text), Counter())[text] += 1
+        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in written.items()]
+        index_of = {vote: index for index, vote in enumerate(written)}
+        return cls(tuple(candidates), texts.count(""), tuple(index_of[normal_form(text)] if text else -1 for text in texts))
 
     @property
     def answered(self) -> int:
@@ -87,11 +87,11 @@ def expected_majority(counts: VoteCounts, ks: tuple[int, ...]) -> tuple[float, .
 
     This is a sum over the correct answers. Each of them contributes the mean of 1 / winners if it wins, else 0.
     """
-    values = np.zeros(len(ks))
-    for place, votes in enumerate(counts.correct):
-        others = counts.correct[:place] + counts.correct[place + 1:] + counts.wrong
-        values += _expected_win(votes, others, counts.silent, ks)
-    return tuple(values.clip(0.0, 1.0).tolist())
+    expected = np.zeros(len(ks))
+    for index, votes in enumerate(counts.correct):
+        others = counts.correct[:index] + counts.correct[index + 1:] + counts.wrong
+        expected += _expected_win(votes, others, counts.silent, ks)
+    return tuple(expected.clip(0.0, 1.0).tolist())
 
 
 def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int, ...]) -> np.ndarray:
@@ -100,7 +100,7 @@ def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int,
     The ways are counted, not enumerated. For each number j of votes for this answer, an array counts the ways that give every
     other answer at most j votes. Its axes are the number of chains taken and the number of other answers with exactly j votes.
     """
-    size, values = own + sum(others) + silent, np.zeros(len(ks))
+    size, expected = own + sum(others) + silent, np.zeros(len(ks))
     for j in range(1, own + 1):
         ways = np.zeros((size + 1, len(others) + 1))  # [chains taken, other answers with j votes]
         ways[0, 0] = 1.0
@@ -108,10 +108,10 @@ def _expected_win(own: int, others: tuple[int, ...], silent: int, ks: tuple[int,
             ways = _with_answer(ways, votes, j)
         fair = ways @ (1.0 / np.arange(1, len(others) + 2))
         fair = _with_answer(fair[:, None], silent, size + 1)[:, 0]  # chains that do not vote are not limited
-        for place, k in enumerate(ks):
+        for index, k in enumerate(ks):
             if k >= j:
-                values[place] += math.comb(own, j) * fair[k - j] / math.comb(size, k)
-    return values
+                expected[index] += math.comb(own, j) * fair[k - j] / math.comb(size, k)
+    return expected
 
 
 def _with_answer(ways: np.ndarray, votes: int, most: int) -> np.ndarray:
@@ -170,8 +170,8 @@ class _Ballots:
     def weighed(self, chosen: np.ndarray) -> Weighed:
         """The means over these ways to choose chains, an index array (ways, k)."""
         ways, k = chosen.shape
-        parts = np.array_split(chosen, -(-ways * k * k // _AT_ONCE))
-        correct, effective, dominated = np.concatenate([self._of_each(part) for part in parts], axis=1).mean(axis=1)
+        pieces = np.array_split(chosen, -(-ways * k * k // _AT_ONCE))
+        correct, effective, dominated = np.concatenate([self._of_each(piece) for piece in pieces], axis=1).mean(axis=1)
         return Weighed(round(float(correct), 12), float(effective), float(dominated))
 
     def _of_each(self, chosen: np.ndarray) -> np.ndarray:
@@ -203,10 +203,10 @@ def weighted(records: Sequence[Record], rule: VoteRule) -> list[dict]:
         most = chances.max(initial=0.0)
         winners = [candidate.answer for candidate, chance in zip(candidates, chances, strict=True)
                    if most > 0.0 and math.isclose(chance, most, rel_tol=1e-12)]
-        found = ballots.weighed(chosen)
+        weighed = ballots.weighed(chosen)
         rows.append({"problem": problem, "answer": winners[0] if len(winners) == 1 else None, "chance": float(most),
                      "answered": ballots.votes.answered, "chains": len(chains), "tied": len(winners) > 1, "winners": winners,
-                     **found._asdict()})
+                     **weighed._asdict()})
     return rows
 
 
@@ -313,8 +313,8 @@ def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarr
     if alpha is None:
         raise ValueError("power needs alpha: see check_key")
     log_weights = np.where(drawn, alpha * log_p - np.array([record["log_q"] for record in chains], np.float64), -np.inf)
-    found = np.exp(log_weights - log_weights.max())
-    return found / found.sum()
+    relative = np.exp(log_weights - log_weights.max())
+    return relative / relative.sum()
 
 
 def expected_likeliest(chains: Sequence[Record], k: int) -> float:
@@ -328,10 +328,10 @@ def expected_likeliest(chains: Sequence[Record], k: int) -> float:
         not_drawn = record["verdict"] in UNDRAWN
         return not_drawn, 0.0 if not_drawn else -record["log_p"]
 
-    value, place, passed, ways = 0.0, 0, 0.0, math.comb(len(chains), k)
+    expected, num_ranked, passed, ways = 0.0, 0, 0.0, math.comb(len(chains), k)
     for _, equal in groupby(sorted(chains, key=rank), key=rank):
         hits = [record["verdict"] == "correct" for record in equal]
-        place += len(hits)
-        upto = 1.0 - math.comb(len(chains) - place, k) / ways
-        value, passed = value + (upto - passed) * sum(hits) / len(hits), upto
-    return value
+        num_ranked += len(hits)
+        upto = 1.0 - math.comb(len(chains) - num_ranked, k) / ways
+        expected, passed = expected + (upto - passed) * sum(hits) / len(hits), upto
+    return expected

@@ -59,13 +59,13 @@ def described(path: Path) -> Described:
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a file of JSON. Raises UserError for a file that is missing, cannot be read or holds something else."""
     try:
-        value = json.loads(text_of(path))
+        content = json.loads(text_of(path))
     except (ValueError, RecursionError) as error:
         reason = reason_of(error, 120)
         raise UserError(f"{path}: cannot be parsed: {reason}") from error
-    if not isinstance(value, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path}: holds no JSON object; a run did not write this file")
-    return value
+    return content
 
 
 def text_of(path: Path) -> str:
@@ -97,13 +97,13 @@ def read_problems(folder: Path) -> dict[str, ProblemText]:
     path, problems = folder / PROBLEMS, dict[str, ProblemText]()
     for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
         try:
-            value = from_line(line).value
-            if fault := _schema().fault(value):
+            content = from_line(line).value
+            if fault := _schema().fault(content):
                 raise Damaged(fault)
         except Damaged as error:
             raise UserError(f"{path}: line {line_number}: {error}; delete the file, and the next start of the run writes it "
                             "again") from error
-        problem = cast(ProblemText, value)
+        problem = cast(ProblemText, content)
         problems[problem["id"]] = problem
     return problems
 
@@ -114,9 +114,9 @@ def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[Pro
     Args:
         missing: returns the run's problems except those with the given ids.
     """
-    known = read_problems(folder)  # of earlier starts too, whose problems this one may not request
-    if new := missing(known.keys()):
-        write_atomically(folder / PROBLEMS, as_lines([*known.values(), *new]))
+    recorded = read_problems(folder)  # of earlier starts too, whose problems this one may not request
+    if new := missing(recorded.keys()):
+        write_atomically(folder / PROBLEMS, as_lines([*recorded.values(), *new]))
 
 
 def as_lines(problems: Iterable[ProblemText]) -> bytes:

@@ -41,5 +41,5 @@ def remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str:
     """
     cut, stopped = (summary.get(f"finish_reason/{reason}", 0) for reason in (LENGTH, STOP_STRING))
     drawn = cut + stopped + summary.get(f"finish_reason/{STOP_ID}", 0)
-    parts = [f"{cut} of {drawn} answers were cut off at dataset.max_new_tokens={max_new_tokens}"] if cut else []
-    return "; ".join([*parts, *([f"{stopped} of {drawn} ended with a string of dataset.stop"] if stopped else [])])
+    cut_off = [f"{cut} of {drawn} answers were cut off at dataset.max_new_tokens={max_new_tokens}"] if cut else []
+    return "; ".join([*cut_off, *([f"{stopped} of {drawn} ended with a string of dataset.stop"] if stopped else [])])

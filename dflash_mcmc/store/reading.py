@@ -63,9 +63,9 @@ def each_of_file(folder: Path, schema: Schema | None = None,
                  damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
-    known = (schema or schema_of(folder)).of_run(_run_of(folder))
+    of_run = (schema or schema_of(folder)).of_run(_run_of(folder))
     for path in _files(folder, damage):
-        for line_number, record in records_of(path, _lines(path, damage), 0, known, damage):
+        for line_number, record in records_of(path, _lines(path, damage), 0, of_run, damage):
             position, key = f"{path}: line {line_number + 1}", key_of(record)
             if key not in places:
                 places[key] = position
@@ -201,9 +201,9 @@ def move_damaged(folder: Path, schema: Schema) -> None:
     moved = {path: _damaged(path, lambda line: decoded(line, schema)) for path in record_files(folder).values()}
     moved |= {path: _damaged(path, attempt_of) for path in sorted(folder.glob("attempts*.jsonl"))}
     # Trackers first: a process that is killed between the two lets them log some records twice, and misses none.
-    for number, path in record_files(folder).items():
+    for file_number, path in record_files(folder).items():
         if moved[path]:
-            _tell_trackers(folder / TRACKED, number, moved[path])
+            _tell_trackers(folder / TRACKED, file_number, moved[path])
     for path, lines in moved.items():
         if lines:
             _move(path, lines, folder / DAMAGED)

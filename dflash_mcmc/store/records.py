@@ -222,7 +222,7 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
     Args:
         others: whether to ignore files with such names.
     """
-    found: dict[int, Path] = {}
+    files: dict[int, Path] = {}
     for path in folder.glob("records*.jsonl"):
         match = re.fullmatch(r"records(?:\.(\d+))?\.jsonl", path.name)
         if match is None:
@@ -233,8 +233,8 @@ def record_files(folder: Path, others: bool = False) -> dict[int, Path]:
                 continue
             raise UserError(f"{path.parent}: given a file {path.name[:60]}; allowed: {RECORDS}, and records.N.jsonl with N "
                             f"from 1 to {NUM_FILES - 1}; rename it or move it away")
-        found[number] = path
-    return dict(sorted(found.items()))
+        files[number] = path
+    return dict(sorted(files.items()))
 
 
 def remove(folder: Path, made: Iterable[Path] = ()) -> None:

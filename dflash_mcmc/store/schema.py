@@ -79,9 +79,9 @@ def from_line(line: bytes) -> Decoded:
     """The value of a line without its line feed. Raises Damaged."""
     end = line[-_LENGTH:]
     if end.startswith(_START) and end.endswith(_END):
-        content, given = line[:-_LENGTH], end[len(_START):-len(_END)]
-        if _digest(content) != given:
-            raise Damaged(f"{CHECKSUM}: given {given.decode(errors='replace')!r}; allowed: {_digest(content).decode()!r}, "
+        content, digest = line[:-_LENGTH], end[len(_START):-len(_END)]
+        if _digest(content) != digest:
+            raise Damaged(f"{CHECKSUM}: given {digest.decode(errors='replace')!r}; allowed: {_digest(content).decode()!r}, "
                           "that of the line's content: a part of the line has changed since it was written")
         value = _parsed(line)
         if isinstance(value, dict):
@@ -121,7 +121,7 @@ def _is_like_a_checksum(end: bytes, line: bytes) -> bool:
     """Whether a line ends in a checksum with some changed, missing or additional bytes."""
     if len(end) == _LENGTH:
         fixed = zip(end[:len(_START)] + end[-len(_END):], _START + _END, strict=True)
-        if sum(found != byte for found, byte in fixed) <= _MOST_CHANGED:
+        if sum(own != byte for own, byte in fixed) <= _MOST_CHANGED:
             return True
     if _DIGEST_AT_THE_END.search(line):  # under another key: a cut has joined the last field and the checksum
         return True
@@ -341,8 +341,8 @@ class Schema:
         try:
             self._adapter.validate_python(value, context=around)
         except ValidationError as error:
-            found = [each for each in error.errors(include_url=False) if not self._is_allowed(each, value, around)]
-            return _sentence(value, found) if found else None
+            errors = [each for each in error.errors(include_url=False) if not self._is_allowed(each, value, around)]
+            return _sentence(value, errors) if errors else None
         return None
 
     def _is_allowed(self, error: ErrorDetails, value: object, around: Around) -> bool:
@@ -361,10 +361,10 @@ class Schema:
 
 def _sentence(value: object, errors: list[ErrorDetails]) -> str:
     """The first error. pydantic has one for each type that a value may have."""
-    place, first = _place(value, errors[0]), errors[0]
-    allowed = dict.fromkeys(_allowed(each) for each in errors if _place(value, each) == place)
+    path, first = _place(value, errors[0]), errors[0]
+    allowed = dict.fromkeys(_allowed(each) for each in errors if _place(value, each) == path)
     given = "nothing" if first["type"] == "missing" else first.get("ctx", {}).get("given") or shown(first["input"])
-    return f"{place or 'line'}: given {given}; allowed: {' or '.join(allowed)}"
+    return f"{path or 'line'}: given {given}; allowed: {' or '.join(allowed)}"
 
 
 def _allowed(error: ErrorDetails) -> str:

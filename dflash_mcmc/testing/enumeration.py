@@ -61,8 +61,8 @@ class Enumerator:
                 break
             self._trail.pop()
         self._depth, self.probability = 0, 1.0
-        for known in (self._used, self._drawn, self._uniforms):
-            known.clear()
+        for noted in (self._used, self._drawn, self._uniforms):
+            noted.clear()
         return bool(self._trail)
 
     def uniform(self, name: tuple) -> UnknownUniform:
@@ -221,5 +221,5 @@ def mean_of(program: Callable[[EnumeratedKey], tuple[Trajectory, float]]) -> dic
 
 def _probabilities(weights: laws.Weights) -> np.ndarray:
     """Float64 (rows, vocabulary)."""
-    values = (weights.values.flatten(1) / weights.upto[:, -1:])[:, : weights.logits.shape[-1]]
-    return values.double().numpy()
+    probabilities = (weights.values.flatten(1) / weights.upto[:, -1:])[:, : weights.logits.shape[-1]]
+    return probabilities.double().numpy()

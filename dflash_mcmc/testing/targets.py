@@ -71,7 +71,7 @@ class Kernel(Protocol):
 
 def transition_matrix(engine: TabularEngine, sampler: Kernel, horizon: int, target: Target) -> np.ndarray:
     """K[i, j]: probability that `sampler.step` takes state i to state j, float64, rows sum to 1."""
-    index = {tokens: number for number, tokens in enumerate(target.states)}
+    index = {tokens: row for row, tokens in enumerate(target.states)}
     matrix = np.zeros((len(index), len(index)))
     for tokens, row in index.items():
         trajectory = score(engine, tokens, sampler.law(), sampler.source())
@@ -107,4 +107,4 @@ def _sequences(engine: TabularEngine, horizon: int) -> list[tuple[int, ...]]:
     """All complete sequences: those that a stop ends at their last token and not before, and full-length ones without."""
     ends, vocabulary = engine.model.ends, range(engine.model.vocab_size)
     return [tokens for length in range(1, horizon + 1) for tokens in itertools.product(vocabulary, repeat=length)
-            if not any(ends(tokens[:number]) for number in range(1, length)) and (ends(tokens) or length == horizon)]
+            if not any(ends(tokens[:shorter]) for shorter in range(1, length)) and (ends(tokens) or length == horizon)]

@@ -48,7 +48,7 @@ class TrainingBlocks(NamedTuple):
 
     def to(self, device: torch.device) -> TrainingBlocks:
         """The same blocks on another device."""
-        return TrainingBlocks(*(part.to(device) for part in self))
+        return TrainingBlocks(*(tensor.to(device) for tensor in self))
 
 
 def first_anchor(response: Response, prompt_end: bool) -> int:
@@ -158,8 +158,8 @@ class TargetReader:
     @torch.no_grad()
     def _log_sums(self, hidden: torch.Tensor, power: float) -> torch.Tensor:
         at_once = sequences.positions_at_once(self._model.vocab_size)
-        parts = [(power * self._model.logits(part)).logsumexp(dim=-1) for part in hidden.flatten(0, 1).split(at_once)]
-        return torch.cat(parts).view(hidden.shape[:2])
+        log_sums = [(power * self._model.logits(piece)).logsumexp(dim=-1) for piece in hidden.flatten(0, 1).split(at_once)]
+        return torch.cat(log_sums).view(hidden.shape[:2])
 
 
 class KeptReader:
@@ -181,11 +181,11 @@ class KeptReader:
         """
         for row, number in enumerate(numbers):
             if number not in self._kept:
-                known = self._reader(blocks.tokens[row : row + 1, : blocks.lengths[row]])
-                self._kept[number] = Known._make(None if part is None else part[0] for part in known)
-        parts = zip(*(self._kept[number] for number in numbers), strict=True)
-        return Known._make(None if part[0] is None else torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True)
-                           for part in parts)
+                reading = self._reader(blocks.tokens[row : row + 1, : blocks.lengths[row]])
+                self._kept[number] = Known._make(None if column is None else column[0] for column in reading)
+        columns = zip(*(self._kept[number] for number in numbers), strict=True)
+        return Known._make(None if column[0] is None else torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
+                           for column in columns)
 
 
 def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
@@ -207,7 +207,7 @@ def by_position(draft: DFlash, model: LanguageModel, responses: Sequence[Respons
     A forward and all its tokens belong to the part of its first token. Part n has the answers' tokens n * width to
     (n + 1) * width - 1, and the last part has all that follow.
     """
-    found = np.zeros((num_parts, 2), np.int64)
+    counts = np.zeros((num_parts, 2), np.int64)
     responses = sorted(responses, key=lambda response: response.length)
     for start in range(0, len(responses), rows_at_once):
         rows = responses[start : start + rows_at_once]
@@ -215,8 +215,8 @@ def by_position(draft: DFlash, model: LanguageModel, responses: Sequence[Respons
             anchors = walk(accepted, response.prompt_length - 1, response.length)
             for anchor, following in pairwise([*anchors, response.length - 1]):
                 part = min((anchor + 1 - response.prompt_length) // width, num_parts - 1)
-                found[part] += following - anchor, 1
-    return found
+                counts[part] += following - anchor, 1
+    return counts
 
 
 def walk(accepted: np.ndarray, first: int, length: int) -> list[int]:
@@ -248,8 +248,8 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        found = _accepted(_proposed(draft, model, features, blocks), blocks)
-        accepted.scatter_(1, blocks.anchors % accepted.shape[1], found)  # padding anchors (-1) write to the extra last column
+        counts = _accepted(_proposed(draft, model, features, blocks), blocks)
+        accepted.scatter_(1, blocks.anchors % accepted.shape[1], counts)  # padding anchors (-1) write to the extra last column
     return accepted[:, :-1].cpu().numpy()
 
 

@@ -144,25 +144,25 @@ def train(plan: DraftPlan) -> Path:
 
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
-    given, config, num_layers = plan.shape, model.config, len(model.layers)
-    layers = given.target_layers or default_target_layers(num_layers, given.num_features)
-    heads = given.num_heads or config.num_attention_heads
-    key_heads = given.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
-    head_dim = given.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    wanted, config, num_layers = plan.shape, model.config, len(model.layers)
+    layers = wanted.target_layers or default_target_layers(num_layers, wanted.num_features)
+    heads = wanted.num_heads or config.num_attention_heads
+    key_heads = wanted.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
+    head_dim = wanted.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if heads % key_heads:
         raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
     if max(layers) > num_layers - 2:
         raise ConfigError("shape.target_layers", list(layers), f"layers from 0 to {num_layers - 2}")
     rope = getattr(config, "rope_parameters", None) or {}
     shape = DFlashShape(
-        hidden_size=config.hidden_size, num_layers=given.num_layers, num_heads=heads, num_key_heads=key_heads,
+        hidden_size=config.hidden_size, num_layers=wanted.num_layers, num_heads=heads, num_key_heads=key_heads,
         head_dim=head_dim,
-        intermediate_size=given.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        block_size=given.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
+        intermediate_size=wanted.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        block_size=wanted.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
         num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
-        max_positions=config.max_position_embeddings, sliding=(None,) * given.num_layers,
+        max_positions=config.max_position_embeddings, sliding=(None,) * wanted.num_layers,
     )
     shape = with_heads(shape, plan.heads, model.vocab_size)
     checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
@@ -188,14 +188,14 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
         draft = new_draft(shape, model, plan.seed, family.network)
         start_from(draft, plan.heads)
         return draft
-    found = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
+    first = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
     for field in dataclasses.fields(shape):
-        given, wanted = getattr(found.shape, field.name), getattr(shape, field.name)
+        given, wanted = getattr(first.shape, field.name), getattr(shape, field.name)
         if field.name not in _FREE_OF_INIT and given != wanted:
             raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
     with torch.random.fork_rng(devices=()):
         draft = family.network(shape)
-    draft.load_state_dict(found.state_dict())
+    draft.load_state_dict(first.state_dict())
     return draft
 
 
@@ -269,11 +269,11 @@ class _Session:
         loss = torch.zeros(1, device=self.model.device)
         numbers = self.batches.indices(step)
         for rows in self._share(batch):
-            part = batch.rows(rows).to(self.model.device)
-            known = None if self.kept is None else self.kept([numbers[row] for row in rows], part)
-            value = self._loss_sum(part, candidates, known) / total
-            value.backward()
-            loss += value.detach()
+            blocks = batch.rows(rows).to(self.model.device)
+            known = None if self.kept is None else self.kept([numbers[row] for row in rows], blocks)
+            share = self._loss_sum(blocks, candidates, known) / total
+            share.backward()
+            loss += share.detach()
         return self._add_up(loss)
 
     def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, known: Known | None) -> torch.Tensor:
@@ -294,9 +294,9 @@ class _Session:
             parameters = list(self.draft.parameters())
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             flat = self.accelerator.reduce(torch.cat([loss, *(gradient.flatten() for gradient in gradients)]), "sum")
-            loss, *parts = flat.split([1, *(p.numel() for p in parameters)])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.view_as(parameter)
+            loss, *summed = flat.split([1, *(p.numel() for p in parameters)])
+            for parameter, gradient in zip(parameters, summed, strict=True):
+                parameter.grad = gradient.view_as(parameter)
         return loss.item()
 
     def evaluate(self) -> dict[str, object]:
@@ -310,10 +310,10 @@ class _Session:
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
             counted = torch.from_numpy(blocks.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
                                                             num_parts))
-            parts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
-            tokens, forwards = map(sum, zip(*parts, strict=True))
+            counts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
+            tokens, forwards = map(sum, zip(*counts, strict=True))
             figures[f"tau_{temperature:g}"] = tokens / forwards
-            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in parts]
+            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in counts]
         return figures
 
 
@@ -321,8 +321,8 @@ def _describe(figures: dict[str, object]) -> str:
     texts = []
     for name, value in figures.items():
         if isinstance(value, float) and name.startswith("tau_"):
-            parts = [f"{part:.2f}" for part in cast("list[float | None]", figures[f"{name}_by_position"]) if part is not None]
-            by_position = f" ({', '.join(parts)} in parts of {_PART} tokens)" if len(parts) > 1 else ""
+            taus = [f"{tau:.2f}" for tau in cast("list[float | None]", figures[f"{name}_by_position"]) if tau is not None]
+            by_position = f" ({', '.join(taus)} in parts of {_PART} tokens)" if len(taus) > 1 else ""
             texts.append(f"{value:.2f} at temperature {name.removeprefix('tau_')}{by_position}")
     return "tokens for each forward of the target: " + ", ".join(texts)
 

@@ -169,18 +169,18 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
-    def piece(part: slice) -> torch.Tensor:
-        some = DraftedSlots._make(None if values is None else values[part] for values in every)
+    def piece(rows: slice) -> torch.Tensor:
+        some = DraftedSlots._make(None if values is None else values[rows] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
             logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
                 some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
         return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
-    parts = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
-    if len(parts) == 1:
-        return piece(parts[0])
+    pieces = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
+    if len(pieces) == 1:
+        return piece(pieces[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
-    return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
+    return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
 
 
 class DraftedSlots(NamedTuple):
@@ -243,18 +243,18 @@ def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: Tra
     teacher = reading.hidden[rows[:, None], before]
     term = _dspark if isinstance(draft, DSpark) else _dflash2
 
-    def piece(part: slice) -> torch.Tensor:
+    def piece(rows: slice) -> torch.Tensor:
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            base = model.head_logits(hidden[part]).float()
-            logits = draft.along(base, hidden[part], previous[part])
-            confidence = draft.confidence_logits(hidden[part], previous[part])
-        return (weights[part] * term(base, logits, labels[part], model, teacher[part], confidence)).sum()
+            base = model.head_logits(hidden[rows]).float()
+            logits = draft.along(base, hidden[rows], previous[rows])
+            confidence = draft.confidence_logits(hidden[rows], previous[rows])
+        return (weights[rows] * term(base, logits, labels[rows], model, teacher[rows], confidence)).sum()
 
     size = max(1, _SLOTWISE_AT_ONCE // weights.shape[-1])
-    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-    if len(parts) == 1:
-        return piece(parts[0])
-    return sum((checkpoint(piece, part, use_reentrant=False) for part in parts), hidden.sum() * 0.0)
+    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
+    if len(pieces) == 1:
+        return piece(pieces[0])
+    return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
 
 
 def _dspark(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,

@@ -210,19 +210,19 @@ def compose(name: str, overrides: list[str]) -> DraftPlan:
 
 def identity_of(plan: DraftPlan) -> dict[str, object]:
     """Everything that determines the weights: the identity fields, and the contents of the target and the prompt file."""
-    values: dict[str, object] = {"version": _IDENTITY_VERSION}
-    values.update(identity_values(plan))
-    values.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})
-    values.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
-    values["model.content"] = plan.model.fingerprint()
+    identity: dict[str, object] = {"version": _IDENTITY_VERSION}
+    identity.update(identity_values(plan))
+    identity.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})
+    identity.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
+    identity["model.content"] = plan.model.fingerprint()
     if plan.heads.backbone is not None:
-        values["heads.backbone"] = plan.heads.start().fingerprint()
+        identity["heads.backbone"] = plan.heads.start().fingerprint()
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
-        values["prompts.path"] = hashlib.sha256(content).hexdigest()
+        identity["prompts.path"] = hashlib.sha256(content).hexdigest()
     if plan.init is not None:
-        values["init"] = plan.start().fingerprint()
-    return values
+        identity["init"] = plan.start().fingerprint()
+    return identity
 
 
 _OF_RESPONSES = re.compile(r"version|seed|model\..+|prompts\..+|responses\..+")
@@ -230,8 +230,8 @@ _OF_RESPONSES = re.compile(r"version|seed|model\..+|prompts\..+|responses\..+")
 
 def responses_folder(plan: DraftPlan) -> Path:
     """`outputs/train/responses-<identity>`. Plans that differ only in how they train share their responses."""
-    values = {name: value for name, value in identity_of(plan).items() if _OF_RESPONSES.fullmatch(name)}
-    return Path(plan.paths.outputs) / "train" / f"responses-{hash_of(values)}"
+    identity = {name: value for name, value in identity_of(plan).items() if _OF_RESPONSES.fullmatch(name)}
+    return Path(plan.paths.outputs) / "train" / f"responses-{hash_of(identity)}"
 
 
 def run_folder(plan: DraftPlan) -> Path:

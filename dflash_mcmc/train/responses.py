@@ -41,10 +41,10 @@ class Questions(NamedTuple):
 
 def questions(plan: DraftPlan) -> Questions:
     """The questions of a plan. Raises UserError if a file is invalid, or if it has fewer questions than the plan asks for."""
-    found = _generated(plan) if plan.prompts.path is None else _from_file(plan.prompts)
-    if plan.batch_size > len(found.training):
-        raise ConfigError("batch_size", plan.batch_size, f"at most {len(found.training)}, the number of training prompts")
-    return found
+    every = _generated(plan) if plan.prompts.path is None else _from_file(plan.prompts)
+    if plan.batch_size > len(every.training):
+        raise ConfigError("batch_size", plan.batch_size, f"at most {len(every.training)}, the number of training prompts")
+    return every
 
 
 def _generated(plan: DraftPlan) -> Questions:
@@ -60,17 +60,17 @@ def _generated(plan: DraftPlan) -> Questions:
 
 def _from_file(prompts: Prompts) -> Questions:
     """The questions of a file. Raises UserError."""
-    found = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
-    for number, question in enumerate(found, start=1):
+    texts = [row[prompts.field] for row in sources.of_file(prompts.path, [prompts.field], "prompts.path")]
+    for line, question in enumerate(texts, start=1):
         if not isinstance(question, str):
-            raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {number} has {question!r:.60}")
-    left = len(found) - prompts.held_out
+            raise ConfigError("prompts.field", prompts.field, f"a field with a text; row {line} has {question!r:.60}")
+    left = len(texts) - prompts.held_out
     if left < 1:
-        raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(found) - 1} of the file's {len(found)} lines")
+        raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(texts) - 1} of the file's {len(texts)} lines")
     if prompts.num is not None and prompts.num > left:
-        raise ConfigError("prompts.num", prompts.num, f"at most {left}: {prompts.held_out} of the file's {len(found)} lines "
+        raise ConfigError("prompts.num", prompts.num, f"at most {left}: {prompts.held_out} of the file's {len(texts)} lines "
                           "are held out")
-    return Questions(found[: prompts.num or left], found[left:])
+    return Questions(texts[: prompts.num or left], texts[left:])
 
 
 _PIECE = 256
@@ -103,7 +103,7 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
     """The responses of a request; missing ones are sampled. Raises UserError if a prompt is too long or sampling fails."""
     here = folder / request.name
     make_folder(here, "paths.outputs")
-    pieces = [here / f"{number:05d}.npz" for number in range(-(-len(request.questions) // _PIECE))]
+    pieces = [here / f"{index:05d}.npz" for index in range(-(-len(request.questions) // _PIECE))]
     if not all(piece.is_file() for piece in pieces):
         _draw(plan, model, request, pieces)
     return [response for piece in pieces for response in _read(piece)]
@@ -123,8 +123,8 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
 
     with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
               disable=bool(ranks.rank())) as bar:
-        for number in _claimed(pieces, bar):
-            indices = range(number * _PIECE, min((number + 1) * _PIECE, len(prompts)))
+        for piece in _claimed(pieces, bar):
+            indices = range(piece * _PIECE, min((piece + 1) * _PIECE, len(prompts)))
             drawn: dict[int, Response] = {}
             for done in engine.run((index, chain(index)) for index in indices):
                 if done.result is None:
@@ -133,18 +133,18 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
                 tokens = np.concatenate((prompts[index], done.result.trajectory.tokens))
                 drawn[index] = Response(tokens.astype(np.int32), len(prompts[index]))
                 bar.update()
-            _write(pieces[number], [drawn[index] for index in indices])
+            _write(pieces[piece], [drawn[index] for index in indices])
 
 
 def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
     """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
     locks = Locks(pieces[0].parent / "lock")
     try:
-        while missing := [number for number, piece in enumerate(pieces) if not piece.is_file()]:
-            for number in missing:
-                if locks.take(number) and not pieces[number].is_file():
-                    yield number
-                locks.free(number)
+        while missing := [index for index, piece in enumerate(pieces) if not piece.is_file()]:
+            for index in missing:
+                if locks.take(index) and not pieces[index].is_file():
+                    yield index
+                locks.free(index)
             bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
             time.sleep(_POLL_SECONDS)
     finally:
@@ -188,5 +188,5 @@ def _write(piece: Path, drawn: list[Response]) -> None:
 def _read(piece: Path) -> list[Response]:
     with np.load(piece) as stored:
         tokens, lengths, prompt_lengths = stored["tokens"], stored["lengths"], stored["prompt_lengths"]
-    parts = np.split(tokens, np.cumsum(lengths)[:-1])
-    return [Response(part, int(length)) for part, length in zip(parts, prompt_lengths, strict=True)]
+    sequences = np.split(tokens, np.cumsum(lengths)[:-1])
+    return [Response(tokens_of_one, int(length)) for tokens_of_one, length in zip(sequences, prompt_lengths, strict=True)]

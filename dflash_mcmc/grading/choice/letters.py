@@ -41,9 +41,9 @@ def final_letter(text: str, letters: str, extraction: Extraction = AUTO) -> tupl
         return None, "unfinished_thinking"
     answer = cut(answer, extraction.until)
     for rule in extraction.rules:
-        found = PLACES[rule](answer, letters)
-        if found is not None:
-            return found
+        choice = PLACES[rule](answer, letters)
+        if choice is not None:
+            return choice
     return None, "nothing_extracted" if answer.strip() else "empty"
 
 
@@ -73,22 +73,22 @@ def _of_box(box: str, letters: str) -> set[str] | None:
 
 def _hashes(answer: str, letters: str) -> _Chosen | None:
     """The letter after the last `####`. A heading without a letter does not count."""
-    marks = [place.end() for place in re.finditer("####", answer)]
-    for place in reversed(marks):
-        found = _at_start(_sentence(answer[place:place + MAX_LENGTH].partition("\n")[0]), letters)
-        if found:
-            return _only(found, "hashes")
+    ends = [mark.end() for mark in re.finditer("####", answer)]
+    for end in reversed(ends):
+        named = _at_start(_sentence(answer[end:end + MAX_LENGTH].partition("\n")[0]), letters)
+        if named:
+            return _only(named, "hashes")
     return None
 
 
 def _statement(answer: str, letters: str) -> _Chosen | None:
-    return next((_only(found, "statement") for found in _statements(answer, letters) if found), None)
+    return next((_only(named, "statement") for named in _statements(answer, letters) if named), None)
 
 
 def _last_letter(answer: str, letters: str) -> _Chosen | None:
     """The last letter in parentheses: the filter `flexible-extract` of lm-evaluation-harness."""
-    found = re.findall(rf"\(([{letters}])\)", answer)
-    return (found[-1], "last_letter") if found else None
+    matches = re.findall(rf"\(([{letters}])\)", answer)
+    return (matches[-1], "last_letter") if matches else None
 
 
 def gold_letter(gold: str, letters: str) -> str:
@@ -106,12 +106,12 @@ def _statements(answer: str, letters: str) -> Iterator[set[str]]:
     statements = [*re.finditer(_CONFIRMED.format(letters=letters), answer), *_STATED.finditer(answer)]
     marks = list(_DENIED.finditer(answer))
     ends = [mark.end() for mark in marks]
-    for place in sorted(statements, key=re.Match.start, reverse=True):
-        before = bisect_right(ends, place.start())
+    for statement in sorted(statements, key=re.Match.start, reverse=True):
+        before = bisect_right(ends, statement.start())
         if before and marks[before - 1]["denial"]:
             continue
-        confirmed = place.group(1) if place.re.groups else None
-        yield {confirmed} if confirmed else _at_start(_sentence(answer[place.end():place.end() + MAX_LENGTH]), letters)
+        confirmed = statement.group(1) if statement.re.groups else None
+        yield {confirmed} if confirmed else _at_start(_sentence(answer[statement.end():statement.end() + MAX_LENGTH]), letters)
 
 
 def _at_start(text: str, letters: str) -> set[str]:
@@ -150,12 +150,12 @@ def _named(text: str, letters: str) -> set[str]:
     stripped = text.strip(_MARKS)
     if len(stripped) == 1 and stripped.upper() in letters:
         return {stripped.upper()}
-    found = set(re.findall(_LETTER.format(letters=letters), _ARTICLE.sub(" ", text)))
-    return found | {letter.upper() for letter in re.findall(rf"\(([{letters.lower()}])\)", text)}
+    capitals = set(re.findall(_LETTER.format(letters=letters), _ARTICLE.sub(" ", text)))
+    return capitals | {letter.upper() for letter in re.findall(rf"\(([{letters.lower()}])\)", text)}
 
 
-def _only(found: set[str], rule: str) -> _Chosen:
-    return (found.pop(), rule) if len(found) == 1 else (None, "several_letters" if found else "no_letter")
+def _only(named: set[str], rule: str) -> _Chosen:
+    return (named.pop(), rule) if len(named) == 1 else (None, "several_letters" if named else "no_letter")
 
 
 PLACES: dict[str, Callable[[str, str], _Chosen | None]] = {

@@ -110,8 +110,8 @@ def _whole_program(answer: str, task: CodeTask) -> str:
 
 def _preamble(task: CodeTask, defines: re.Pattern) -> str:
     """The part of the prompt before the entry point: imports and helper functions."""
-    found = defines.search(task.prompt)
-    return task.prompt[:found.start()] if found else ""
+    definition = defines.search(task.prompt)
+    return task.prompt[:definition.start()] if definition else ""
 
 
 def _completion(text: str) -> str:
@@ -119,7 +119,7 @@ def _completion(text: str) -> str:
 
     The first line may have lost spaces when the text was decoded or stripped.
     """
-    ends = [place for stop in _STOPS if (place := text.find(stop)) > 0]
+    ends = [end for stop in _STOPS if (end := text.find(stop)) > 0]
     body = text[:min(ends)] if ends else text
     missing = len(_INDENT) - (len(body) - len(body.lstrip(" ")))
     return body if body[:1] in ("\n", "\r", "\t", "#") or missing <= 0 else " " * missing + body

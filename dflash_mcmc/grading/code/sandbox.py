@@ -77,10 +77,10 @@ class Sandbox(NamedTuple):
         nonce, launcher = secrets.token_hex(16), secrets.token_hex(16)
         reading, writing = os.pipe()
         try:
-            with open(os.memfd_create("program"), "w+b") as given:
-                given.write(f"{nonce}\n{program}".encode("utf-8", "surrogatepass"))
-                given.seek(0)
-                process = self._start(given, writing, launcher, entry_point, limits)
+            with open(os.memfd_create("program"), "w+b") as stdin:
+                stdin.write(f"{nonce}\n{program}".encode("utf-8", "surrogatepass"))
+                stdin.seek(0)
+                process = self._start(stdin, writing, launcher, entry_point, limits)
         except BaseException:
             os.close(reading)
             raise
@@ -93,7 +93,7 @@ class Sandbox(NamedTuple):
             raise CannotRun(report.removeprefix(launcher).strip())
         return _ended(process.returncode, report, nonce, timed_out)
 
-    def _start(self, given: IO, verdict: int, launcher: str, entry_point: str, limits: Limits) -> subprocess.Popen:
+    def _start(self, stdin: IO, verdict: int, launcher: str, entry_point: str, limits: Limits) -> subprocess.Popen:
         seconds = int(limits.seconds) + 2
         settings = {
             "walls": self.attempted, "python": self.python, "base": self.base, "verdict": verdict, "name": launcher,
@@ -104,7 +104,7 @@ class Sandbox(NamedTuple):
             "programs": limits.programs,
         }
         command = [sys.executable, "-I", "-S", "-B", str(_INSIDE / "launch.py"), json.dumps(settings)]
-        return subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
+        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
                                 cwd="/", start_new_session=True, pass_fds=[verdict])
 
 

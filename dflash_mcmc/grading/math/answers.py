@@ -44,22 +44,22 @@ def measured(tokens: Sequence[Token]) -> Formula:
     while core:
         end = _phrase_start(core)
         if core[-1].value == "%" and unit.name != PERCENT:
-            core, found = core[:-1], MeasureUnit(PERCENT)
+            core, trailing = core[:-1], MeasureUnit(PERCENT)
         elif core[-1].value == r"\degree" and unit.name != DEGREE and not any(token.value in _TRIGONOMETRIC for token in core):
-            core, found = core[:-1], MeasureUnit(DEGREE)
+            core, trailing = core[:-1], MeasureUnit(DEGREE)
         elif len(core) > 2 and core[-2].value == r"\degree" and core[-1].value in ("C", "F"):
-            core, found = core[:-2], MeasureUnit(f"{DEGREE} {core[-1].value.lower()}")
+            core, trailing = core[:-2], MeasureUnit(f"{DEGREE} {core[-1].value.lower()}")
         elif modulus := _modulus(core):
-            core, found = core[:-len(modulus)], MeasureUnit("mod " + "".join(modulus[1:]).strip("{}"))
+            core, trailing = core[:-len(modulus)], MeasureUnit("mod " + "".join(modulus[1:]).strip("{}"))
         elif [token.value for token in core[-3::2]] == ["(", ")"] and core[-2].kind == "word" and not _meaningful(core[-2:-1]):
             core = [*core[:-3], core[-2]]  # `18 (dollars)`
             continue
         elif end < len(core) and not _meaningful(core[end:]):
-            factor, found = _unit(core[end:])
+            factor, trailing = _unit(core[end:])
             core, multiplier = core[:end], multiplier * factor
         else:
             break
-        unit = _combined(found, unit)
+        unit = _combined(trailing, unit)
     if not core or (core[-1].kind == "command" and core[-1].value in ("\\frac", "\\sqrt")):
         return Formula(tuple(tokens), MeasureUnit(), 1)
     return Formula(tuple(core), _combined(money, unit), multiplier)
@@ -73,9 +73,9 @@ def _combined(a: MeasureUnit, b: MeasureUnit) -> MeasureUnit:
 
 
 def _without_currency(core: list[Token]) -> tuple[list[Token], MeasureUnit]:
-    for place in (0, 1):
-        if len(core) > place + 1 and core[place].value in _CURRENCIES and (place == 0 or core[0].value == "-"):
-            return core[:place] + core[place + 1:], MeasureUnit(_CURRENCIES[core[place].value])
+    for index in (0, 1):
+        if len(core) > index + 1 and core[index].value in _CURRENCIES and (index == 0 or core[0].value == "-"):
+            return core[:index] + core[index + 1:], MeasureUnit(_CURRENCIES[core[index].value])
     if len(core) > 1 and core[-1].value in _CURRENCIES:
         return core[:-1], MeasureUnit(_CURRENCIES[core[-1].value])
     return core, MeasureUnit()
@@ -231,12 +231,12 @@ def token_values(tokens: Sequence[Token]) -> tuple[str, ...]:
 
     Therefore `\frac{1}{2}` equals `\frac12`, but `\frac{1}{23}` does not equal `\frac{1}23`.
     """
-    found: list[str] = []
+    values: list[str] = []
     for token in tokens:
-        found.append(token.value)
-        if len(found) > 2 and found[-1] == "}" and found[-3] == "{" and not found[-2][1:].isdigit():
-            found[-3:] = [found[-2]]
-    return tuple(found)
+        values.append(token.value)
+        if len(values) > 2 and values[-1] == "}" and values[-3] == "{" and not values[-2][1:].isdigit():
+            values[-3:] = [values[-2]]
+    return tuple(values)
 
 
 def as_words(answer: Answer) -> str:
@@ -288,8 +288,8 @@ def left_minus_right(related: Related) -> Node:
 
 def names(items: Sequence[Answer]) -> set[tuple[str, ...]] | None:
     """The names of the items, if each item has one and there are at least two different names; otherwise None."""
-    found = {token_values(item.name) for item in items if isinstance(item, Named)}
-    return found if len(found) > 1 and all(isinstance(item, Named) for item in items) else None
+    distinct = {token_values(item.name) for item in items if isinstance(item, Named)}
+    return distinct if len(distinct) > 1 and all(isinstance(item, Named) for item in items) else None
 
 
 def by_name(items: Sequence[Answer]) -> Sequence[Answer]:
@@ -317,10 +317,10 @@ def infinite(several: Several) -> bool:
 def one_by_one(named: Named) -> Answer:
     """`(x,y) = (1,2)` as `x = 1, y = 2`. Any other value is returned unchanged."""
     name, value = enclosed(named.name), named.value
-    parts = split(name[1], lambda token: token.value == ",")[0] if name else []
-    if not isinstance(value, Several) or value.kind != "()" or len(parts) != len(value.items):
+    variables = split(name[1], lambda token: token.value == ",")[0] if name else []
+    if not isinstance(value, Several) or value.kind != "()" or len(variables) != len(value.items):
         return value
-    return Several("list", tuple(Named(tuple(part), item) for part, item in zip(parts, value.items, strict=True)))
+    return Several("list", tuple(Named(tuple(variable), item) for variable, item in zip(variables, value.items, strict=True)))
 
 
 def multiplied(node: Node, multiplier: int) -> Node:
@@ -330,12 +330,12 @@ def multiplied(node: Node, multiplier: int) -> Node:
 
 def entries(matrix: Matrix) -> list[Answer]:
     """The entries row by row, each multiplied by the factor before the matrix."""
-    found = [entry for row in matrix.rows for entry in row]
+    cells = [entry for row in matrix.rows for entry in row]
     if not matrix.factor:
-        return found
+        return cells
     factor = _bracketed(matrix.factor) if matrix.factor[0].value not in ("+", "-") else matrix.factor
     return [entry._replace(tokens=(*factor, *_bracketed(entry.tokens))) if isinstance(entry, Formula) else entry
-            for entry in found]
+            for entry in cells]
 
 
 def _bracketed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:

@@ -166,7 +166,7 @@ class AnswerComparison:
         if len(golds) != len(left):
             return False
         for gold in golds:
-            match = next((place for place, answer in enumerate(left)
+            match = next((index for index, answer in enumerate(left)
                           if is_set(gold) == is_set(answer) and self.equal(gold, answer)), None)
             if match is None:
                 return False
@@ -174,11 +174,11 @@ class AnswerComparison:
         return True
 
     def _distinct(self, items: Sequence[Answer]) -> list[Answer]:
-        found: list[Answer] = []
+        distinct: list[Answer] = []
         for item in items:
-            if not any(self.equal(item, other) for other in found):
-                found.append(item)
-        return found
+            if not any(self.equal(item, other) for other in distinct):
+                distinct.append(item)
+        return distinct
 
     def _formulas(self, gold: Formula, answer: Formula) -> bool:
         if not gold.unit.fits(answer.unit):
@@ -201,9 +201,9 @@ class AnswerComparison:
 
     def _with_units(self, nodes: Sequence[Node], units: Sequence[str]) -> bool:
         """Whether two formulas are equal. 50 % equals both 50 and 0.5."""
-        for place in (0, 1):
-            if units[place] == DEGREE and values.has(nodes[1 - place], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
-                nodes = [Node("degrees", (node,)) if number == place else node for number, node in enumerate(nodes)]
+        for side in (0, 1):
+            if units[side] == DEGREE and values.has(nodes[1 - side], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
+                nodes = [Node("degrees", (node,)) if index == side else node for index, node in enumerate(nodes)]
         if values.equal(*nodes):
             return True
         if (units[0] == PERCENT) == (units[1] == PERCENT):
@@ -244,8 +244,8 @@ def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
     in the second one. The second readings of the two sides are not compared with each other. If they are equal, the first
     readings are equal too.
     """
-    decisions = [_of_two(gold, answer) for number, gold in enumerate(golds) for other, answer in enumerate(answers)
-                 if not (number and other)]
+    decisions = [_of_two(gold, answer) for i, gold in enumerate(golds) for j, answer in enumerate(answers)
+                 if not (i and j)]
     return min(decisions, key=lambda decision: (CORRECT, UNSUPPORTED, WRONG).index(decision.verdict))
 
 

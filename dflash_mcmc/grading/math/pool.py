@@ -163,18 +163,18 @@ class MathPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
-        (found, graded), seconds = timed(self._found, text, gold)
-        if found.answer is None:
-            self._decided.append((tag, Grade(NO_ANSWER, None, found.rule, grade_seconds=seconds)))
+        (extracted, graded), seconds = timed(self._extracted, text, gold)
+        if extracted.answer is None:
+            self._decided.append((tag, Grade(NO_ANSWER, None, extracted.rule, grade_seconds=seconds)))
         elif graded is not None:
-            self._decide(tag, graded._replace(grade_seconds=seconds), found)
+            self._decide(tag, graded._replace(grade_seconds=seconds), extracted)
         else:
-            self._schedule(_SubmittedText(tag, found.answer, gold, found))
+            self._schedule(_SubmittedText(tag, extracted.answer, gold, extracted))
 
-    def _found(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
+    def _extracted(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
         """The answer in a text, and its grade if no process is needed for it."""
-        found = self._extraction.find(text)
-        return found, None if found.answer is None else _at_once(found.answer, gold)
+        extracted = self._extraction.find(text)
+        return extracted, None if extracted.answer is None else _at_once(extracted.answer, gold)
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
@@ -232,8 +232,8 @@ class MathPool:
                             ) from error
         self._decide(submitted.tag, graded, submitted.found)
 
-    def _decide(self, tag: Hashable, graded: Grade, found: Extracted) -> None:
-        self._decided.append((tag, graded._replace(rule=self._extraction.named(found, graded.rule))))
+    def _decide(self, tag: Hashable, graded: Grade, extracted: Extracted) -> None:
+        self._decided.append((tag, graded._replace(rule=self._extraction.named(extracted, graded.rule))))
 
     def _graded(self, workers: _GradingThreads, submitted: _SubmittedText) -> Grade:
         """The grade of an answer, in a thread of the pool."""

@@ -87,9 +87,9 @@ def read_one(tokens: Sequence[Token]) -> Answer:
     """Parses tokens without commas outside brackets as an answer."""
     tokens = _unwrapped(tokens)
     for kind in (_choice, _words, _matrix):
-        found = kind(tokens)
-        if found is not None:
-            return found
+        answer = kind(tokens)
+        if answer is not None:
+            return answer
     if any(depth == 0 and token.value in RELATIONS for token, depth in zip(tokens, depths(tokens), strict=True)):
         return related(tokens)
     parts, unions = split(tokens, lambda token: token.value == r"\cup")
@@ -104,15 +104,15 @@ def read_one(tokens: Sequence[Token]) -> Answer:
 
 
 def _formula(tokens: Sequence[Token]) -> Formula:
-    number = measured(tokens)
-    if len(number.tokens) == 1 and (word := number.tokens[0].value.lower()) in NUMBERS:
-        return number._replace(tokens=(Token("number", str(NUMBERS[word])),))
-    return number
+    formula = measured(tokens)
+    if len(formula.tokens) == 1 and (word := formula.tokens[0].value.lower()) in NUMBERS:
+        return formula._replace(tokens=(Token("number", str(NUMBERS[word])),))
+    return formula
 
 
-def _is_inequality(part: Sequence[Token]) -> bool:
+def _is_inequality(tokens: Sequence[Token]) -> bool:
     """Whether the tokens are an inequality."""
-    return any(depth == 0 and token.value in ORDERS for token, depth in zip(part, depths(part), strict=True))
+    return any(depth == 0 and token.value in ORDERS for token, depth in zip(tokens, depths(tokens), strict=True))
 
 
 def _is_separator(token: Token) -> bool:
@@ -143,19 +143,19 @@ def _expand_signs(tokens: list[Token]) -> Iterable[list[Token]]:
     pair = enclosed(_unwrapped(tokens))
     if not any(token.value == r"\pm" for token in tokens):
         tokens = [token._replace(value=r"\pm") if token.value == r"\mp" else token for token in tokens]
-    places = [place for place, token in enumerate(tokens) if token.value == r"\pm"]
-    if not 0 < len(places) <= _MAX_SIGNS or (pair is not None and pair[0] == r"\{\}"):
+    positions = [position for position, token in enumerate(tokens) if token.value == r"\pm"]
+    if not 0 < len(positions) <= _MAX_SIGNS or (pair is not None and pair[0] == r"\{\}"):
         return [tokens]
-    if len(places) > 1 and any(token.value == r"\mp" for token in tokens):
+    if len(positions) > 1 and any(token.value == r"\mp" for token in tokens):
         return [tokens]
-    choices = itertools.product("+-", repeat=len(places))
-    return [_with_signs(tokens, dict(zip(places, signs, strict=True))) for signs in choices]
+    choices = itertools.product("+-", repeat=len(positions))
+    return [_with_signs(tokens, dict(zip(positions, signs, strict=True))) for signs in choices]
 
 
 def _with_signs(tokens: list[Token], signs: dict[int, str]) -> list[Token]:
     opposite = "-" if "+" in signs.values() else "+"
-    return [Token("sign", signs[place]) if place in signs else Token("sign", opposite) if token.value == r"\mp" else token
-            for place, token in enumerate(tokens)]
+    return [Token("sign", signs[index]) if index in signs else Token("sign", opposite) if token.value == r"\mp" else token
+            for index, token in enumerate(tokens)]
 
 
 def _words(tokens: Sequence[Token]) -> Words | None:
@@ -192,10 +192,10 @@ def _choice(tokens: Sequence[Token]) -> ChoiceAnswer | None:
 def _based(tokens: Sequence[Token]) -> Based | Formula | None:
     """Parses `52_8`, `52_{8}`, `(52)_8`, `52_{\\text{eight}}` and `52 \\text{ base } 8`; `52_{10}` is 52."""
     text = " ".join(token.value for token in tokens if token.value not in ("{", "}"))
-    found = _BASED.fullmatch(text)
-    if found is None:
+    match = _BASED.fullmatch(text)
+    if match is None:
         return None
-    sign, _, digits, base = found.groups()
+    sign, _, digits, base = match.groups()
     digits, base = digits.replace(" ", "").upper().lstrip("0") or "0", int(NUMBERS.get(base.lower(), base))
     if any(int(digit, 16) >= base for digit in digits):
         return None
@@ -205,10 +205,10 @@ def _based(tokens: Sequence[Token]) -> Based | Formula | None:
 
 
 def _matrix(tokens: Sequence[Token]) -> Matrix | None:
-    begins = [place for place, token in enumerate(tokens) if token.kind == "begin"]
+    begins = [index for index, token in enumerate(tokens) if token.kind == "begin"]
     if len(begins) != 1 or tokens[begins[0]].value not in _MATRICES:
         return None
-    ends = [place for place, token in enumerate(tokens) if token.kind == "end"]
+    ends = [index for index, token in enumerate(tokens) if token.kind == "end"]
     if len(ends) != 1:
         return None
     before, after = list(tokens[:begins[0]]), list(tokens[ends[0] + 1:])
@@ -273,12 +273,12 @@ class Quantity(NamedTuple):
 
 def quantity_of(tokens: Sequence[Token]) -> Quantity | None:
     """The quantity that tokens express; None if they are not a formula with a rational value."""
-    found = measured(tokens)
+    formula = measured(tokens)
     try:
-        value = exact(multiplied(parse(found.tokens), found.multiplier))
+        value = exact(multiplied(parse(formula.tokens), formula.multiplier))
     except (NotParsed, NoValue):
         return None
-    return None if value is None else Quantity(value, found.unit)
+    return None if value is None else Quantity(value, formula.unit)
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
@@ -291,11 +291,11 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
 
 def is_rounded(tokens: Sequence[Token], other: Sequence[Token]) -> bool:
     """Whether `tokens` are a decimal or percentage that the value of `other` rounds to."""
-    found, exactly = measured(tokens), measured(other)
-    decimal = _DECIMAL.fullmatch("".join(token.value for token in found.tokens))
-    if decimal is None or found.multiplier != 1 or not found.unit.fits(exactly.unit):
+    formula, exactly = measured(tokens), measured(other)
+    decimal = _DECIMAL.fullmatch("".join(token.value for token in formula.tokens))
+    if decimal is None or formula.multiplier != 1 or not formula.unit.fits(exactly.unit):
         return False
-    scale = 100 if found.unit.name == PERCENT != exactly.unit.name else 1
+    scale = 100 if formula.unit.name == PERCENT != exactly.unit.name else 1
     try:
         value = multiplied(parse(exactly.tokens), exactly.multiplier)
     except NotParsed:
@@ -393,8 +393,8 @@ def _equation(tokens: Sequence[Token], sides: list[list[Token]]) -> Answer:
 
 def _result(sides: list[list[Token]]) -> Answer:
     """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
-    known = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
-    if not all(same_quantity(*pair) for pair in itertools.combinations(known, 2)):
+    quantities = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
+    if not all(same_quantity(*pair) for pair in itertools.combinations(quantities, 2)):
         return Words("an equation that does not hold")
     return read(sides[-1])
 
@@ -448,7 +448,7 @@ def intersection(inequalities: Sequence[Answer]) -> Answer:
     `x > 1 and x < 2` is one interval. Inequalities for different names are a list. All others are an `intersection`, which
     never equals a list or a union.
     """
-    intervals = [found for item in inequalities if (found := _bounds(item)) is not None]
+    intervals = [bounds for item in inequalities if (bounds := _bounds(item)) is not None]
     names = {tuple(token.value for token in interval.name) for interval in intervals}
     if len(intervals) == len(inequalities) == len(names):
         return Several("list", tuple(inequalities))
@@ -475,8 +475,8 @@ def _is_below(low: Formula, high: Formula) -> bool:
         ends = [exact(parse(side.tokens)) for side in (low, high)]
     except (NotParsed, NoValue):
         return False
-    known = [end for end in ends if end is not None]
-    return len(known) < 2 or known[0] < known[1]
+    values = [end for end in ends if end is not None]
+    return len(values) < 2 or values[0] < values[1]
 
 
 def _has_variable(side: Sequence[Token]) -> bool:

@@ -56,7 +56,7 @@ def _hendrycks(text: str) -> str:
     if equals and "=" not in value and len(name) <= 2:
         text = value
     text = re.sub(r"\\sqrt(?=[^{])(.)", r"\\sqrt{\1}", text).replace(" ", "")
-    text = re.sub(r"\\frac(?!\{)(.)(?:(\{)|(.))", lambda part: rf"\frac{{{part[1]}}}" + (part[2] or f"{{{part[3]}}}"), text)
+    text = re.sub(r"\\frac(?!\{)(.)(?:(\{)|(.))", lambda over: rf"\frac{{{over[1]}}}" + (over[2] or f"{{{over[3]}}}"), text)
     if text == "0.5":
         return r"\frac{1}{2}"
     return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
@@ -87,8 +87,8 @@ def _elements(text: str) -> list[str]:
 
 
 def _without_text(text: str) -> str:
-    found = re.fullmatch(r"\\text\{(.+?)\}", text)
-    return found.group(1).strip() if found else text
+    match = re.fullmatch(r"\\text\{(.+?)\}", text)
+    return match.group(1).strip() if match else text
 
 
 def _integer(text: str) -> str:

@@ -170,13 +170,13 @@ class _FormulaParser(Cursor):
             over, under = self._argument(), self._argument()
         elif ([token.kind for token in self.left[1:4]] == ["number", "sign", "number"] and self.left[1].spaced
               and self.left[2].value == "/"):
-            over, under = (Node("number", value=decimal(self.left[place].value)) for place in (1, 3))
+            over, under = (Node("number", value=decimal(self.left[index].value)) for index in (1, 3))
             self.left = self.left[4:]
         else:
             return None
-        values = [node.number for node in (over, under) if node.kind == "number" and node.number.denominator == 1]
-        if len(values) == 2 and 0 < values[0] < values[1] and self.next() != "^":
-            return Node("number", value=whole + values[0] / values[1])
+        integers = [node.number for node in (over, under) if node.kind == "number" and node.number.denominator == 1]
+        if len(integers) == 2 and 0 < integers[0] < integers[1] and self.next() != "^":
+            return Node("number", value=whole + integers[0] / integers[1])
         self.left = saved
         return None
 

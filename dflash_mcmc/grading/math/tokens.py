@@ -95,20 +95,20 @@ def tokenise(text: str, grouping: bool = True) -> list[Token]:
 
 def _without_dollars(text: str) -> str:
     """Removes the `$` around mathematics. A single `$` means money and is escaped as `\\$`."""
-    places = [place for place, sign in enumerate(text) if sign == "$" and text[place - 1:place] != "\\"]
-    if len(places) == 1:
-        return text[:places[0]] + "\\" + text[places[0]:]
-    return "".join(sign for place, sign in enumerate(text) if place not in places) if places else text
+    positions = [position for position, sign in enumerate(text) if sign == "$" and text[position - 1:position] != "\\"]
+    if len(positions) == 1:
+        return text[:positions[0]] + "\\" + text[positions[0]:]
+    return "".join(sign for position, sign in enumerate(text) if position not in positions) if positions else text
 
 
 def _scan(text: str, grouping: bool) -> list[Token]:
     tokens: list[Token] = []
     position, spaced = 0, False
     while position < len(text):
-        found = matched(_SCANNER, text, position)
-        if found.lastgroup == "grouped" and not (grouping and not _alone_in_brackets(text, *found.span())):
-            found = matched(_DIGITS, text, position)
-        position, kind, value = found.end(), found.lastgroup or "", found.group()
+        match = matched(_SCANNER, text, position)
+        if match.lastgroup == "grouped" and not (grouping and not _alone_in_brackets(text, *match.span())):
+            match = matched(_DIGITS, text, position)
+        position, kind, value = match.end(), match.lastgroup or "", match.group()
         if kind == "space":
             spaced = True
             continue
@@ -116,7 +116,7 @@ def _scan(text: str, grouping: bool) -> list[Token]:
             position, value = _braced_text(text, position)
             kind = "words"
         new = list(_tokens_of(kind, value, tokens[-1] if tokens else None, spaced))
-        tokens += [token._replace(spaced=spaced and not number) for number, token in enumerate(new)]
+        tokens += [token._replace(spaced=spaced and not index) for index, token in enumerate(new)]
         spaced = spaced and not new
     return tokens
 
@@ -129,10 +129,10 @@ def _alone_in_brackets(text: str, start: int, end: int) -> bool:
 def _braced_text(text: str, start: int) -> tuple[int, str]:
     """(end, content) of the group that starts at `start`. An unclosed group extends to the end of the text."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return place + 1, text[start + 1:place]
+            return position + 1, text[start + 1:position]
     return len(text), text[start + 1:]
 
 
@@ -251,14 +251,14 @@ def depths(tokens: Sequence[Token]) -> list[int]:
 
     Unmatched closing brackets do not make the depth negative.
     """
-    found, depth = [], 0
+    levels, depth = [], 0
     for token in tokens:
         opens = token.value in OPENING or token.kind == "begin"
         closes = token.value in CLOSING or token.kind == "end"
         depth += opens
-        found.append(depth)
+        levels.append(depth)
         depth = max(0, depth - closes)
-    return found
+    return levels
 
 
 def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
@@ -300,8 +300,8 @@ _PREFIXED = {r"\over": r"\frac", r"\choose": r"\binom"}
 def prefixed(tokens: Sequence[Token]) -> list[Token]:
     r"""The tokens with `\frac{1}{3}` instead of `{1 \over 3}`. An infix command that is not alone in its braces is kept."""
     tokens = list(tokens)
-    for place in [place for place, token in enumerate(tokens) if token.value in _PREFIXED]:
-        start, end = _edge(tokens, place, -1), _edge(tokens, place, 1)
+    for index in [index for index, token in enumerate(tokens) if token.value in _PREFIXED]:
+        start, end = _edge(tokens, index, -1), _edge(tokens, index, 1)
         if start is None or end is None:
             continue
         parts, infix = split(tokens[start + 1:end], lambda token: token.value in _PREFIXED)
@@ -311,16 +311,16 @@ def prefixed(tokens: Sequence[Token]) -> list[Token]:
     return tokens
 
 
-def _edge(tokens: Sequence[Token], place: int, step: int) -> int | None:
-    """Position of the brace that opens (`step` -1) or closes (`step` 1) the group around a place; None for other brackets."""
+def _edge(tokens: Sequence[Token], position: int, step: int) -> int | None:
+    """Position of the brace that opens (`step` -1) or closes (`step` 1) the group around a token; None for other brackets."""
     opening, closing = (OPENING, CLOSING) if step > 0 else (CLOSING, OPENING)
-    depth, place = 0, place + step
-    while 0 <= place < len(tokens):
-        value = tokens[place].value
+    depth, position = 0, position + step
+    while 0 <= position < len(tokens):
+        value = tokens[position].value
         if value in closing and depth == 0:
-            return place if value in ("{", "}") else None
+            return position if value in ("{", "}") else None
         depth += (value in opening) - (value in closing)
-        place += step
+        position += step
     return None
 
 

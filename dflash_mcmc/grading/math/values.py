@@ -47,12 +47,12 @@ def exact(node: Node, points: Mapping[str, Fraction] | None = None) -> Fraction 
     if node.kind == "symbol":
         return (points or {}).get(node.name)
     values = [exact(part, points) for part in node.parts]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not values:
+    rational = [value for value in values if value is not None]
+    if len(rational) < len(values) or not values:
         return None
     if node.kind == "root":
-        return _root(known[0], node.number)
-    return _RATIONAL[node.kind](*known) if node.kind in _RATIONAL else None
+        return _root(rational[0], node.number)
+    return _RATIONAL[node.kind](*rational) if node.kind in _RATIONAL else None
 
 
 def symbols(node: Node) -> set[str]:
@@ -129,17 +129,17 @@ def _agree(a: mpc, b: mpc) -> bool:
 def ratio(a: Node, b: Node) -> Fraction | None:
     """The rational factor r with a = r * b at all of a few fixed points; None if there is none."""
     names = sorted(symbols(a) | symbols(b))
-    found = set()
+    ratios = set()
     for shift in _SCALES:
-        point = {name: Fraction(7 * number + 3 * shift + 11, 5 + 2 * number + shift) for number, name in enumerate(names)}
+        point = {name: Fraction(7 * index + 3 * shift + 11, 5 + 2 * index + shift) for index, name in enumerate(names)}
         try:
             over, under = exact(a, point), exact(b, point)
         except NoValue:
             return None
         if not over or not under:  # None or 0
             return None
-        found.add(over / under)
-    return found.pop() if len(found) == 1 else None
+        ratios.add(over / under)
+    return ratios.pop() if len(ratios) == 1 else None
 
 
 def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
@@ -147,7 +147,7 @@ def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
     from mpmath import mpf, sqrt
 
     for scale in _SCALES if names else (1,):
-        yield {name: sqrt(mpf(3 + 2 * number) / (7 + scale)) / scale for number, name in enumerate(sorted(names))}
+        yield {name: sqrt(mpf(3 + 2 * index) / (7 + scale)) / scale for index, name in enumerate(sorted(names))}
 
 
 def _numeric(node: Node, point: Mapping[str, mpc]) -> mpc:

@@ -75,8 +75,8 @@ BARE = frozenset(word for word in _UNIT_OF if len(word) > 1)
 def is_number_word(word: str) -> bool:
     """Whether a word is a number or part of one: `thirteen`, `lakhs`, `quadrillion` or `elevenths`."""
     word = word.lower()
-    known = (*NUMBERS, *_TENS, *_LARGE, *MULTIPLIERS)
-    if word in known or singular(word) in known or _ILLIONS.fullmatch(word):
+    number_words = (*NUMBERS, *_TENS, *_LARGE, *MULTIPLIERS)
+    if word in number_words or singular(word) in number_words or _ILLIONS.fullmatch(word):
         return True
     return _ORDINAL.fullmatch(word) is not None and singular(word) not in _NOUNS
 

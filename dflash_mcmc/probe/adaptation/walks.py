@@ -82,20 +82,20 @@ class Walker:
         features = reading.features(self._target, layers).to(self._drafter.dtype)
         text = _Text(answer.sequence, len(answer.prompt), features, reading.hidden[0])
         frozen = next(iter(self._students.values()))
-        found = {FROZEN: self._frozen(frozen, text, Adapter.fresh(frozen.start), Adapter.fresh(frozen.start), 0.0)}
+        walks = {FROZEN: self._frozen(frozen, text, Adapter.fresh(frozen.start), Adapter.fresh(frozen.start), 0.0)}
         for name, student in self._students.items():
             adapter, started = Adapter.fresh(student.start), time.perf_counter()
             if student.settings.mode == "online":
-                found[name] = self._online(student, text, adapter)
+                walks[name] = self._online(student, text, adapter)
                 continue
             if text.start > 1:
                 student.learn_prompt(adapter, text.features[:, : text.start - 1], answer.prompt)
-            found[name] = self._frozen(student, text, adapter, adapter, time.perf_counter() - started)
+            walks[name] = self._frozen(student, text, adapter, adapter, time.perf_counter() - started)
         log_p = self._log_p(text, self._drafted_at(text))
         if not np.isfinite(log_p).all():
             raise sequences.NotNumbers
         return {"num_tokens": len(answer.tokens), "prompt_length": text.start, "log_p": _short(log_p),
-                "seconds": {name: entry.pop("seconds") for name, entry in found.items()}, "settings": found}
+                "seconds": {name: entry.pop("seconds") for name, entry in walks.items()}, "settings": walks}
 
     @torch.no_grad()
     def _frozen(self, student: Student, text: _Text, adapter: Adapter, counted: Adapter, seconds: float) -> dict:
@@ -132,7 +132,7 @@ class Walker:
 
     def _learn(self, student: Student, text: _Text, adapter: Adapter, pending: list[tuple[int, int]]) -> None:
         """A step on the target's laws in the latest blocks. Slots without a kept token before them are not learned."""
-        anchors, counts = (np.array(part) for part in zip(*pending, strict=True))
+        anchors, counts = (np.array(column) for column in zip(*pending, strict=True))
         at = torch.from_numpy(anchors[:, None] + np.arange(student.num_drafted)).clamp(max=len(text.tokens) - 1)
         with torch.no_grad():
             target = self._target.logits(text.hidden[at.flatten().to(text.hidden.device)]).view(*at.shape, -1)
@@ -156,13 +156,13 @@ class Walker:
 
     def _log_p(self, text: _Text, positions: np.ndarray) -> np.ndarray:
         """log p of the tokens at these positions under the target, float64 (tokens,)."""
-        found, at_once = [], sequences.positions_at_once(self._target.vocab_size)
+        log_p, at_once = [], sequences.positions_at_once(self._target.vocab_size)
         with torch.no_grad():
-            for part in torch.from_numpy(positions).to(text.hidden.device).split(at_once):
-                laws = torch.log_softmax(self._target.logits(text.hidden[part - 1]), dim=-1)
-                labels = torch.from_numpy(text.tokens[part.cpu().numpy()]).to(laws.device)
-                found.append(laws.gather(1, labels[:, None])[:, 0].cpu().numpy().astype(np.float64))
-        return np.concatenate(found)
+            for piece in torch.from_numpy(positions).to(text.hidden.device).split(at_once):
+                laws = torch.log_softmax(self._target.logits(text.hidden[piece - 1]), dim=-1)
+                labels = torch.from_numpy(text.tokens[piece.cpu().numpy()]).to(laws.device)
+                log_p.append(laws.gather(1, labels[:, None])[:, 0].cpu().numpy().astype(np.float64))
+        return np.concatenate(log_p)
 
     def _grid(self, text: _Text) -> np.ndarray:
         """Anchors of the second set of blocks: the prompt's last token, and every B-th token of the answer."""
@@ -202,9 +202,9 @@ class Walks:
         tokens = [record["num_tokens"] for record in records]
         self.counts: Counts = tokens, [len(walk["blocks"]) for walk in own]
         self.frozen: Counts = tokens, [len(walk["blocks"]) for walk in frozen]
-        self.log_q, self.frozen_log_q, self.log_p = ([np.array(values) for values in column] for column in (
+        self.log_q, self.frozen_log_q, self.log_p = ([np.array(of_record) for of_record in column] for column in (
             [walk["log_q"] for walk in own], [walk["log_q"] for walk in frozen], [record["log_p"] for record in records]))
-        self.drafted = [len(values) for values in self.log_q]
+        self.drafted = [len(of_record) for of_record in self.log_q]
 
     @property
     def pace(self) -> int | None:
@@ -378,15 +378,15 @@ def figure(settings: list[dict], positions: list[dict]) -> Figure:
 def _by_position(axes: Axes, positions: list[dict], shown: list[str]) -> None:
     ranges = list(dict.fromkeys((row["from"], row["to_below"]) for row in positions))
     aside = 0.5 / len(shown)
-    for number, name in enumerate(shown):
+    for index, name in enumerate(shown):
         rows = {(row["from"], row["to_below"]): row for row in positions if row["setting"] == name}
-        places = [place for place, each in enumerate(ranges) if each in rows]
-        found = [rows[ranges[place]] for place in places]
-        reach = [[row["tau"] - row["tau_low"] if row["tau_low"] is not None else 0.0 for row in found],
-                 [row["tau_high"] - row["tau"] if row["tau_high"] is not None else 0.0 for row in found]]
-        colour = INK if name == FROZEN else PALETTE[(number - 1) % (len(PALETTE) - 1)]
-        axes.errorbar([place + (number - len(shown) / 2) * aside for place in places], [row["tau"] for row in found], reach,
-                      color=colour, marker=MARKERS[number % len(MARKERS)], markersize=4.5, linestyle="-" if number else "--",
+        xs = [x for x, each in enumerate(ranges) if each in rows]
+        shown_rows = [rows[ranges[x]] for x in xs]
+        reach = [[row["tau"] - row["tau_low"] if row["tau_low"] is not None else 0.0 for row in shown_rows],
+                 [row["tau_high"] - row["tau"] if row["tau_high"] is not None else 0.0 for row in shown_rows]]
+        colour = INK if name == FROZEN else PALETTE[(index - 1) % (len(PALETTE) - 1)]
+        axes.errorbar([x + (index - len(shown) / 2) * aside for x in xs], [row["tau"] for row in shown_rows], reach,
+                      color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4.5, linestyle="-" if index else "--",
                       linewidth=1.2, elinewidth=0.9, capsize=2.0, label=name)
     blocks = {(row["from"], row["to_below"]): row["blocks"] for row in positions if row["setting"] == FROZEN}
     axes.set_xticks(range(len(ranges)), [f"{low}-{high - 1 if high else ''}\n{blocks.get((low, high), 0):,} blocks"
@@ -395,12 +395,12 @@ def _by_position(axes: Axes, positions: list[dict], shown: list[str]) -> None:
 
 
 def _changes(axes: Axes, rows: list[dict], column: str) -> None:
-    for place, row in enumerate(rows):
+    for y, row in enumerate(rows):
         low, high = row[f"{column}_low"], row[f"{column}_high"]
         colour = INK if low is None or low <= 0.0 <= high else RIGHT if low > 0.0 else WRONG
         if low is not None:
-            axes.plot([low, high], [place, place], color=colour, linewidth=2.0, alpha=0.6, solid_capstyle="butt")
-        axes.plot(row[column], place, MARKERS[0], color=colour, markersize=5.5)
+            axes.plot([low, high], [y, y], color=colour, linewidth=2.0, alpha=0.6, solid_capstyle="butt")
+        axes.plot(row[column], y, MARKERS[0], color=colour, markersize=5.5)
     axes.axvline(0.0, color=INK, linewidth=0.9)
     axes.set_yticks(range(len(rows)), [row["setting"] for row in rows], fontsize=7.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)

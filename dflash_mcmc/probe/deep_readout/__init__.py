@@ -104,11 +104,11 @@ class DeepReadout(AnswerProbe):
         try:
             modes = tables.MODES if self.reinject_every is None else (*tables.MODES, tables.REINJECT)
             hidden = hidden_states(drafter, answer.sequence, blocks, self.context, key, modes, self.reinject_every)
-            found = read_out(drafter, hidden, modes)
+            readout = read_out(drafter, hidden, modes)
         except NotNumbers as error:
             return {"skipped": str(error)}
-        numbers = [number for number in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
-        return {"prompt_length": blocks.prompt_length, "block_size": size, "block": numbers, **found._asdict(),
+        block_of = [index for index in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
+        return {"prompt_length": blocks.prompt_length, "block_size": size, "block": block_of, **readout._asdict(),
                 "parameters": counts}
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:

@@ -44,15 +44,15 @@ def buckets(table: list[dict]) -> Figure:
     width = 0.8 / len(readers)
     rows = {(row["p_target"], row["mode"]): row for row in table if row["n"]}
     names = [name for name, *_ in BUCKETS if (name, MODES[0]) in rows]
-    for number, reader in enumerate(readers):
+    for index, reader in enumerate(readers):
         column = columns[reader != TARGET]
-        found = [rows[name, MODES[0] if reader == TARGET else reader] for name in names]
-        places = [place + (number - (len(readers) - 1) / 2) * width for place in range(len(found))]
-        look, heights = LOOKS[reader], [row[column] for row in found]
-        axes.bar(places, heights, width, color=look.colour, edgecolor="white", hatch=look.hatch, label=look.name,
-                 yerr=_errors(found, column), ecolor=INK, error_kw={"linewidth": 0.9})
-        for place, height in zip(places, heights, strict=True):
-            axes.annotate(_short(height), (place, height), (-1, 1.5), textcoords="offset points", ha="right", va="bottom",
+        of_reader = [rows[name, MODES[0] if reader == TARGET else reader] for name in names]
+        xs = [x + (index - (len(readers) - 1) / 2) * width for x in range(len(of_reader))]
+        look, heights = LOOKS[reader], [row[column] for row in of_reader]
+        axes.bar(xs, heights, width, color=look.colour, edgecolor="white", hatch=look.hatch, label=look.name,
+                 yerr=_errors(of_reader, column), ecolor=INK, error_kw={"linewidth": 0.9})
+        for x, height in zip(xs, heights, strict=True):
+            axes.annotate(_short(height), (x, height), (-1, 1.5), textcoords="offset points", ha="right", va="bottom",
                           fontsize=7, rotation=90)
     axes.set(title="Rank of the token by the target's probability", xlabel="target's probability of the token",
              ylabel="mean rank")
@@ -134,18 +134,18 @@ def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
     chance = rows["chance"]["mean_rank"]
     bottom = 0.6 * min(_end(row, "mean_rank", "low") for row in rows.values())
     _log_ranks(axes, bottom, 3.0 * max(_end(row, "mean_rank", "high") for row in rows.values()))
-    for place, (_, component, before) in enumerate(steps):
+    for x, (_, component, before) in enumerate(steps):
         row = rows[component]
         reached, start = row["mean_rank"], bottom if before is None else rows[before]["mean_rank"]
         worse = before is not None and reached > start
         colour = INK if component == TARGET else OTHER if before is None else WRONG if worse else RIGHT
-        axes.bar(place, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
-        axes.errorbar(place, reached, yerr=_errors([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
+        axes.bar(x, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
+        axes.errorbar(x, reached, yerr=_errors([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
         factor = "" if component == "random baseline" else f"\n{_factor(row['factor'])}"
-        axes.annotate(f"{_short(reached)}{factor}", (place, max(start, _end(row, "mean_rank", "high"))), (0, 3),
+        axes.annotate(f"{_short(reached)}{factor}", (x, max(start, _end(row, "mean_rank", "high"))), (0, 3),
                       textcoords="offset points", ha="center", va="bottom", fontsize=8)
-        if place < 2:
-            axes.plot([place + 0.31, place + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
+        if x < 2:
+            axes.plot([x + 0.31, x + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
     axes.axhline(chance, color=OTHER, linestyle="--", linewidth=1.0)
     axes.annotate(f"chance: {_short(chance)}", (len(steps) - 0.6, chance), (0, 2), textcoords="offset points", ha="right",
                   va="bottom", fontsize=8)
@@ -221,24 +221,24 @@ def _draw_shared(axes: Axes, counts: ParameterCounts) -> None:
 
 def _draw_target(axes: Axes, counts: ParameterCounts) -> list[float]:
     """Draws the target's layers from the bottom; returns the heights of the tapped layers."""
-    number, tapped = counts["num_target_layers"], set(counts["tapped_layers"])
+    num_layers, tapped = counts["num_target_layers"], set(counts["tapped_layers"])
     left, width = _TARGET_STACK
-    height, middles = (_TOP - _BOTTOM) / number, []
-    for layer in range(number):
+    height, middles = (_TOP - _BOTTOM) / num_layers, []
+    for layer in range(num_layers):
         y = _BOTTOM + layer * height
         axes.add_patch(Rectangle((left, y + 0.08 * height), width, 0.84 * height, linewidth=0.6,
                                  facecolor=RIGHT if layer in tapped else "white", edgecolor=INK))
         if layer in tapped:
             middles.append(y + height / 2)
             axes.text(left - 0.1, y + height / 2, str(layer), ha="right", va="center", fontsize=7.5, color=INK)
-    axes.text(left + width / 2 + 0.12, _ABOVE, f"target: {number} layers\n{_millions(counts['target_layers'])} parameters",
+    axes.text(left + width / 2 + 0.12, _ABOVE, f"target: {num_layers} layers\n{_millions(counts['target_layers'])} parameters",
               ha="left", va="center", fontsize=9)
     return middles
 
 
 def _draw_draft(axes: Axes, counts: ParameterCounts, tapped: list[float]) -> None:
     """Draws the features' path from the tapped layers through the compression to every layer of the draft."""
-    hidden, number = counts["hidden_size"], counts["num_draft_layers"]
+    hidden, num_layers = counts["hidden_size"], counts["num_draft_layers"]
     wide, middle = hidden * len(counts["tapped_layers"]), (_BOTTOM + _TOP) / 2
     for y in tapped:
         axes.plot([_TARGET_STACK[0] + _TARGET_STACK[1], 4.3], [y, middle + (y - middle) * 0.35], color=RIGHT, linewidth=1.1)
@@ -248,15 +248,15 @@ def _draw_draft(axes: Axes, counts: ParameterCounts, tapped: list[float]) -> Non
     axes.text(4.75, middle - 1.55, f"{wide:,} to {hidden:,}\n{_millions(counts['draft_fc'])} parameters\nno nonlinearity",
               ha="center", va="top", fontsize=8.5)
     left, width = _DRAFT_STACK
-    height = (_TOP - _BOTTOM) / number
-    for layer in range(number):
+    height = (_TOP - _BOTTOM) / num_layers
+    for layer in range(num_layers):
         y = _BOTTOM + layer * height
         axes.add_patch(Rectangle((left, y + 0.05 * height), width, 0.9 * height, linewidth=0.8, facecolor=_PALE,
                                  edgecolor=INK))
         axes.text(left + width / 2, y + height / 2, f"layer {layer}", ha="center", va="center", fontsize=8)
         _arrow(axes, (5.2, middle), (left, y + height / 2), RIGHT)
     share = counts["draft_layers"] / counts["target_layers"]
-    axes.text(left + width / 2 - 0.12, _ABOVE, f"draft: {number} layers\n{_millions(counts['draft_layers'])} parameters, "
+    axes.text(left + width / 2 - 0.12, _ABOVE, f"draft: {num_layers} layers\n{_millions(counts['draft_layers'])} parameters, "
               f"{share:.1%} of the target's", ha="right", va="center", fontsize=9)
     axes.text(left - 0.12, _BOTTOM + 0.15, "keys and values\nof the context", ha="right", va="bottom", fontsize=8, color=RIGHT)
 

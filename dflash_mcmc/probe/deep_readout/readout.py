@@ -70,8 +70,8 @@ class AnswerBlocks(NamedTuple):
 
     def reinjected(self, every: int) -> torch.Tensor:
         """The blocks that see the prompt's features once more, bool (blocks,): every `every`-th block after the first."""
-        number = torch.arange(len(self.anchors))
-        return (number > 0) & (number % every == 0)
+        index = torch.arange(len(self.anchors))
+        return (index > 0) & (index % every == 0)
 
 
 class Hidden(NamedTuple):
@@ -116,14 +116,14 @@ def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: AnswerBl
                         for mode in modes])
     masks = torch.full_like(windows, network.shape.mask_token_id)
     masks[:, 0] = windows[:, 0]
-    given = torch.stack([masks if mode in ("mask", REINJECT) else windows for mode in modes])
+    inputs = torch.stack([masks if mode in ("mask", REINJECT) else windows for mode in modes])
     seen, positions = blocks.seen(context), None
     seen = None if seen is None else seen.to(model.device).expand(len(modes), -1, -1)
     if reinject_every is not None:
         rows, seen, positions = _with_the_prompt_again(rows, seen, blocks, modes, reinject_every)
     drafted = sequences.drafted(
         network, model, rows, tokens[:last].expand(len(modes), -1), torch.full((len(modes),), last, device=model.device),
-        anchors.expand(len(modes), -1), given, seen, positions)
+        anchors.expand(len(modes), -1), inputs, seen, positions)
     before = anchors[:, None] + torch.arange(blocks.size - 1, device=model.device)
     return Hidden(reading.hidden[0, before], drafted, windows[:, 1:])
 
@@ -153,10 +153,10 @@ def read_out(drafter: DFlashDrafter, hidden: Hidden, modes: Sequence[str] = MODE
     Raises NotNumbers.
     """
     tokens, at_once = hidden.tokens.flatten(), sequences.positions_at_once(drafter.target.vocab_size)
-    found = {TARGET: _probabilities_and_ranks(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
+    readings = {TARGET: _probabilities_and_ranks(drafter.target.logits, hidden.target.flatten(0, 1), tokens, at_once)}
     for mode, drafted in zip(modes, hidden.draft, strict=True):
-        found[mode] = _probabilities_and_ranks(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
-    return Readout({name: p for name, (p, _) in found.items()}, {name: rank for name, (_, rank) in found.items()})
+        readings[mode] = _probabilities_and_ranks(drafter.logits, drafted.flatten(0, 1), tokens, at_once)
+    return Readout({name: p for name, (p, _) in readings.items()}, {name: rank for name, (_, rank) in readings.items()})
 
 
 def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key) -> torch.Tensor:
@@ -172,9 +172,9 @@ def noise(features: torch.Tensor, segments: Sequence[tuple[int, int]], key: Key)
             end = min(first + at_once, stop)
             normal = ndtri(key.uniforms(first * width, end * width)).reshape(-1, width).astype(np.float32)
             drawn[first:end] = torch.from_numpy(normal)
-            squares += torch.stack([part[first:end].double().square().sum() for part in (features, drawn)])
-        wanted, found = squares.sqrt()
-        drawn[start:stop] *= wanted / found
+            squares += torch.stack([rows[first:end].double().square().sum() for rows in (features, drawn)])
+        norm, norm_of_noise = squares.sqrt()
+        drawn[start:stop] *= norm / norm_of_noise
     return drawn
 
 
@@ -182,8 +182,8 @@ def _probabilities_and_ranks(logits_of: Callable[[torch.Tensor], torch.Tensor], 
                              at_once: int) -> tuple[list[float], list[int]]:
     """Probabilities, to six digits, and ranks of tokens int64 (n,), from the logits of hidden states (n, hidden)."""
     probabilities, ranks = [], []
-    for part, labels in zip(hidden.split(at_once), tokens.split(at_once), strict=True):
-        logits = logits_of(part)
+    for states, labels in zip(hidden.split(at_once), tokens.split(at_once), strict=True):
+        logits = logits_of(states)
         log_p = logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(dim=-1)
         probabilities += [float(f"{p:.6g}") for p in log_p.exp().tolist()]
         ranks += sequences.ranks(logits, labels).tolist()

@@ -257,9 +257,9 @@ def confidence(tokens: Tokens) -> list[dict]:
 def decomposition(tokens: Tokens) -> list[dict]:
     """A row for each source of signal, for the tokens that the target finds least likely, as in the document, and for all."""
     again = [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in tokens.modes else []
-    parts = (TokenSubset(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"),
-             TokenSubset(tokens, tokens.all, "all"))
-    return DECOMPOSITION.rows(SignalSource(part, *signal) for part in parts for signal in (
+    subsets = (TokenSubset(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"),
+               TokenSubset(tokens, tokens.all, "all"))
+    return DECOMPOSITION.rows(SignalSource(subset, *signal) for subset in subsets for signal in (
         ("random baseline", "random", "random"), ("+ features", "random", "mask"), ("+ gold tokens", "mask", "gold"),
         ("features and gold tokens", "random", "gold"), *again, (TARGET, "random", TARGET), ("chance", "random", "chance")))
 
@@ -279,7 +279,7 @@ def reinjection(tokens: Tokens) -> list[dict]:
 
 def block_curves(tokens: Tokens) -> list[dict]:
     """The data of the figure by block: a row for each group of blocks and reader."""
-    return BLOCK_CURVES.rows(part._replace(mode=reader) for part in _by_block(tokens) for reader in tokens.readers)
+    return BLOCK_CURVES.rows(group._replace(mode=reader) for group in _by_block(tokens) for reader in tokens.readers)
 
 
 def position_curves(tokens: Tokens) -> list[dict]:
@@ -288,11 +288,11 @@ def position_curves(tokens: Tokens) -> list[dict]:
         return []
     bins = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
 
-    def end(number: int) -> int:
-        return math.ceil(2.0 ** (number / _BINS_AN_OCTAVE))
+    def end(index: int) -> int:
+        return math.ceil(2.0 ** (index / _BINS_AN_OCTAVE))
 
-    return POSITION_CURVES.rows(TokenSubset(tokens, bins == number, "", reader, end(number), end(number + 1))
-                                for number in np.unique(bins) for reader in tokens.readers)
+    return POSITION_CURVES.rows(TokenSubset(tokens, bins == index, "", reader, end(index), end(index + 1))
+                                for index in np.unique(bins) for reader in tokens.readers)
 
 
 def _by_block(tokens: Tokens) -> Iterator[TokenSubset]:
@@ -403,7 +403,7 @@ PARAMETERS = Table("parameters", (  # section 4.1
 def parameter_rows(counts: ParameterCounts) -> list[dict]:
     """A row for each part of target and draft."""
     taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
-    return PARAMETERS.rows(ComponentParameters(name, number, counts, role) for name, number, role in (
+    return PARAMETERS.rows(ComponentParameters(name, parameters, counts, role) for name, parameters, role in (
         (f"target: {counts['num_target_layers']} layers", counts["target_layers"], "deep processing"),
         ("target: embedding", counts["embedding"], "shared with the draft"),
         ("target: head", counts["head"], "shared with the draft" + (", same weights as the embedding" if tied else "")),

@@ -61,8 +61,8 @@ class Cases:
     def __init__(self, problems: Sequence[str], wrong: Sequence[bool], signals: Sequence[Signal]):
         self.problems, self.wrong, self.signals = list(problems), np.asarray(wrong, bool), list(signals)
         self.names = list(dict.fromkeys(self.problems))
-        place = {name: number for number, name in enumerate(self.names)}
-        self.place, self.num_problems = np.array([place[name] for name in self.problems], np.int64), len(self.names)
+        index_of = {name: index for index, name in enumerate(self.names)}
+        self.place, self.num_problems = np.array([index_of[name] for name in self.problems], np.int64), len(self.names)
         # The bootstrap resamples problems, and all statistics need only sums over a problem's cases. Each problem is
         # therefore one observation.
         self._clusters = Clusters(self.names)
@@ -166,11 +166,11 @@ def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) ->
     """
     features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
     chance, base = np.empty(cases.size), np.empty(cases.size)
-    for number in np.unique(fold):
-        held, fitted = fold == number, fold != number
+    for index in np.unique(fold):
+        held, fitted = fold == index, fold != index
         centre, scale = features[fitted].mean(axis=0), features[fitted].std(axis=0)
-        known, unseen = ((features[part] - centre) / np.where(scale > 0, scale, 1.0) for part in (fitted, held))
-        chance[held] = _sigmoid(_with_one(unseen) @ fit(known, labels[fitted]))
+        seen, unseen = ((features[rows] - centre) / np.where(scale > 0, scale, 1.0) for rows in (fitted, held))
+        chance[held] = _sigmoid(_with_one(unseen) @ fit(seen, labels[fitted]))
         base[held] = labels[fitted].mean()
     return Predictions(chance, base)
 
@@ -296,10 +296,10 @@ def _auroc(summary: Summary) -> Figure:
     return figure
 
 
-def _draw_estimate(axes: Axes, row: dict, place: int) -> None:
+def _draw_estimate(axes: Axes, row: dict, y: int) -> None:
     """Draws a value with its interval. The mean and the maximum of a signal are drawn one above the other."""
     colour, marker, _ = _LOOKS[row["kind"]]
-    height = place + {"mean": -0.17, "max": 0.17}.get(row["statistic"], 0.0)
+    height = y + {"mean": -0.17, "max": 0.17}.get(row["statistic"], 0.0)
     if row["auroc_low"] is not None:
         axes.plot([row["auroc_low"], row["auroc_high"]], [height, height], color=colour, linewidth=1.2)
     axes.plot(row["auroc"], height, color=colour, marker=marker, markersize=5,

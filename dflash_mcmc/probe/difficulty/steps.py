@@ -48,15 +48,15 @@ class AnswerStep(NamedTuple):
 def steps(text: str) -> list[AnswerStep]:
     """All equations of a text, in order."""
     parts = list(_PART.finditer(text))
-    found = []
+    equations = []
     for first, last in _runs(parts):
         if last - first > _MOST_PARTS or not (_free_before(parts, first) and _free_after(parts, last)):
             continue
         wrong, first, last = _judged(parts, first, last)
         if wrong is not None:
             start, stop = parts[first].start(), parts[last - 1].end()
-            found.append(AnswerStep(text[start:stop], start, stop, wrong))
-    return found
+            equations.append(AnswerStep(text[start:stop], start, stop, wrong))
+    return equations
 
 
 def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
@@ -65,14 +65,14 @@ def ends(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[int]:
     A character that several tokens make belongs to the last of them. Each token is decoded together with the piece before
     it, because some tokenizers write a token differently depending on its predecessor.
     """
-    found, length, piece, known = [], 0, 0, 0
-    for number in range(1, len(tokens) + 1):
-        before, after = decode(tokens[piece:known]), decode(tokens[piece:number])
+    lengths, length, piece, decoded = [], 0, 0, 0
+    for index in range(1, len(tokens) + 1):
+        before, after = decode(tokens[piece:decoded]), decode(tokens[piece:index])
         if not after.endswith("\ufffd"):  # the decoder's sign for an incomplete character
             length += len(after) - len(before)
-            piece, known = known, number
-        found.append(length)
-    return found
+            piece, decoded = decoded, index
+        lengths.append(length)
+    return lengths
 
 
 def inside(step: AnswerStep, ends: Sequence[int]) -> range:
@@ -167,9 +167,9 @@ class _Reader:
         """The next part if it has this kind and, for signs, is one of those allowed; otherwise None."""
         if not self.left():
             return None
-        found, text = self._parts[self._next]
+        own, text = self._parts[self._next]
         text = _OPERATORS.get(text, text)
-        if found != kind or (allowed and text not in allowed):
+        if own != kind or (allowed and text not in allowed):
             return None
         self._next += 1
         return text

@@ -337,8 +337,8 @@ def _bins(of: ComparedCases) -> Iterator[Bin]:
 def bins_of(of: ComparedCases, signal: Signal, predictions: Predictions) -> Iterator[Bin]:
     """The bins of a signal's predictions."""
     bin_of = detection.bins(predictions.chance, of.num_bins)
-    for number in range(int(bin_of.max()) + 1):
-        yield Bin(of, signal, number, predictions, bin_of == number)
+    for index in range(int(bin_of.max()) + 1):
+        yield Bin(of, signal, index, predictions, bin_of == index)
 
 
 def _thresholds(of: ComparedCases) -> Iterator[Threshold]:

@@ -89,7 +89,7 @@ class Mixing(ProblemProbe):
 
     def check(self, config: Config) -> None:
         """Checks that the sampler makes Metropolis-Hastings steps and allows the setting of every cell. Raises ConfigError."""
-        able = [name for name, found in components("sampler").items() if _makes_chains(found.cls)]
+        able = [name for name, option in components("sampler").items() if _makes_chains(option.cls)]
         if not _makes_chains(type(config.sampler)):
             raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=mixing")
         sampler = _chain_sampler(config)
@@ -136,8 +136,8 @@ class Mixing(ProblemProbe):
         """The cost of one chain in every cell of the grid."""
         cells = [dataclasses.replace(config, sampler=setting.sampler) for setting in self.measured(config)]
         forwards = [cost.token_forwards(cell) for cell in cells]
-        known = [value for value in forwards if value is not None]
-        return UnitCost(sum(known), sum(map(cost.draft_blocks, cells))) if len(known) == len(cells) else None
+        counted = [value for value in forwards if value is not None]
+        return UnitCost(sum(counted), sum(map(cost.draft_blocks, cells))) if len(counted) == len(cells) else None
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws the chain of a unit in every cell. The record has their traces and costs, and totals for the tracker.
@@ -156,18 +156,18 @@ class Mixing(ProblemProbe):
         def drawn() -> Iterator[tuple[tuple[Unit, int], Chain]]:
             for unit in work:
                 begun[unit] = {}
-                for number, setting in enumerate(settings):
-                    yield (unit, number), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem])
+                for index, setting in enumerate(settings):
+                    yield (unit, index), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem])
 
         with closing(engine):
             for done in engine.run(drawn()):
-                unit, number = cast("tuple[Unit, int]", done.tag)
+                unit, index = cast("tuple[Unit, int]", done.tag)
                 cells = begun[unit]
-                cells[number] = chains.cell_record(settings[number].effective(), done.result, done.cost, done.failure)
+                cells[index] = chains.cell_record(settings[index].effective(), done.result, done.cost, done.failure)
                 if len(cells) == len(settings):
                     totals = {name: sum(cell.get(name, 0) for cell in cells.values())
                               for name in ("proposals", "accepted", "moved")}
-                    yield unit, {"cells": [cells[place] for place in range(len(settings))], **totals}
+                    yield unit, {"cells": [cells[index] for index in range(len(settings))], **totals}
                     del begun[unit]
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
@@ -215,7 +215,7 @@ def _temperature(sampler: type) -> str:
 
 def _check_axis(name: str, values: list | None, sampler: ChainSampler, field: str) -> None:
     """Checks that the sampler's field allows all values, and that no value repeats. Raises ConfigError."""
-    spec = next(spec_of(found) for found in dataclasses.fields(sampler) if found.name == field)
+    spec = next(spec_of(each) for each in dataclasses.fields(sampler) if each.name == field)
     kind = typing.get_type_hints(type(sampler))[field]
     optional = type(None) in typing.get_args(kind)
     right = values is None or (values and len(set(values)) == len(values) and all(
@@ -244,7 +244,7 @@ def acceptance(tables: dict[str, list[dict]]) -> Figure:
     panels = figure.subplots(len(shown), 2, squeeze=False, sharey=True)
     for row, setting in enumerate(shown):
         for axes, table, name in zip(panels[row], ("by_cut", "by_length"), ("cut", "suffix"), strict=True):
-            rows = [found for found in tables[table] if _setting(found) == setting]
+            rows = [each for each in tables[table] if _setting(each) == setting]
             _rates(axes, rows, name)
             axes.set_title(_label(setting) if name == "cut" else "")
             axes.set_xlabel({"cut": "cut / length of the sequence", "suffix": "redrawn tokens"}[name]
@@ -256,21 +256,21 @@ def acceptance(tables: dict[str, list[dict]]) -> Figure:
 
 
 def _rates(axes: Axes, rows: list[dict], name: str) -> None:
-    places = np.arange(len(rows))
+    xs = np.arange(len(rows))
     for key, shift, colour, marker, label in (("acceptance", -0.12, OTHER, "s", "accepted"),
                                               ("moved_rate", 0.12, RIGHT, "o", "moved (accepted and changed)")):
-        kept = [place for place in places if rows[place][key] is not None]
-        _whiskers(axes, [place + shift for place in kept], [rows[place] for place in kept], key, colour, marker, label)
-    axes.set_xticks(places, [f"{row[name]}\nn={row['proposals']:,}" for row in rows], fontsize=7.5)
+        kept = [x for x in xs if rows[x][key] is not None]
+        _whiskers(axes, [x + shift for x in kept], [rows[x] for x in kept], key, colour, marker, label)
+    axes.set_xticks(xs, [f"{row[name]}\nn={row['proposals']:,}" for row in rows], fontsize=7.5)
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylabel("share of proposals" if name == "cut" else "")
 
 
-def _whiskers(axes: Axes, places: Sequence[float], rows: list[dict], key: str, colour: str, marker: str, label: str) -> None:
-    values = np.array([row[key] for row in rows], float)
+def _whiskers(axes: Axes, xs: Sequence[float], rows: list[dict], key: str, colour: str, marker: str, label: str) -> None:
+    shares = np.array([row[key] for row in rows], float)
     ends = np.array([[row[key] if row[f"{key}{end}"] is None else row[f"{key}{end}"] for row in rows]
                      for end in ("_low", "_high")], float)
-    axes.errorbar(places, values, np.abs(ends - values), color=colour, marker=marker, linestyle="none", capsize=3,
+    axes.errorbar(xs, shares, np.abs(ends - shares), color=colour, marker=marker, linestyle="none", capsize=3,
                   markersize=5, label=label)
 
 
@@ -296,14 +296,14 @@ def traces(cells: Sequence[Cell]) -> Figure:
 
 def _trace(axes: Axes, chains: list[StepChain], what: str) -> None:
     moves, steps = sum(int(chain.moved.sum()) for chain in chains), sum(chain.num_steps for chain in chains)
-    for number, chain in enumerate(chains[: _MOST_CHAINS]):
-        places, values = np.arange(1, chain.num_steps + 1, dtype=float), chain.log_p
+    for index, chain in enumerate(chains[: _MOST_CHAINS]):
+        steps_along, log_p = np.arange(1, chain.num_steps + 1, dtype=float), chain.log_p
         after = np.where(chain.moved, chain.proposal_length, chain.length)
         grown = 1 + np.flatnonzero(chain.length[1:] != after[:-1])
-        axes.plot(np.insert(places, grown, np.nan), np.insert(values, grown, np.nan), color=PALETTE[number],
-                  linestyle=_DASHES[number], linewidth=1.2, drawstyle="steps-post")
-        axes.plot(places[chain.moved], values[chain.moved], color=PALETTE[number], linestyle="none",
-                  marker=MARKERS[number], markersize=3.5)
+        axes.plot(np.insert(steps_along, grown, np.nan), np.insert(log_p, grown, np.nan), color=PALETTE[index],
+                  linestyle=_DASHES[index], linewidth=1.2, drawstyle="steps-post")
+        axes.plot(steps_along[chain.moved], log_p[chain.moved], color=PALETTE[index], linestyle="none",
+                  marker=MARKERS[index], markersize=3.5)
     axes.set_title(f"{what}: {chains[0].problem}\n{moves} of {steps} steps of {len(chains)} chains move", fontsize=8.5)
     axes.margins(y=0.1)
 
@@ -315,16 +315,16 @@ def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
     figure = _figure(7.0, 4.0 + 0.2 * min(len(settings), _MOST_CELLS))
     axes = figure.subplots()
     axes.axhline(0.0, color=INK, linewidth=0.6)
-    for number, setting in enumerate(settings[:_MOST_CELLS]):
+    for index, setting in enumerate(settings[:_MOST_CELLS]):
         mine = [row for row in rows if _setting(row) == setting]
         lags, values = [row["lag"] for row in mine], [row["autocorrelation"] for row in mine]
         label = f"{_label(setting)}: {mine[0]['chains']} moving chains, {mine[0]['stuck']} stuck"
-        axes.plot(lags, values, color=PALETTE[number], linestyle=_DASHES[number], marker=MARKERS[number], markersize=4,
+        axes.plot(lags, values, color=PALETTE[index], linestyle=_DASHES[index], marker=MARKERS[index], markersize=4,
                   label=label)
         axes.plot(lags, [row["independent"] for row in mine], color=INK, linestyle=":", linewidth=0.8)
         low, high = ([row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
                       for row in mine] for end in ("_low", "_high"))
-        axes.fill_between(lags, low, high, color=PALETTE[number], alpha=0.15, linewidth=0.0)
+        axes.fill_between(lags, low, high, color=PALETTE[index], alpha=0.15, linewidth=0.0)
     axes.set(title="Autocorrelation of log p, second half of the steps (dotted: independent draws)", xlabel="lag, steps",
              ylabel="mean over moving chains")
     axes.locator_params(axis="x", integer=True)
@@ -357,17 +357,17 @@ def log_ratio(data: dict[str, list[dict]]) -> Figure:
 
 def _histogram(axes: Axes, rows: list[dict]) -> None:
     total = sum(row[name] for row in rows for name in _PROPOSALS)
-    places, under = np.arange(len(rows)), np.zeros(len(rows))
+    xs, under = np.arange(len(rows)), np.zeros(len(rows))
     for name, (_, look) in _PROPOSALS.items():
         counts = np.array([row[name] for row in rows])
         there = counts > 0  # an empty bar would show its outline as a line
-        axes.bar(places[there], counts[there] / total, 0.9, bottom=under[there], **look)
+        axes.bar(xs[there], counts[there] / total, 0.9, bottom=under[there], **look)
         under += counts / max(1, total)
-    for place, row in enumerate(rows):
+    for x, row in enumerate(rows):
         count = sum(row[name] for name in _PROPOSALS)
         if count:
-            axes.text(place, under[place], f"{count:,}", ha="center", va="bottom", fontsize=7)
-    axes.set_xticks(places[:-1] + 0.5, [f"{row['high']:g}" for row in rows[:-1]], fontsize=7.5)
+            axes.text(x, under[x], f"{count:,}", ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(xs[:-1] + 0.5, [f"{row['high']:g}" for row in rows[:-1]], fontsize=7.5)
     axes.set(ylabel=f"share of n={total:,} proposals", xlim=(-0.6, len(rows) - 0.4),
              ylim=(0.0, 1.12 * max(under.max(), 1e-9)))
     axes.grid(visible=False, axis="x")
@@ -390,9 +390,9 @@ def grid(tables: dict[str, list[dict]], named: Sequence[tuple[str, tuple[float, 
         rows = {_setting(row): row for row in tables[table] if row.get("window", window) == window}
         values, texts = np.full((len(alphas), len(names)), np.nan), {}
         for temperature, setting in named:
-            place, row = (alphas.index(setting[0]), names.index((temperature, setting[2]))), rows[setting]
-            values[place] = np.nan if row[key] is None else row[key]
-            texts[place] = _cell_text(row, key, row[count])
+            cell, row = (alphas.index(setting[0]), names.index((temperature, setting[2]))), rows[setting]
+            values[cell] = np.nan if row[key] is None else row[key]
+            texts[cell] = _cell_text(row, key, row[count])
         _heat(axes, values, texts, top=None if key.startswith("ess") else 1.0)
         axes.set_title(title, fontsize=9)
         axes.set_xticks(range(len(names)), [name if one else f"{name}\n{early}" for name, early in names])
@@ -414,9 +414,9 @@ def _heat(axes: Axes, values: np.ndarray, texts: dict[tuple[int, int], str], top
     top = top or max(np.nanmax(values, initial=0.0), 1e-9)
     axes.imshow(values, cmap="cividis", vmin=0.0, vmax=top, aspect="auto")
     axes.grid(visible=False)
-    for place, text in texts.items():
-        light = np.isnan(values[place]) or values[place] > 0.5 * top
-        axes.text(place[1], place[0], text, ha="center", va="center", fontsize=7.5, color=INK if light else "white")
+    for cell, text in texts.items():
+        light = np.isnan(values[cell]) or values[cell] > 0.5 * top
+        axes.text(cell[1], cell[0], text, ha="center", va="center", fontsize=7.5, color=INK if light else "white")
 
 
 def _figure(width: float, height: float) -> Figure:

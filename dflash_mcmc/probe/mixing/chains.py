@@ -202,19 +202,19 @@ class Cell(NamedTuple):
 def cells_of(records: Sequence[dict]) -> list[Cell]:
     """The cells of the chains' records, in the order of the records. All records have the same cells."""
     cells = []
-    for number, first in enumerate(records[0]["cells"]):
-        parts = [(record, record["cells"][number]) for record in records]
-        chains = [_chain(record, part) for record, part in parts if "trace" in part]
-        cells.append(Cell(first["alpha"], first["temperature"], first["early_reject"], chains, len(parts) - len(chains)))
+    for index, first in enumerate(records[0]["cells"]):
+        of_cell = [(record, record["cells"][index]) for record in records]
+        chains = [_chain(record, cell) for record, cell in of_cell if "trace" in cell]
+        cells.append(Cell(first["alpha"], first["temperature"], first["early_reject"], chains, len(of_cell) - len(chains)))
     return cells
 
 
-def _chain(record: dict, part: dict) -> StepChain:
-    trace = part["trace"]
+def _chain(record: dict, cell: dict) -> StepChain:
+    trace = cell["trace"]
     columns = {**{name: np.array(trace[name], np.int64) for name in _WHOLE},
                **{name: np.array(trace[name], float) for name in _REAL}, "decision": np.array(list(trace["decision"]), "<U1")}
-    chain = StepChain(record["problem"], record["chain"], **columns, last_log_p=part["log_p"],
-                      cost={name: part[name] for name in COSTS})
+    chain = StepChain(record["problem"], record["chain"], **columns, last_log_p=cell["log_p"],
+                      cost={name: cell[name] for name in COSTS})
     after = np.where(chain.moved, chain.proposal_length, chain.length)
     same = np.concatenate([[False], ~chain.moved[1:] & (chain.length[1:] == after[:-1])])
     return chain._replace(log_p=chain.log_p[np.maximum.accumulate(np.where(same, 0, np.arange(chain.num_steps)))])
@@ -278,8 +278,8 @@ def window(chains: Sequence[StepChain], name: str) -> Window:
     length = min(int(mask.sum()) for mask in kept)
     length -= length // 2 if name == "last_half" else 0
 
-    def rows(values: str) -> np.ndarray:
-        return np.stack([(own := getattr(chain, values)[mask])[len(own) - length :]
+    def rows(column: str) -> np.ndarray:
+        return np.stack([(own := getattr(chain, column)[mask])[len(own) - length :]
                          for chain, mask in zip(chains, kept, strict=True)])
 
     return Window(rows("log_p"), rows("moved"))
@@ -427,10 +427,10 @@ def lags(cell: Cell, name: str) -> list[Lag]:
             owners += [problem] * len(moving)
             curves += moving
             stuck += int(steps.stuck.sum())
-    reaching = {lag: [place for place, curve in enumerate(curves) if lag < len(curve)] for lag in range(1, 1 + MOST_LAGS)}
-    return [Lag(cell, name, lag, Clusters([owners[place] for place in places]), [curves[place][lag] for place in places],
-                float(np.mean([independent_autocorrelation(len(curves[place]), lag) for place in places])), stuck)
-            for lag, places in reaching.items() if places]
+    reaching = {lag: [index for index, curve in enumerate(curves) if lag < len(curve)] for lag in range(1, 1 + MOST_LAGS)}
+    return [Lag(cell, name, lag, Clusters([owners[index] for index in indices]), [curves[index][lag] for index in indices],
+                float(np.mean([independent_autocorrelation(len(curves[index]), lag) for index in indices])), stuck)
+            for lag, indices in reaching.items() if indices]
 
 
 def _inverted(value: float | None) -> float | None:

@@ -149,7 +149,7 @@ class LogRatios(NamedTuple):
 
     def percentiles(self) -> dict[str, IntervalEstimate]:
         """The percentiles in `LEVELS`."""
-        clusters = Clusters([self.steps.problem[place] for place in np.flatnonzero(self.kept)])
+        clusters = Clusters([self.steps.problem[index] for index in np.flatnonzero(self.kept)])
         estimates = clusters.quantiles(self.steps.log_ratio[self.kept], LEVELS)
         return {f"{100 * level:g}": estimate for level, estimate in zip(LEVELS, estimates, strict=True)}
 
@@ -199,13 +199,13 @@ LOG_RATIO_COUNTS = Table("log_ratio_counts", (
 def log_ratio_counts(cell: Cell) -> list[dict]:
     """Histogram of the log ratio, in nats."""
     steps = cell.steps()
-    place = np.searchsorted(RATIO_EDGES, steps.log_ratio, side="right")
+    bin_of = np.searchsorted(RATIO_EDGES, steps.log_ratio, side="right")
     kinds = {"identical": steps.real & steps.identical, "different": ~steps.abandoned & ~steps.identical,
              "abandoned": steps.abandoned}
-    counts = {name: np.bincount(place[kept], minlength=len(RATIO_EDGES) + 1) for name, kept in kinds.items()}
+    counts = {name: np.bincount(bin_of[kept], minlength=len(RATIO_EDGES) + 1) for name, kept in kinds.items()}
     ends = zip([None, *RATIO_EDGES], [*RATIO_EDGES, None], strict=True)
-    return LOG_RATIO_COUNTS.rows(RatioBin(cell, low, high, {name: int(of[number]) for name, of in counts.items()})
-                                 for number, (low, high) in enumerate(ends))
+    return LOG_RATIO_COUNTS.rows(RatioBin(cell, low, high, {name: int(of[index]) for name, of in counts.items()})
+                                 for index, (low, high) in enumerate(ends))
 
 
 class LastSteps:

@@ -100,7 +100,7 @@ class RejectionSampling(Probe):
 
     def units(self, config: Config) -> list[Unit]:
         """Chunks of draws."""
-        return [Unit("draws", number) for number in range(self.num_draws // self.chunk_size)]
+        return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
     def expected_cost(self, config: Config) -> UnitCost | None:
         """Nothing with synthetic laws. With laws=draft both laws are read twice, for the records and for the summary.
@@ -112,7 +112,7 @@ class RejectionSampling(Probe):
             return UnitCost(0.0)
         if (shape := config.model.shape("cpu")) is None:
             return None
-        prefixes = [config.assumed.prompt_length + number for number in range(self.anchor + 1)]
+        prefixes = [config.assumed.prompt_length + drawn for drawn in range(self.anchor + 1)]
         each = 2.0 / self.num_units(config)
         return UnitCost(each * (sum(prefixes) + shape.vocab_size * (prefixes[-1] + 1)), each)
 

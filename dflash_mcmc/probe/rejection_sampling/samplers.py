@@ -61,9 +61,9 @@ def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     uses separate uniforms.
     """
     samplers = {}
-    for decoder, rule, known in (("speculative_rejection", rules.reject, rules.REJECTION),
-                                 ("speculative_match", rules.match, rules.MATCH)):
-        for name, (wrong, fault) in {"": (None, Fault()), **known}.items():
+    for decoder, rule, faults in (("speculative_rejection", rules.reject, rules.REJECTION),
+                                  ("speculative_match", rules.match, rules.MATCH)):
+        for name, (wrong, fault) in {"": (None, Fault()), **faults}.items():
             if name not in _ELSEWHERE:
                 samplers[f"{decoder} {name}".strip()] = Speculation(
                     wrong or rule, OneToken(num_drafted), shared_noise=rule is rules.match, temperature=None, noisy=True,
@@ -181,9 +181,9 @@ def _processed(logits: torch.Tensor, probe: RejectionSampling) -> torch.Tensor:
 def laws(probe: RejectionSampling, config: Config) -> tuple[np.ndarray, np.ndarray, Callable[[int], str]]:
     """p and q of the counted pairs of tokens and of all other pairs together, float64 (cells,), and the name of a cell."""
     device = config.hardware.resolve()
-    known, model = tables(probe, config, device), config.model.load(device)
-    pairs, size = _pairs(known), len(known.target)
-    joint = [known.joint_target(), known.joint_draft()]
+    exact, model = tables(probe, config, device), config.model.load(device)
+    pairs, size = _pairs(exact), len(exact.target)
+    joint = [exact.joint_target(), exact.joint_draft()]
     p, q = (torch.cat([law[pairs], (1.0 - law[pairs].sum()).clamp(min=0.0)[None]]).cpu().numpy() for law in joint)
 
     def name(cell: int) -> str:
@@ -196,53 +196,53 @@ def laws(probe: RejectionSampling, config: Config) -> tuple[np.ndarray, np.ndarr
 
 def measure(probe: RejectionSampling, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
     """Counts, for each sampler and chunk of draws, how often each pair of tokens is drawn."""
-    known, size = tables(probe, config, work.device), probe.chunk_size
+    exact, size = tables(probe, config, work.device), probe.chunk_size
     key = Key(config.seed).fold_in("rejection_sampling", "draft")
-    pairs, vocabulary = _pairs(known), len(known.target)
+    pairs, vocabulary = _pairs(exact), len(exact.target)
     cell = torch.full((vocabulary**2,), len(pairs), device=pairs.device)
     cell[pairs] = torch.arange(len(pairs), device=pairs.device)
     for unit in work:
         counts, accepted, numbers = {}, {}, (unit.chain * size, (unit.chain + 1) * size)
         for name, sampler in samplers().items():
-            first, second, kept = _draw(name, sampler, known, key.fold_in(name), numbers, probe.temperature)
+            first, second, kept = _draw(name, sampler, exact, key.fold_in(name), numbers, probe.temperature)
             counts[name] = torch.bincount(cell[first * vocabulary + second], minlength=len(pairs) + 1).tolist()
             accepted[name] = kept
         yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
 
-def _pairs(known: Tables) -> torch.Tensor:
+def _pairs(exact: Tables) -> torch.Tensor:
     """The pairs that are counted, int64 (pairs,): those with the largest p. A pair (a, b) is number a * vocabulary + b."""
-    return known.joint_target().argsort(descending=True, stable=True)[:_PAIRS]
+    return exact.joint_target().argsort(descending=True, stable=True)[:_PAIRS]
 
 
-def _draw(name: str, sampler: Speculation, known: Tables, key: Key, numbers: tuple[int, int],
+def _draw(name: str, sampler: Speculation, exact: Tables, key: Key, numbers: tuple[int, int],
           temperature: float) -> tuple[torch.Tensor, torch.Tensor, float]:
     """First and second tokens of some draws, int64 (draws,) each, and the sum of their accepted shares."""
     start, stop = numbers
-    draws, device = stop - start, known.target.device
+    draws, device = stop - start, exact.target.device
     uniforms = key.fold_in("token").uniforms(start * 4, stop * 4).reshape(-1, 4)
     plain = torch.from_numpy(uniforms[:, 3]).to(device)
     chance = Uniforms(*(torch.from_numpy(values).to(device)
                         for values in (uniforms[:, :3].copy(), *Noise.of(key, start, stop, _DRAFTED))))
-    first = known.draft.expand(draws, -1)
+    first = exact.draft.expand(draws, -1)
     head = sampler.draft(laws_of.weigh(first), chance, 0)[:, 0]
-    following = known.draft_next[head]
+    following = exact.draft_next[head]
     drafted = torch.stack([head, sampler.draft(laws_of.weigh(following), chance, 1)[:, 0]], dim=1)
     judged = (first, following)
     if name == MARGINAL:
-        judged = first, known.marginal().expand(draws, -1)
+        judged = first, exact.marginal().expand(draws, -1)
     if name == BASE:
-        judged = known.base[0].expand(draws, -1), known.base[1].expand(draws, -1)
+        judged = exact.base[0].expand(draws, -1), exact.base[1].expand(draws, -1)
     if sampler.fault.raw_draft:
         judged = first * temperature, following * temperature
     # The token after both drafted ones is the third, which is not counted: any law will do for it.
-    after = known.target_next[head]
-    target = laws_of.weigh(torch.stack([known.target.expand(draws, -1), after, after], dim=1).flatten(0, 1))
+    after = exact.target_next[head]
+    target = laws_of.weigh(torch.stack([exact.target.expand(draws, -1), after, after], dim=1).flatten(0, 1))
     block = Block(drafted, target, laws_of.weigh(torch.stack(judged, dim=1).flatten(0, 1)),
                   torch.ones(draws, dtype=torch.bool, device=device))
     verdict = sampler.rule(block, chance)
     one = verdict.tokens[:, 0]
-    alone = laws_of.draw(laws_of.weigh(known.target_next[one]), plain)[0]
+    alone = laws_of.draw(laws_of.weigh(exact.target_next[one]), plain)[0]
     return one, torch.where(verdict.accepted > 0, verdict.tokens[:, 1], alone), float(verdict.accepted.sum()) / _DRAFTED
 
 
@@ -347,7 +347,7 @@ def summary(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], reco
     shown = np.sort(np.argsort(-p, kind="stable")[:_SHOWN])
     return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows(SamplerDraws(of, sampler) for sampler in of.counts)},
                    {"tokens": TOKENS.rows(NumberedRow(of, cell) for cell in shown),
-                    "course": COURSE.rows(NumberedRow(of, number) for number in range(len(records)))})
+                    "course": COURSE.rows(NumberedRow(of, row) for row in range(len(records)))})
 
 
 def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
@@ -358,7 +358,7 @@ def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
     pooled = int(np.searchsorted(np.cumsum(expected[order]), _LEAST_EXPECTED)) + 1
     if pooled >= len(p):
         return None
-    cells = [np.concatenate([[values[order[:pooled]].sum()], values[order[pooled:]]]) for values in (counts, expected)]
+    cells = [np.concatenate([[column[order[:pooled]].sum()], column[order[pooled:]]]) for column in (counts, expected)]
     return float(stats.chisquare(*cells).pvalue)
 
 

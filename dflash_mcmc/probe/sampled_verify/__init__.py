@@ -109,7 +109,7 @@ class SampledVerify(Probe):
 
     def check(self, config: Config) -> None:
         """Checks sampler, temperatures and faults. Raises ConfigError."""
-        able = [name for name, found in components("sampler").items() if _has_temperature(found.cls)]
+        able = [name for name, option in components("sampler").items() if _has_temperature(option.cls)]
         if not _has_temperature(type(config.sampler)):
             raise ConfigError("sampler", name_of(config.sampler), f"{', '.join(able)} with probe=sampled_verify")
         distinct = len(set(self.temperatures)) == len(self.temperatures)
@@ -133,9 +133,9 @@ class SampledVerify(Probe):
     def units(self, config: Config) -> list[Unit]:
         """The generations of all workloads. Names of long and agent units have the workload in parentheses."""
         problems = [problem.id for problem in config.dataset.problems()]
-        return [*(Unit(name, number) for name in problems for number in range(config.num_chains)),
+        return [*(Unit(name, chain) for name in problems for chain in range(config.num_chains)),
                 *(Unit(f"(long) {name}") for name in problems),
-                *(Unit("(agent)", number) for number in range(self.agent_runs))]
+                *(Unit("(agent)", chain) for chain in range(self.agent_runs))]
 
     def num_units(self, config: Config) -> int:
         """The number of generations, without reading a published dataset."""
@@ -174,8 +174,8 @@ class SampledVerify(Probe):
                             arm.speculation(drafter, self.draft_temperature, window), sampler, own,
                             [arm.key(config.seed, task.unit, temperature) for task in own])
                         cells.append([{"decoder": arm.name, "temperature": temperature, **cell} for cell in drawn])
-                for number, task in enumerate(own):
-                    of_task = [column[number] for column in cells]
+                for row, task in enumerate(own):
+                    of_task = [column[row] for column in cells]
                     if workload == AGENT and prompt.has_tools:
                         of_task = [{**cell, "tool_call": arms.has_call(_text(model, cell))} for cell in of_task]
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),

@@ -107,15 +107,15 @@ def draw(config: Config, model: LanguageModel, speculation: Speculation | None, 
     total = max(len(task.prompt) + task.horizon for task in tasks)
     sized = dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, max_new_tokens=total - longest))
     engine = slots.engine_of(sized, model, longest, len(tasks) * ranks.place().total, None, speculation)
-    chains = [(number, sampler.chain(task.prompt, task.horizon, key))
-              for number, (task, key) in enumerate(zip(tasks, keys, strict=True))]
+    chains = [(index, sampler.chain(task.prompt, task.horizon, key))
+              for index, (task, key) in enumerate(zip(tasks, keys, strict=True))]
     start, cells = time.perf_counter(), dict[int, dict]()
     for done in engine.run(iter(chains)):
         costs = {"target_forwards": done.cost.target_forwards}
         cells[done.tag] = ({"failure": done.failure, **costs} if done.result is None else
                            {"tokens": done.result.trajectory.tokens.tolist(), **costs})
     seconds = (time.perf_counter() - start) / len(tasks)
-    return [{**cells[number], "seconds": seconds} for number in range(len(tasks))]
+    return [{**cells[index], "seconds": seconds} for index in range(len(tasks))]
 
 
 class AgentPrompt(NamedTuple):
@@ -224,7 +224,7 @@ class ComparedGenerations:
         """The test that the histograms of the first tokens of both decoders have one law."""
         if self.decoder == PLAIN:
             return None
-        return paired.histograms(*_counts(*([one.tokens[:most] for one in part] for part in (self.plain, self.own))))
+        return paired.histograms(*_counts(*([one.tokens[:most] for one in drawn] for drawn in (self.plain, self.own))))
 
     @cached_property
     def test(self) -> tuple[float | None, float | None, float | None]:
@@ -345,7 +345,7 @@ def summary(records: Sequence[dict]) -> Summary:
     """The tables `short`, `long`, `agent` and `same_key`, each where the records have its workload."""
     drawn = {name: _generations(records, name) for name in WORKLOADS}
     # `same_key` is no row of a workload, because it is not an independent sample.
-    tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *place) for place in list(of) if place[1] != SAME_KEY)
+    tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
               for name, of in drawn.items() if of}
     same = SAME.rows(pairs for name, of in drawn.items() for pairs in _same(name, of))
     return Summary(VALUES.row(SampledVerifyResult(records, tables, same)), {**tables, "same_key": same}, {})
@@ -385,11 +385,11 @@ def _same_first(own: Sequence[Generation]) -> float:
 
 def _counts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Histograms (generations, tokens that occur) of both samples."""
-    place = {token: number for number, token in enumerate(sorted({token for part in (one, other) for own in part
-                                                                  for token in own}))}
+    column_of = {token: column for column, token in enumerate(sorted({token for sample in (one, other) for own in sample
+                                                                      for token in own}))}
 
-    def counted(part: Sequence[Sequence[int]]) -> np.ndarray:
-        return np.stack([np.bincount([place[token] for token in own], minlength=len(place)) for own in part])
+    def counted(sample: Sequence[Sequence[int]]) -> np.ndarray:
+        return np.stack([np.bincount([column_of[token] for token in own], minlength=len(column_of)) for own in sample])
 
     return counted(one), counted(other)
 
@@ -428,7 +428,7 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
     rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in tables.get(name, [])]
     decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
     series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
-    looks = {place: (PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]) for number, place in enumerate(series)}
+    looks = {each: (PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index, each in enumerate(series)}
     panels = [("tokens_per_forward", "Tokens per target forward", ""),
               ("same_first_token", "Same first token", "share of a problem's generations"),
               ("histogram_p", "Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
@@ -438,9 +438,9 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
     drawn = Figure(figsize=(2.2 + 2.3 * len(panels), 1.5 + 0.38 * len(decoders)), layout="constrained")
     for axes, (column, title, label) in zip(drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels,
                                             strict=True):
-        for place, (colour, marker) in looks.items():
-            own = [row for name, row in rows if (name, row["temperature"]) == place and row.get(column) is not None]
-            shift = 0.12 * (series.index(place) - 0.5 * (len(series) - 1))
+        for each, (colour, marker) in looks.items():
+            own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
+            shift = 0.12 * (series.index(each) - 0.5 * (len(series) - 1))
             _points(axes, own, column, [decoders.index(row["decoder"]) + shift for row in own], colour, marker)
         axes.set(title=title, xlabel=label)
         if column == "histogram_p":
@@ -457,9 +457,9 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
     return drawn
 
 
-def _points(axes: Axes, rows: list[dict], column: str, places: list[float], colour: str, marker: str) -> None:
-    for row, place in zip(rows, places, strict=True):
+def _points(axes: Axes, rows: list[dict], column: str, ys: list[float], colour: str, marker: str) -> None:
+    for row, y in zip(rows, ys, strict=True):
         low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
         if low is not None:
-            axes.plot([low, high], [place, place], color=OTHER, linewidth=1.2, zorder=1)
-    axes.plot([row[column] for row in rows], places, color=colour, marker=marker, markersize=5, linestyle="none", zorder=2)
+            axes.plot([low, high], [y, y], color=OTHER, linewidth=1.2, zorder=1)
+    axes.plot([row[column] for row in rows], ys, color=colour, marker=marker, markersize=5, linestyle="none", zorder=2)

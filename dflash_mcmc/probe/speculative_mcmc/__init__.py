@@ -230,9 +230,9 @@ class SpeculativeMCMC(ProblemProbe):
                          for anchor, tokens in zip(anchors, every, strict=True)]
             target = self._from_target(model, reading, anchors, drafter.num_drafted, key) if self.autoregressive else None
         weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
-        for number, (name, blocks) in enumerate(proposed.items()):
+        for index, (name, blocks) in enumerate(proposed.items()):
             if joint:
-                mine = slice(number * self.num_samples, (number + 1) * self.num_samples)
+                mine = slice(index * self.num_samples, (index + 1) * self.num_samples)
                 own = blocks._replace(log_p=np.stack([rows[mine] for rows in log_p]))
                 weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
         if target is not None:
@@ -251,8 +251,8 @@ class SpeculativeMCMC(ProblemProbe):
                     for name in dict.fromkeys(name for name, _ in weighed)}
         every = weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True)))
         columns = weighing.chains(every, self.alpha, np.concatenate([uniforms[name] for name, _ in weighed]))
-        return {which: {name: list(map(_digits, values[number * count : (number + 1) * count].tolist()))
-                        for name, values in columns.items()} for number, which in enumerate(weighed)}
+        return {which: {name: list(map(_digits, column[index * count : (index + 1) * count].tolist()))
+                        for name, column in columns.items()} for index, which in enumerate(weighed)}
 
     def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
         """(distances for every predicted token, drawn blocks), both by temperature.
@@ -372,9 +372,9 @@ def _overview(summary: Summary) -> Figure:
 
 def _draw_tokens(axes: Axes, summary: Summary) -> None:
     laws = list(dict.fromkeys((row["against"], row["temperature"]) for row in summary.data["token_acceptance"]))
-    for number, law in enumerate(laws):
+    for index, law in enumerate(laws):
         rows = [row for row in summary.data["token_acceptance"] if (row["against"], row["temperature"]) == law]
-        colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(number - 1) % 3], "-")
+        colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(index - 1) % 3], "-")
         axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], color=colour, linestyle=line,
                   label=f"{law[0]}, T = {law[1]:g}")
     axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
@@ -384,17 +384,17 @@ def _draw_tokens(axes: Axes, summary: Summary) -> None:
 
 def _draw_positions(axes: Axes, summary: Summary) -> None:
     rows = _of_best_weights(summary.tables["positions"])
-    places = list(dict.fromkeys(row["position"] for row in rows))
+    positions = list(dict.fromkeys(row["position"] for row in rows))
     names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
-        at = np.array([places.index(row["position"]) for row in mine]) + 0.09 * (number - (len(names) - 1) / 2)
+        at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
         _points(axes, at, mine, "acceptance",
                     WRONG if name[0] == "target" else _SHADES[names.index(name) % 3], _label(*name))
     counts = {row["position"]: row["blocks"] for row in rows}
-    axes.set_xticks(range(len(places)), [f"{place}\n{counts[place]:,} blocks" for place in places])
+    axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
     axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
-             xlim=(-0.6, len(places) - 0.4))
+             xlim=(-0.6, len(positions) - 0.4))
     axes.legend(ncols=2, loc="upper left")
 
 
@@ -402,8 +402,8 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
     rows = _of_best_weights(summary.tables["aggregate"])
     names = [(row["proposal"], row["temperature"]) for row in rows]
     for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
-        values = [row[column] for row in rows]
-        axes.bar(np.arange(len(rows)) + offset, values, 0.4, color=colour, yerr=_errors(rows, column), ecolor=INK, capsize=2,
+        shares = [row[column] for row in rows]
+        axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=_errors(rows, column), ecolor=INK, capsize=2,
                  label={"moved": "accepted, different block"}.get(column, "accepted"))
     axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
     axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])

@@ -389,8 +389,8 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
         "strata": STRATA.rows(_strata(columns, speed)),
     }
     data = {"blocks": BLOCKS.rows(_blocks(columns)),
-            "token_acceptance": TOKEN_ACCEPTANCE.rows(LawUpTo(law, place) for law in laws
-                                                      for place in np.linspace(0.0, 1.0, 101))}
+            "token_acceptance": TOKEN_ACCEPTANCE.rows(LawUpTo(law, upto) for law in laws
+                                                      for upto in np.linspace(0.0, 1.0, 101))}
     sharpest = ProposedBlocks(columns, _sharpest(columns))
     return Summary(VALUES.row(SpeculativeMcmcResult(records, columns, num_samples, sharpest)),
                    {name: rows for name, rows in tables.items() if rows}, data)

@@ -85,12 +85,12 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
     hidden, which = reading.hidden[0, anchor][None], np.zeros(samples, dtype=np.int64)
     parents = np.full(samples, PREFIX)
     step = positions_at_once(model.vocab_size)
-    for place in range(n):
+    for position in range(n):
         states = hidden[torch.from_numpy(which).to(hidden.device)]
-        parts = [_draw(checked(model.logits(part)), temperature, uniform)
-                 for part, uniform in zip(states.split(step), uniforms[:, place].split(step), strict=True)]
-        drawn.append([torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)])
-        if place + 1 < n:
+        pieces = [_draw(checked(model.logits(piece)), temperature, uniform)
+                  for piece, uniform in zip(states.split(step), uniforms[:, position].split(step), strict=True)]
+        drawn.append([torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)])
+        if position + 1 < n:
             tokens = drawn[-1][0]
             apart = which * model.vocab_size + tokens if share else np.arange(samples)
             _, first, after = np.unique(apart, return_index=True, return_inverse=True)
@@ -151,12 +151,12 @@ def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) 
     rows, samples = log_weights.shape
     log_uniforms, weight, state = np.log(uniforms), log_weights[:, 0], tokens[:, 0]
     accepted, moved = np.zeros(rows), np.zeros(rows)
-    for number in range(1, samples):
-        proposal = tokens[:, number]
-        taken = log_uniforms[:, number - 1] < log_weights[:, number] - weight
+    for step in range(1, samples):
+        proposal = tokens[:, step]
+        taken = log_uniforms[:, step - 1] < log_weights[:, step] - weight
         accepted += taken
         moved += taken & (state != proposal).any(axis=1)
-        weight, state = np.where(taken, log_weights[:, number], weight), np.where(taken[:, None], proposal, state)
+        weight, state = np.where(taken, log_weights[:, step], weight), np.where(taken[:, None], proposal, state)
     return Simulated(accepted / (samples - 1), moved / (samples - 1))
 
 
@@ -335,9 +335,9 @@ class Columns:
 
     def products(self, name: str) -> np.ndarray:
         """The product of the tokens' acceptances 1 - TVD, for each block."""
-        parts = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
-                 for record in self.records]
-        return np.concatenate(parts) if parts else np.empty(0)
+        of_records = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
+                      for record in self.records]
+        return np.concatenate(of_records) if of_records else np.empty(0)
 
 
 class Speed:
@@ -368,7 +368,7 @@ class Speed:
     def bought(self, proposal: ProposalKind, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
         """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
         here = np.ones(len(values), bool) if here is None else here
-        sums, counts = (np.bincount(self._record, part, len(self._timed)) for part in (values * here, here))
+        sums, counts = (np.bincount(self._record, column, len(self._timed)) for column in (values * here, here))
 
         def of(weights: np.ndarray) -> np.ndarray:
             with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no timed problems or no selected blocks

@@ -85,16 +85,16 @@ def section(study: Study) -> Section | None:
     if not runs or len(units) > 1:
         return None
     cost = UNITS[units.pop()]
-    found = points_of(runs, cost)
-    rows = comparisons(found)
-    tables = [ReportTable("budget", "Accuracy at each budget", _columns(cost), [_shown(point) for point in found])]
+    points = points_of(runs, cost)
+    rows = comparisons(points)
+    tables = [ReportTable("budget", "Accuracy at each budget", _columns(cost), [_shown(point) for point in points])]
     if rows:
         tables.append(ReportTable("budget_paired", "Compared with the majority vote at the same budget", _paired_columns(),
                                   rows))
     text = _TEXT.format(unit=_NAMES[cost], tolerance=100.0 * TOLERANCE, level=LEVEL, compared=len(rows), power=_power(rows))
     title = f"Accuracy over {_NAMES[cost]} of an answer on {study.dataset}, a line for each method."
     return Section("budget", "Accuracy over budget", paragraphs(text), tables,
-                   [Drawing("fig_budget", title, lambda: _figure(study.dataset, found, _NAMES[cost]))])
+                   [Drawing("fig_budget", title, lambda: _figure(study.dataset, points, _NAMES[cost]))])
 
 
 def points_of(runs: Sequence[Run], cost: Cost) -> list[BudgetPoint]:
@@ -105,16 +105,16 @@ def points_of(runs: Sequence[Run], cost: Cost) -> list[BudgetPoint]:
     labels = labels_of([run.condition for run in runs], rest, [_without(run.config, field)
                                                                for run, field in zip(runs, fields, strict=True)])
     budgets = sorted({float(run.config["budget"]) for run in runs})
-    found: list[BudgetPoint] = []
+    points: list[BudgetPoint] = []
     for run, field, label in zip(runs, fields, labels, strict=True):
         if field == CHAINS:
-            found += _of_draws(run, label, budgets, cost)
+            points += _of_draws(run, label, budgets, cost)
         else:
             budget = None if field is None else float(run.config["budget"])
             setting = f"{field}={run.identity.get(field)}" if field else "-"
-            found.append(_point(label, budget, setting, run.records, cost))
-    order = list(dict.fromkeys(point.method for point in found))
-    return sorted(found, key=lambda point: (order.index(point.method), point.budget or 0.0))
+            points.append(_point(label, budget, setting, run.records, cost))
+    order = list(dict.fromkeys(point.method for point in points))
+    return sorted(points, key=lambda point: (order.index(point.method), point.budget or 0.0))
 
 
 def _field(run: Run) -> str | None:
@@ -131,16 +131,16 @@ def _without(config: dict, field: str | None) -> dict:
 
 def _of_draws(run: Run, label: str, budgets: Sequence[float], cost: Cost) -> list[BudgetPoint]:
     """A single draw, and the votes over as many draws as each budget pays for and the run has."""
-    found, records = [_point(label, None, f"{CHAINS}=1", run.records, cost)], full(run)
+    points, records = [_point(label, None, f"{CHAINS}=1", run.records, cost)], full(run)
     if not votes(run):
-        return found
+        return points
     rules: list[VoteRule | str] = ["majority", *rules_asked_for(run)]
     for budget in budgets:
-        number = min(run.num_chains, max(1, round(budget / found[0].spent)))
-        if number > 1:
-            found += [_point(f"{label}, {_vote(rule)}", budget, f"{CHAINS}={number}",
-                             aggregated(records, rule, chains=number), cost) for rule in rules]
-    return found
+        num_chains = min(run.num_chains, max(1, round(budget / points[0].spent)))
+        if num_chains > 1:
+            points += [_point(f"{label}, {_vote(rule)}", budget, f"{CHAINS}={num_chains}",
+                              aggregated(records, rule, chains=num_chains), cost) for rule in rules]
+    return points
 
 
 def _vote(rule: VoteRule | str) -> str:
@@ -163,8 +163,8 @@ def comparisons(found: Sequence[BudgetPoint]) -> list[dict]:
 
 
 def _compared(point: BudgetPoint, base: BudgetPoint, own: PairedOutcomes, other: PairedOutcomes, left_out: int,
-              number: int) -> dict:
-    """The row of a comparison, one of `number`."""
+              num_compared: int) -> dict:
+    """The row of a comparison, one of `num_compared`."""
     paired = compare(own, other)
     return {"method": point.method, "budget": point.budget, "setting": point.setting, "spent": point.spent,
             "baseline": base.method, "baseline_setting": base.setting, "baseline_spent": base.spent,
@@ -172,7 +172,7 @@ def _compared(point: BudgetPoint, base: BudgetPoint, own: PairedOutcomes, other:
             **accuracy_of(other).columns("baseline_accuracy"), **paired.difference.columns("difference"),
             "test": paired.test, "p_value": paired.p_value, "p_holm": None, "verdict": "not resolved",
             **planned(own, other, SOUGHT),
-            "problems_together": planned(own, other, SOUGHT, LEVEL / number)["problems_needed"]}
+            "problems_together": planned(own, other, SOUGHT, LEVEL / num_compared)["problems_needed"]}
 
 
 def _power(rows: Sequence[dict]) -> str:
@@ -208,22 +208,22 @@ def _paired_columns() -> list[ReportColumn]:
             counted("for all comparisons", "problems_together")]
 
 
-def _figure(dataset: str, found: Sequence[BudgetPoint], unit: str) -> Figure:
+def _figure(dataset: str, points: Sequence[BudgetPoint], unit: str) -> Figure:
     """Accuracy over cost on a logarithmic axis, with intervals. Methods differ in colour and in marker."""
     from matplotlib.figure import Figure
 
     methods: dict[str, list[BudgetPoint]] = {}
-    for point in found:
+    for point in points:
         methods.setdefault(point.method, []).append(point)
     drawn = Figure(figsize=(8.6, max(4.2, 0.26 * len(methods) + 1.0)), layout="constrained")
     axes = drawn.subplots()
-    for number, (method, line) in enumerate(methods.items()):
+    for index, (method, line) in enumerate(methods.items()):
         estimates = [accuracy_of(point.outcomes) for point in line]
-        beside = 1.0 + _APART * (2.0 * (number + 0.5) / len(methods) - 1.0)
+        beside = 1.0 + _APART * (2.0 * (index + 0.5) / len(methods) - 1.0)
         axes.errorbar([beside * point.spent for point in line], [100.0 * estimate.known for estimate in estimates],
                       error_bars(estimates), label=method, capsize=2, elinewidth=0.7, markersize=5,
-                      color=PALETTE[number % len(PALETTE)], marker=MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
-                      linestyle=("-", "--", ":")[number // len(PALETTE) % 3])
+                      color=PALETTE[index % len(PALETTE)], marker=MARKERS[(index + index // len(PALETTE)) % len(MARKERS)],
+                      linestyle=("-", "--", ":")[index // len(PALETTE) % 3])
     axes.set_xscale("log")
     plain_ticks(axes)
     axes.set_xlabel(f"{unit} of an answer, measured; points are moved apart by at most {100.0 * _APART:.0f} %")

@@ -89,7 +89,7 @@ def _diagnosed(run: Run) -> dict:
     became["identical"] = [record["accepted"] - record["moved"] for record in run.records]
     drawn = sum(record["tokens_drawn"] for record in run.records)
     return {"run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
-            **{key: end for name, values in became.items() for key, end in of.ratio(values, proposals).columns(name).items()},
+            **{key: end for name, counts in became.items() for key, end in of.ratio(counts, proposals).columns(name).items()},
             "skipped": sum(record["tokens_skipped"] for record in run.records) / drawn if drawn else None,
             "mean_log_p": _mean_log_p(run),
             "law_error": max(record["law_error"] for record in run.records)}
@@ -118,8 +118,8 @@ def _curve(run: Run) -> list[dict]:
 
 
 def _ties(run: Run) -> str:
-    found = majority(full(run))
-    return f"{sum(vote['tied'] for vote in found):,} of {len(found):,} problems of {run.shown}"
+    ballots = majority(full(run))
+    return f"{sum(vote['tied'] for vote in ballots):,} of {len(ballots):,} problems of {run.shown}"
 
 
 def _figure(curves: dict[str, list[dict]]) -> Figure:
@@ -142,10 +142,10 @@ def _over_chains(axes: Axes, curves: dict[str, list[dict]], key: str, step: floa
     for name, rows in curves.items():
         if rows[0][key] is None:
             continue
-        number, estimates = names.index(name), [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
-        shift = 1.0 + step * (number - (len(names) - 1) / 2)
+        index, estimates = names.index(name), [IntervalEstimate(*ends(row, key), row["n"]) for row in rows]
+        shift = 1.0 + step * (index - (len(names) - 1) / 2)
         axes.errorbar([row["k"] * shift for row in rows], [100.0 * estimate.known for estimate in estimates],
-                      error_bars(estimates), color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)],
+                      error_bars(estimates), color=PALETTE[index % len(PALETTE)], marker=MARKERS[index % len(MARKERS)],
                       markersize=5, capsize=2, label=name)
     ticks = sorted({row["k"] for rows in curves.values() for row in rows})
     axes.set_xscale("log", base=2)
@@ -205,10 +205,10 @@ def _rows(run: Run, rules: list[VoteRule]) -> list[dict]:
              **IntervalEstimate(None, None, None, 0).columns("difference"), "p_value": None, "p_holm": None, "verdict": "-"}]
     for rule in rules:
         combined = aggregated(records, rule)
-        found = outcomes(combined)
-        paired = compare(found, base)
-        rows.append({"run": run.shown, "rule": rule.shown, "k": run.num_chains, "problems": len(found.problems),
-                     **accuracy_of(found).columns("accuracy"),
+        own = outcomes(combined)
+        paired = compare(own, base)
+        rows.append({"run": run.shown, "rule": rule.shown, "k": run.num_chains, "problems": len(own.problems),
+                     **accuracy_of(own).columns("accuracy"),
                      "effective": sum(row["effective"] for row in combined) / len(combined),
                      "dominated": sum(row["dominated"] for row in combined) / len(combined),
                      **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "verdict": "tie"})
@@ -217,8 +217,8 @@ def _rows(run: Run, rules: list[VoteRule]) -> list[dict]:
 
 def _curves(run: Run, rules: list[VoteRule]) -> dict[str, list[dict]]:
     """For each rule, one row per number of chains."""
-    found = {_MAJORITY: majority_curve(run.records), **{rule.shown: weighted_curve(run.records, rule) for rule in rules}}
-    return {rule: [{"run": run.shown, "rule": rule, **row} for row in rows] for rule, rows in found.items()}
+    curves = {_MAJORITY: majority_curve(run.records), **{rule.shown: weighted_curve(run.records, rule) for rule in rules}}
+    return {rule: [{"run": run.shown, "rule": rule, **row} for row in rows] for rule, rows in curves.items()}
 
 
 def _rules_columns() -> list[ReportColumn]:
@@ -271,7 +271,7 @@ def matched_section(study: Study) -> Section | None:
 
 def _matched_rows(study: Study, drawn: list[Run], others: list[Run], cost: Cost) -> list[dict]:
     votes_of = [_MatchedVotes(voting, rule) for voting in drawn for rule in (None, *rules_asked_for(voting))]
-    return adjusted([row for run in others for found in votes_of if (row := _row(study, run, found, cost)) is not None])
+    return adjusted([row for run in others for matched in votes_of if (row := _row(study, run, matched, cost)) is not None])
 
 
 class _MatchedVotes:
@@ -297,11 +297,11 @@ def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | 
     own, other, left_out = aligned(study.entry(run).outcomes, outcomes(vote))
     if not own.problems:
         return None
-    found = compare(own, other)
+    paired = compare(own, other)
     return {"run": run.shown, "cost": spent, **accuracy_of(own).columns("accuracy"), "votes_of": votes_of.run.label,
             "vote": votes_of.shown, "k": k,
             "vote_cost": cost_of(vote, cost), **accuracy_of(other).columns("vote_accuracy"), "problems": len(own.problems),
-            "left_out": left_out, **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None,
+            "left_out": left_out, **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None,
             "verdict": "tie"}
 
 
@@ -338,9 +338,9 @@ def agreement_section(study: Study) -> Section | None:
 
 
 def _agreement_row(a: Run, b: Run, name: str) -> dict | None:
-    found = agreement(_values(a, _NUMBERS[name]), _values(b, _NUMBERS[name]))
-    return found and {"run": a.shown, "other": b.shown, "power": a.power, "number": name, **found._asdict(), "p_holm": None,
-                      "verdict": "agree"}
+    agreed = agreement(_values(a, _NUMBERS[name]), _values(b, _NUMBERS[name]))
+    return agreed and {"run": a.shown, "other": b.shown, "power": a.power, "number": name, **agreed._asdict(), "p_holm": None,
+                       "verdict": "agree"}
 
 
 def _values(run: Run, field: str) -> dict[str, list[float]]:

@@ -79,9 +79,9 @@ def section(study: Study) -> Section | None:
 
 def _candidates(study: Study) -> dict[str, list[Run]]:
     """The runs that could represent each method. A low-temperature run has a temperature below 1."""
-    found = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
-    found["temp"] = [run for run in found["temp"] if float(run.identity.get("sampler.temperature") or 1.0) < 1.0]
-    return {role: runs for role, runs in found.items() if runs}
+    candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
+    candidates["temp"] = [run for run in candidates["temp"] if float(run.identity.get("sampler.temperature") or 1.0) < 1.0]
+    return {role: runs for role, runs in candidates.items() if runs}
 
 
 def _roles(study: Study) -> dict[str, Run]:
@@ -94,7 +94,7 @@ def _roles(study: Study) -> dict[str, Run]:
     settings: list[dict[str, Run]] = []
     for first in (run for runs in power.values() for run in runs):
         alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
-        settings.append({role: found[0] for role, found in alike.items() if found})
+        settings.append({role: matching[0] for role, matching in alike.items() if matching})
     others = {role: runs[0] for role, runs in candidates.items() if role not in power}
     best: dict[str, Run] = max(settings, key=len, default={})
     return {**others, **best}
@@ -102,9 +102,9 @@ def _roles(study: Study) -> dict[str, Run]:
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
     """Accuracies by method, for each published model and source, and for these runs."""
-    found = {(paper.model, paper.source): paper.accuracy for paper in published()}
-    found[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
-    return found
+    accuracies = {(paper.model, paper.source): paper.accuracy for paper in published()}
+    accuracies[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
+    return accuracies
 
 
 def _accuracies(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> ReportTable:
@@ -125,14 +125,14 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
                   roles: dict[str, Run]) -> ReportTable:
     """One row per improvement, one column per model; a model of several sources has a column for each."""
     models = [model for model, _ in columns]
-    labels = {place: place[0] if models.count(place[0]) == 1 else ", ".join(place) for place in columns}
+    labels = {source: source[0] if models.count(source[0]) == 1 else ", ".join(source) for source in columns}
     rows = []
     for method, base in _IMPROVEMENTS:
         row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
-        for place, of in columns.items():
+        for source, of in columns.items():
             if method in of and base in of:
-                row |= _measured(study, roles[method], roles[base]) if place[0] == _HERE else \
-                    _difference(labels[place], of[method].known, of[base].known)
+                row |= _measured(study, roles[method], roles[base]) if source[0] == _HERE else \
+                    _difference(labels[source], of[method].known, of[base].known)
         if len(row) > 1:
             rows.append(row)
 
@@ -150,8 +150,8 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
                        data=[{key: row.get(key) for key in keys} for row in rows])
 
 
-def _difference(name: str, value: float, base: float) -> dict:
-    return {f"{name}_points": value - base, f"{name}_relative": value / base - 1.0 if base else None}
+def _difference(name: str, own: float, base: float) -> dict:
+    return {f"{name}_points": own - base, f"{name}_relative": own / base - 1.0 if base else None}
 
 
 def _measured(study: Study, run: Run, base: Run) -> dict:
@@ -187,13 +187,13 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
                if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
-    for number, method in enumerate(methods):
-        style: dict[str, Any] = {"color": figure.PALETTE[number], "marker": figure.MARKERS[number], "markersize": 6,
+    for index, method in enumerate(methods):
+        style: dict[str, Any] = {"color": figure.PALETTE[index], "marker": figure.MARKERS[index], "markersize": 6,
                                  "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
             if method in of:
-                _point(axes, group + (number - (len(methods) - 1) / 2) * 0.135, of[method], style)
+                _point(axes, group + (index - (len(methods) - 1) / 2) * 0.135, of[method], style)
     axes.set_xticks(range(len(columns)), [f"{model}\n{source}" for model, source in columns])
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("correct answers, %\n95 % intervals if n is known")
@@ -202,13 +202,13 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     return drawn
 
 
-def _point(axes: Axes, place: float, estimate: IntervalEstimate, style: dict[str, Any]) -> None:
+def _point(axes: Axes, x: float, estimate: IntervalEstimate, style: dict[str, Any]) -> None:
     """Draws a point and its interval, with the value above them."""
-    value, ends = 100.0 * estimate.known, [100.0 * end for end in estimate.interval or ()]
+    height, ends = 100.0 * estimate.known, [100.0 * end for end in estimate.interval or ()]
     if ends:
-        axes.plot([place] * 2, ends, color=style["color"], linewidth=1.4, alpha=0.6)
-    axes.plot(place, value, **style)
-    axes.annotate(f"{value:.1f}", (place, ends[1] if ends else value), (0, 2 if ends else 6), fontsize=6.5,
+        axes.plot([x] * 2, ends, color=style["color"], linewidth=1.4, alpha=0.6)
+    axes.plot(x, height, **style)
+    axes.annotate(f"{height:.1f}", (x, ends[1] if ends else height), (0, 2 if ends else 6), fontsize=6.5,
                   textcoords="offset points", ha="center")
 
 
@@ -261,7 +261,7 @@ def interaction_section(study: Study) -> Section | None:
 
 def _squares(study: Study) -> list[dict[str, Run]]:
     """For every run with a sampler and a blend: that run, and the three runs that lack the sampler, the blend or both."""
-    found = []
+    squares = []
     for both in study.runs:
         sampler, blend = both.component("sampler"), both.component("blend")
         if sampler == "greedy" or blend == "none":
@@ -271,8 +271,8 @@ def _squares(study: Study) -> list[dict[str, Run]]:
                  "10": _counterpart(study, both, "greedy", blend, "sampler"), "11": both}
         present = {name: run for name, run in cells.items() if run is not None}
         if len(present) == len(cells):
-            found.append(present)
-    return found
+            squares.append(present)
+    return squares
 
 
 def _counterpart(study: Study, run: Run, sampler: str, blend: str, *groups: str) -> Run | None:
@@ -287,19 +287,19 @@ def _interaction_measured(study: Study, runs: dict[str, Run]) -> _Square | None:
     shared = [problem for problem in of["00"].problems if problem in in_all]
     if not shared:
         return None
-    found = two_by_two(*(restricted(of[name], shared) for name in _CELLS))
-    return _Square(runs, found, len(shared), len(in_any) - len(shared))
+    interaction = two_by_two(*(restricted(of[name], shared) for name in _CELLS))
+    return _Square(runs, interaction, len(shared), len(in_any) - len(shared))
 
 
 def _row(square: _Square) -> dict:
     cells = square.found.cells
-    value = {name: cell.known for name, cell in cells.items()}
+    accuracy = {name: cell.known for name, cell in cells.items()}
     return {"sampler": square.runs["01"].label, "blend": square.runs["10"].label, "both_on": square.runs["11"].label,
             "problems": square.problems, "left_out": square.left_out,
             **{key: end for name in _CELLS for key, end in cells[name].columns(f"accuracy_{name}").items()},
-            "blend_on_greedy": value["10"] - value["00"], "blend_on_sampler": value["11"] - value["01"],
-            "sampler_without_blend": value["01"] - value["00"], "sampler_under_blend": value["11"] - value["10"],
-            "sum_of_both": value["10"] + value["01"] - 2.0 * value["00"], "together": value["11"] - value["00"],
+            "blend_on_greedy": accuracy["10"] - accuracy["00"], "blend_on_sampler": accuracy["11"] - accuracy["01"],
+            "sampler_without_blend": accuracy["01"] - accuracy["00"], "sampler_under_blend": accuracy["11"] - accuracy["10"],
+            "sum_of_both": accuracy["10"] + accuracy["01"] - 2.0 * accuracy["00"], "together": accuracy["11"] - accuracy["00"],
             **square.found.effect.columns("interaction")}
 
 
@@ -325,8 +325,8 @@ def _interaction_figure(squares: list[_Square]) -> Figure:
     for axes, square in zip(panels[: len(squares)], squares, strict=True):
         for names, text, style, shift in ((("00", "01"), "no blend", {"color": RIGHT, "marker": "o", "linestyle": "-"}, -0.03),
                                           (("10", "11"), "blend", {"color": WRONG, "marker": "s", "linestyle": "--"}, 0.03)):
-            values = [square.found.cells[name] for name in names]
-            axes.errorbar([shift, 1.0 + shift], [100.0 * cell.known for cell in values], error_bars(values), capsize=3,
+            estimates = [square.found.cells[name] for name in names]
+            axes.errorbar([shift, 1.0 + shift], [100.0 * cell.known for cell in estimates], error_bars(estimates), capsize=3,
                           label=text, **style)
         axes.set_xticks([0, 1], [square.runs["00"].condition, square.runs["01"].condition])
         axes.set_xlim(-0.35, 1.35)

@@ -93,10 +93,10 @@ def extra_parameters(run: Run) -> int | None:
         return 0 if run.component("draft") == "none" else None
     cls: Any = component.cls
     specs = specs_of(cls)
-    known = {name: values.get(name, spec.in_older_runs()) for name, spec in specs.items() if name in values or spec.has_off()}
-    if len(known) < len(specs):
+    fields = {name: values.get(name, spec.in_older_runs()) for name, spec in specs.items() if name in values or spec.has_off()}
+    if len(fields) < len(specs):
         return None
-    return restored(cls, known).checkpoint_size().parameters
+    return restored(cls, fields).checkpoint_size().parameters
 
 
 _SETTING_TEXT = """
@@ -246,5 +246,5 @@ def _packages(runs: list[Run]) -> ReportTable:
             for name, version in (session.get("packages") or {}).items():
                 if version and version not in versions.setdefault(name, []):
                     versions[name].append(version)
-    rows = [{"package": name, "versions": ", ".join(found)} for name, found in versions.items()]
+    rows = [{"package": name, "versions": ", ".join(used)} for name, used in versions.items()]
     return ReportTable("packages", "Packages", [named("package", "package"), named("versions", "versions")], rows)

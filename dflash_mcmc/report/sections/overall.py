@@ -84,9 +84,9 @@ def summary_of(entry: Entry) -> dict:
 
 def _columns() -> list[ReportColumn]:
     """The columns of `report/table.py`, so that the page and the terminal agree."""
-    def cell(number: int) -> ReportColumn:
-        return ReportColumn(HEADERS[number], lambda row: row_of("", row)[number])
-    return [cell(number) for number in range(1, len(HEADERS))]
+    def cell(index: int) -> ReportColumn:
+        return ReportColumn(HEADERS[index], lambda row: row_of("", row)[index])
+    return [cell(index) for index in range(1, len(HEADERS))]
 
 
 def _verdict_columns() -> list[ReportColumn]:
@@ -141,7 +141,7 @@ def cost_section(study: Study) -> Section:
     """One row per run and per vote."""
     rows = [_row(entry) for entry in study.entries]
     problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete)
-    largest = max(problems, key=lambda found: (problems[found], len(found)), default=frozenset())
+    largest = max(problems, key=lambda ids: (problems[ids], len(ids)), default=frozenset())
     for row, entry in zip(rows, study.entries, strict=True):
         row["comparable"] = entry.run.complete and frozenset(entry.outcomes.problems) == largest
     for cost in _COSTS:
@@ -157,8 +157,8 @@ def _row(entry: Entry) -> dict:
     names: tuple[Cost, ...] = (*_COSTS, "seconds")
     costs = {name: cost_of(entry.records, name) for name in names}
     split = {} if entry.voted else times(entry.run.records)  # a vote has no times of its own
-    parts = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in TIMES}
-    return {"run": entry.shown, **accurate(entry.accuracy), **costs, **parts, "complete": entry.run.complete}
+    seconds = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in TIMES}
+    return {"run": entry.shown, **accurate(entry.accuracy), **costs, **seconds, "complete": entry.run.complete}
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
@@ -190,10 +190,10 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     drawn = Figure(figsize=(9.2, 3.9 + 0.16 * half), layout="constrained")
     panels = drawn.subplots(1, 2, sharey=True)
     lines = [f"{number}  {row['run']} (n = {row['n']:,})" for number, row in enumerate(rows, start=1)]
-    for axes, (cost, name), part in zip(panels, _COSTS.items(), (lines[:half], lines[half:]), strict=True):
+    for axes, (cost, name), column in zip(panels, _COSTS.items(), (lines[:half], lines[half:]), strict=True):
         _panel(axes, rows, cost)
         axes.set_xlabel(name)
-        axes.annotate("\n".join(part), (0.0, 0.0), (0, -38), xycoords="axes fraction", textcoords="offset points", va="top",
+        axes.annotate("\n".join(column), (0.0, 0.0), (0, -38), xycoords="axes fraction", textcoords="offset points", va="top",
                       fontsize=8, linespacing=1.35)
     panels[0].set_ylabel("correct answers, %")
     panels[0].set_title(f"Accuracy against cost on {study.dataset}")
@@ -209,7 +209,7 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
 def _panel(axes: Axes, rows: list[dict], cost: str) -> None:
     axes.set_xscale("log")
     front = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row[f"front_{cost}"])
-    axes.step([place for place, _ in front], [height for _, height in front], where="post", color=RIGHT, linewidth=1.2,
+    axes.step([spent for spent, _ in front], [height for _, height in front], where="post", color=RIGHT, linewidth=1.2,
               linestyle="--", zorder=2)
     for row in rows:
         axes.plot([row[cost]] * 2, [100.0 * row["accuracy_low"], 100.0 * row["accuracy_high"]], color=OTHER, linewidth=1.0,

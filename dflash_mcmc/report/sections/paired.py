@@ -111,11 +111,11 @@ def _row(entry: Entry, base: Entry) -> dict:
     row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
     if not own.problems:
         return {**row, **_NOTHING, "test": "none", "verdict": "not compared: no problem in common"}
-    found, planning = compare(own, other), planned(own, other, SOUGHT)
+    paired, planning = compare(own, other), planned(own, other, SOUGHT)
     planning["problems_for_3_points"] = planning.pop("problems_needed")
-    return {**row, "both": found.both, "only_run": found.only_a, "only_baseline": found.only_b, "neither": found.neither,
-            **found.difference.columns("difference"), "p_value": found.p_value, "p_holm": None, "test": found.test,
-            "verdict": VERDICTS[found.verdict], **planning}
+    return {**row, "both": paired.both, "only_run": paired.only_a, "only_baseline": paired.only_b, "neither": paired.neither,
+            **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "test": paired.test,
+            "verdict": VERDICTS[paired.verdict], **planning}
 
 
 def planned(own: PairedOutcomes, other: PairedOutcomes, sought: float, level: float = LEVEL) -> dict[str, float | None]:
@@ -183,31 +183,32 @@ def overlap_section(study: Study) -> Section | None:
     first, second = (study.entry(run) for run in study.pair)
     own, other, left_out = aligned(first.outcomes, second.outcomes)
     if not own.problems:
-        return Section("overlap", "Answer overlap",
-                       [f"{first.shown} and {second.shown} have no problem in common, so they cannot be compared."])
-    found, n = compare(own, other), len(own.problems)
+        text = [f"{first.shown} and {second.shown} have no problem in common, so they cannot be compared."]
+        return Section("overlap", "Answer overlap", text)
+    paired, n = compare(own, other), len(own.problems)
     a, b = first.run.label, second.run.label
-    rows = [{"category": name, "problems": number, "share": number / n, "description": text} for name, number, text in (
-        ("both correct", found.both, f"solved by both {a} and {b}"), (f"{a} only", found.only_a, f"solved by {a}, not by {b}"),
-        (f"{b} only", found.only_b, f"solved by {b}, not by {a}"), ("neither", found.neither, "solved by neither"))]
+    rows = [{"category": name, "problems": solved, "share": solved / n, "description": text} for name, solved, text in (
+        ("both correct", paired.both, f"solved by both {a} and {b}"),
+        (f"{a} only", paired.only_a, f"solved by {a}, not by {b}"),
+        (f"{b} only", paired.only_b, f"solved by {b}, not by {a}"), ("neither", paired.neither, "solved by neither"))]
     same, compared = _same_answers(first.run.records, second.run.records)
     left = f" ({left_out:,} problems left out)" if left_out else ""
     text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
-            f"{_comparison_text(found, a, b)}",
+            f"{_comparison_text(paired, a, b)}",
             f"Their answers are the same text on {same:,} of the {compared:,} problems that both runs answer." if compared else
             "With several chains per problem, the counts are expected values for one random chain of each run."]
     columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
                named("description", "description")]
     return Section("overlap", "Answer overlap", text, [ReportTable("overlap", f"{a} and {b}", columns, rows)],
                    [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
-                            lambda: _overlap_figure(rows, found, n))])
+                            lambda: _overlap_figure(rows, paired, n))])
 
 
-def _comparison_text(found: Paired, a: str, b: str) -> str:
-    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[found.verdict]
-    return (f"{b} solves {count(found.only_b)} problems that {a} does not; {a} solves {count(found.only_a)} that {b} does "
-            f"not. The accuracy of {a} minus that of {b} is {points(*found.difference[:3])} points, with "
-            f"p = {probability(found.p_value)} ({found.test}, not adjusted): {outcome}.")
+def _comparison_text(paired: Paired, a: str, b: str) -> str:
+    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[paired.verdict]
+    return (f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
+            f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
+            f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {outcome}.")
 
 
 def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
@@ -216,28 +217,28 @@ def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
     Both are 0 if a problem has several chains.
     """
     answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
-    if any(len(found) < len(records) for found, records in zip(answers, (first, second), strict=True)):
+    if any(len(by_problem) < len(records) for by_problem, records in zip(answers, (first, second), strict=True)):
         return 0, 0
     both = [problem for problem in answers[0].keys() & answers[1].keys() if answers[0][problem] and answers[1][problem]]
     return sum(answers[0][problem] == answers[1][problem] for problem in both), len(both)
 
 
-def _overlap_figure(rows: list[dict], found: Paired, n: int) -> Figure:
+def _overlap_figure(rows: list[dict], paired: Paired, n: int) -> Figure:
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(7.4, 2.7), layout="constrained")
     axes = drawn.subplots()
-    for place, (row, colour, hatch) in enumerate(zip(rows, _COLOURS, _HATCHES, strict=True)):
-        axes.barh(place, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else INK, height=0.66,
+    for bar, (row, colour, hatch) in enumerate(zip(rows, _COLOURS, _HATCHES, strict=True)):
+        axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else INK, height=0.66,
                   linewidth=0.5)
-        axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], place), (5, 0),
+        axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], bar), (5, 0),
                       textcoords="offset points", va="center")
     axes.set_yticks(range(4), [row["category"] for row in rows])
     axes.set_ylim(3.6, -0.6)
     axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"problems, n = {n:,}; p = {probability(found.p_value)} ({found.test})")
+    axes.set_xlabel(f"problems, n = {n:,}; p = {probability(paired.p_value)} ({paired.test})")
     axes.set_title("Who solves what")
     return drawn
 
@@ -284,11 +285,11 @@ def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence
     """One row for each run and each stratum that the run has records in."""
     rows = []
     for entry in entries:
-        parts: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}
+        by_stratum: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}
         for record in entry.records:
             if record["problem"] in stratum_of:
-                parts[stratum_of[record["problem"]]].append(record)
-        for stratum, records in parts.items():
+                by_stratum[stratum_of[record["problem"]]].append(record)
+        for stratum, records in by_stratum.items():
             if records:
                 share = accuracy(records)
                 rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n, **accurate(share),
@@ -305,8 +306,8 @@ def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> Re
 
     def column(stratum: str) -> ReportColumn:
         def text(row: dict) -> str:
-            part = row.get(stratum)
-            return "-" if part is None else f"{percent(part['accuracy'])} ({count(part['correct'])}/{part['n']:,})"
+            cell = row.get(stratum)
+            return "-" if cell is None else f"{percent(cell['accuracy'])} ({count(cell['correct'])}/{cell['n']:,})"
         return ReportColumn(f"{stratum}, n = {problems[stratum]:,}", text)
 
     return ReportTable(name, title, [named("run", "run"), *map(column, strata)], list(wide.values()), data=rows)
@@ -319,10 +320,10 @@ def _strata_figure(study: Study, rows: list[dict]) -> Figure:
     drawn = Figure(figsize=figure.rows_size(labels, 2), layout="constrained")
     for axes, stratum in zip(drawn.subplots(1, 2, sharey=True), _BY_GREEDY, strict=True):
         of = {row["run"]: row for row in rows if row["stratum"] == stratum}
-        found = [of.get(label) for label in labels]
+        chosen = [of.get(label) for label in labels]
         estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0)
-                     for row in found]
-        texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in found]
+                     for row in chosen]
+        texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in chosen]
         figure.draw_estimates(axes, labels, estimates, texts)
         axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")
         axes.set_xlabel("correct answers, %, with 95 % intervals")

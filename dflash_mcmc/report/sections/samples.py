@@ -77,7 +77,7 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int
         if waiting and size + len(content) > _PART:
             parts.append(_packed(f"[{','.join(waiting)}]"))
             waiting, size = [], 0
-        first = next((found[0] for found in samples if found), None)
+        first = next((own[0] for own in samples if own), None)
         rows.append([problem, len(parts), len(waiting), *([first["level"], first["subject"]] if first else [None, None])])
         waiting.append(content)
         size += len(content)
@@ -105,10 +105,10 @@ def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
 
 
 def _by_problem(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
+    by_problem: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record["chain"]):
-        found.setdefault(record["problem"], []).append(record)
-    return found
+        by_problem.setdefault(record["problem"], []).append(record)
+    return by_problem
 
 
 def _letters(record: Record) -> str:
@@ -118,9 +118,9 @@ def _letters(record: Record) -> str:
 
 def _content(samples: Sequence[Sequence[Record]], asked: AskedProblem | None, longest: int | None) -> dict[str, Any]:
     """A problem: question, prompts, gold answer, and the samples of each run."""
-    golds = [record["gold"] for found in samples for record in found[:1]]
+    golds = [record["gold"] for chains in samples for record in chains[:1]]
     return {"q": asked and asked.question, "p": asked.prompts if asked else [], "g": golds[0] if golds else None,
-            "r": [[_sample(record, longest) for record in found] for found in samples]}
+            "r": [[_sample(record, longest) for record in chains] for chains in samples]}
 
 
 def _sample(record: Record, longest: int | None) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def _series(trace: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     steps = [step for step in trace if _is_log_p(step.get("log_p"))]
     for rung in sorted({step.get("rung", 0) for step in steps}, key=str):
         own = [step for step in steps if step.get("rung", 0) == rung]
-        values = [round(_SHARE * step["log_p"]) for step in own]
+        scaled = [round(_SHARE * step["log_p"]) for step in own]
         blocks = [[block, len(list(group))] for block, group in groupby(own, key=lambda step: step.get("block", 0))]
-        yield {"k": rung, "b": blocks, "p": [values[0], *(b - a for a, b in pairwise(values))],
+        yield {"k": rung, "b": blocks, "p": [scaled[0], *(b - a for a, b in pairwise(scaled))],
                "d": "".join(_DECISIONS.get(step.get("decision"), "?") for step in own)}
 
 
@@ -162,19 +162,19 @@ block. The browser needs JavaScript and no network.
 def section(study: Study) -> Section:
     """The browser over all runs of the study."""
     asked, without = _asked(study.runs)
-    found = samples_of(study.runs, asked)
+    embedded = samples_of(study.runs, asked)
     text = paragraphs(_TEXT)
     most = max(run.num_chains for run in study.runs)
-    if found.num_chains < most:
-        text.append(f"The browser has the first {found.num_chains:,} of {most:,} chains of each problem; all are in the run "
-                    "folders.")
-    if found.longest is not None:
-        text.append(f"Answers are cut after {found.longest:,} characters here; they are whole in the run folders.")
+    if embedded.num_chains < most:
+        text.append(f"The browser has the first {embedded.num_chains:,} of {most:,} chains of each problem; all are in the "
+                    "run folders.")
+    if embedded.longest is not None:
+        text.append(f"Answers are cut after {embedded.longest:,} characters here; they are whole in the run folders.")
     for reason in dict.fromkeys(why for _, why in without):
         labels = ", ".join(run.label for run, why in without if why == reason)
         text.append(f"Questions and prompts of these runs are not shown, since their folders have no problems.jsonl and their "
                     f"dataset cannot be read here{reason}: {labels}.")
-    return Section("samples", "Samples", text, samples=found)
+    return Section("samples", "Samples", text, samples=embedded)
 
 
 def _asked(runs: Sequence[Run]) -> tuple[dict[str, AskedProblem], list[tuple[Run, str]]]:
@@ -182,19 +182,19 @@ def _asked(runs: Sequence[Run]) -> tuple[dict[str, AskedProblem], list[tuple[Run
     questions: dict[str, str] = {}
     prompts: dict[str, dict[str, list[int]]] = {}
     without = []
-    for number, run in enumerate(runs):
+    for index, run in enumerate(runs):
         for problem, text in run.asked.items():
             questions.setdefault(problem, text["question"])
-            prompts.setdefault(problem, {}).setdefault(text["prompt"], []).append(number)
+            prompts.setdefault(problem, {}).setdefault(text["prompt"], []).append(index)
         if not run.asked:
             read, why = _of_dataset(run)
             for problem, question in read.items():
                 questions.setdefault(problem, question)
             without += [] if read else [(run, why)]
-    known = {problem for run in runs for problem in run.problems}
+    recorded = {problem for run in runs for problem in run.problems}
     missing = [(run, why) for run, why in without if not set(run.problems) <= questions.keys()]
     return {problem: AskedProblem(question, list(prompts.get(problem, {}).items()))
-            for problem, question in questions.items() if problem in known}, missing
+            for problem, question in questions.items() if problem in recorded}, missing
 
 
 def _of_dataset(run: Run) -> tuple[Mapping[str, str], str]:
@@ -206,9 +206,9 @@ def _of_dataset(run: Run) -> tuple[Mapping[str, str], str]:
     names = {field.name: field for field in dataclasses.fields(component.cls)}
     if "path" in names and not (isinstance(fields.get("path"), str) and Path(fields["path"]).is_file()):
         return {}, ""
-    given = {name: fields.get(name, spec_of(field).in_older_runs()) for name, field in names.items()}
+    settings = {name: fields.get(name, spec_of(field).in_older_runs()) for name, field in names.items()}
     try:
-        problems = restored(component.cls, given).all_problems()
+        problems = restored(component.cls, settings).all_problems()
     except UserError as error:
         return {}, f" ({error})"
     return {problem.id: problem.question for problem in problems}, ""

@@ -173,32 +173,32 @@ class WandbRun(TrackedRun):
         with contextlib.suppress(Exception):  # it contacts the dead process
             wandb.teardown()
         self._run, self._defined = self._begun()
-        for _, step, values in self._recent:
-            self._run.log(values, step, commit=True)
+        for _, step, metrics in self._recent:
+            self._run.log(metrics, step, commit=True)
 
-    def _log(self, values: dict, step: int) -> None:
+    def _log(self, metrics: dict, step: int) -> None:
         """Logs values at a step of W&B's history: 3 n for record number n, 3 n + 1 and 3 n + 2 for what follows n records.
 
         A new session without a connection would count from 0 again, and its upload would replace the steps of the session
         before it. These numbers follow from the run's records instead, so that they are the same in every session.
         """
-        self._recent.append((time.monotonic(), step, {**values, "finished": self._finished}))
+        self._recent.append((time.monotonic(), step, {**metrics, "finished": self._finished}))
         while self._recent[0][0] < time.monotonic() - _UNWRITTEN_SECONDS:
             self._recent.popleft()
         try:
-            self._define(values)
+            self._define(metrics)
             self._run.log(self._recent[-1][2], step, commit=True)  # else a kill loses it
         except Exception:
             if not stopping.requested():
                 raise
             self._begin_again()
 
-    def _define(self, values: dict) -> None:
+    def _define(self, metrics: dict) -> None:
         # Each name is defined, because W&B uses any one of several matching patterns.
-        for name in values.keys() - self._defined:
+        for name in metrics.keys() - self._defined:
             of_one = name.startswith(("sample/", "unit/"))  # values of the last sample or unit do not describe the run
             self._run.define_metric(name, step_metric="finished", summary="none" if of_one else None)
-        self._defined |= values.keys()
+        self._defined |= metrics.keys()
 
 
 def artifact_name(*parts: str) -> str:

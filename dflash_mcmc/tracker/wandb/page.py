@@ -77,7 +77,7 @@ def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -
     from wandb_workspaces.workspaces import RunsetSettings, WorkspaceSettings
 
     tables, figures = logged(api, place)
-    workspace, known = _workspace(place, memory)
+    workspace, addresses = _workspace(place, memory)
     workspace.sections = sections(_preset(api, place.entity), swept, tables, figures)
     workspace.settings = WorkspaceSettings(x_axis="finished", max_runs=MANY)
     workspace.runset_settings = RunsetSettings(
@@ -85,7 +85,7 @@ def make(api: wandb.Api, place: Workspace, swept: Sequence[str], memory: Path) -
         pinned_columns=[f"summary:{column}" for column in COLUMNS])
     with asking():
         workspace.save()
-    write_atomically(memory, json.dumps({**known, _key(place): workspace.url}, indent=1) + "\n")
+    write_atomically(memory, json.dumps({**addresses, _key(place): workspace.url}, indent=1) + "\n")
     return workspace.url
 
 
@@ -105,18 +105,18 @@ def logged(api: wandb.Api, place: Workspace) -> tuple[set[str], set[str]]:
     return {key for key, kind in kinds if kind == "table-file"}, {key for key, kind in kinds if kind in _MEDIA}
 
 
-def _workspace(place: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
+def _workspace(workspace: Workspace, memory: Path) -> tuple[Page, dict[str, str]]:
     """(page, addresses): the page that was created before, or a new page; and all remembered addresses."""
     from wandb_workspaces.workspaces import Workspace as Page
 
-    known = json.loads(memory.read_text()) if memory.is_file() else {}
-    if _key(place) in known:
+    addresses = json.loads(memory.read_text()) if memory.is_file() else {}
+    if _key(workspace) in addresses:
         try:
             with asking():
-                return Page.from_url(known[_key(place)]), known
+                return Page.from_url(addresses[_key(workspace)]), addresses
         except UserError as error:  # for example because it was deleted
-            note(f"{known[_key(place)]} cannot be opened; creating a new page: {error}")
-    return Page(entity=place.entity, project=place.project, name=place.title), known
+            note(f"{addresses[_key(workspace)]} cannot be opened; creating a new page: {error}")
+    return Page(entity=workspace.entity, project=workspace.project, name=workspace.title), addresses
 
 
 def _preset(api: wandb.Api, entity: str) -> str | None:
@@ -132,8 +132,8 @@ def _preset(api: wandb.Api, entity: str) -> str | None:
         return None
 
 
-def _key(place: Workspace) -> str:
-    return f"{place.entity}/{place.project}/{place.experiment or ''}"
+def _key(workspace: Workspace) -> str:
+    return f"{workspace.entity}/{workspace.project}/{workspace.experiment or ''}"
 
 
 def _line(error: Exception) -> str:

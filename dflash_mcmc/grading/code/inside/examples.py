@@ -56,10 +56,10 @@ def _result(code, names, given, fn_name):
     status = os.waitpid(process, 0)[1]
     if os.WIFSIGNALED(status):
         os._exit(_SIGNALLED + os.WTERMSIG(status))
-    found = [os.pread(descriptor, 1 << 21, 0).decode("utf-8", "replace") for descriptor in (report, output)]
+    kind, printed = [os.pread(descriptor, 1 << 21, 0).decode("utf-8", "replace") for descriptor in (report, output)]
     os.close(report)
     os.close(output)
-    return (found[0] or "done"), found[1]
+    return kind or "done", printed
 
 
 def _run(code, names, given, fn_name, report, output):
@@ -107,22 +107,22 @@ def _same_value(output, expected):
     return bool(output) and _close(json.loads(output), json.loads(expected))
 
 
-def _close(found, right):
+def _close(output, expected):
     """Whether two JSON values are equal, up to the tolerance where a real number is expected."""
-    if isinstance(right, list):
-        return isinstance(found, list) and len(found) == len(right) and all(map(_close, found, right))
-    if isinstance(right, dict):
-        return isinstance(found, dict) and found.keys() == right.keys() and all(
-            _close(found[key], value) for key, value in right.items())
-    if isinstance(right, float) and isinstance(found, (int, float)):
-        return found == right or math.isclose(found, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    return found == right
+    if isinstance(expected, list):
+        return isinstance(output, list) and len(output) == len(expected) and all(map(_close, output, expected))
+    if isinstance(expected, dict):
+        return isinstance(output, dict) and output.keys() == expected.keys() and all(
+            _close(output[key], value) for key, value in expected.items())
+    if isinstance(expected, float) and isinstance(output, (int, float)):
+        return output == expected or math.isclose(output, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return output == expected
 
 
 def _same_lines(output, expected):
-    found, right = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
-    return len(found) == len(right) and all(one == other or _same_numbers(one, other)
-                                            for one, other in zip(found, right, strict=True))
+    printed, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
+    return len(printed) == len(wanted) and all(one == other or _same_numbers(one, other)
+                                               for one, other in zip(printed, wanted, strict=True))
 
 
 def _same_numbers(one, other):
@@ -130,8 +130,8 @@ def _same_numbers(one, other):
     words = one.split(), other.split()
     try:
         return len(words[0]) == len(words[1]) and all(
-            Decimal(found) == Decimal(right) or ({*".eE"} & {*right} and abs(Decimal(found) - Decimal(right))
-                                                 <= Decimal(_TOLERANCE) * max(Decimal(1), abs(Decimal(right))))
-            for found, right in zip(*words, strict=True))
+            Decimal(printed) == Decimal(wanted) or ({*".eE"} & {*wanted} and abs(Decimal(printed) - Decimal(wanted))
+                                                    <= Decimal(_TOLERANCE) * max(Decimal(1), abs(Decimal(wanted))))
+            for printed, wanted in zip(*words, strict=True))
     except ArithmeticError:
         return False

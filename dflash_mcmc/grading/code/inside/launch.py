@@ -166,8 +166,8 @@ def _refuse_calls(own_namespaces):
     architecture, clone, refused, leaving = _CALLS[os.uname().machine]
     no = (_RETURN, 0, 0, _ERROR | errno.EPERM)
     filters = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), no, (_LOAD, 0, 0, 0), (_AT_LEAST, 0, 1, _X32), no]
-    for number in refused if own_namespaces else refused + leaving:
-        filters += [(_EQUAL, 0, 1, number), no]
+    for call in refused if own_namespaces else refused + leaving:
+        filters += [(_EQUAL, 0, 1, call), no]
     # A filter cannot read the flags of clone3, which are passed by pointer. With ENOSYS the C library falls back to clone.
     filters += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | errno.ENOSYS), (_EQUAL, 0, 3, clone), (_LOAD, 0, 0, 16),
                 (_ANY_OF, 0, 1, _NEWUSER), no, (_RETURN, 0, 0, _ALLOW)]
@@ -198,7 +198,7 @@ def _own_namespaces():
 def _own_root(base, scratch_bytes):
     """Switches to a new root. It has the system's libraries and the interpreter, read-only, an empty /tmp, and no /proc."""
     _check(_libc.mount(None, b"/", None, _REC | _PRIVATE, None), "mount /")
-    root = next(place for place in ("/tmp", "/mnt", "/var/tmp") if os.path.isdir(place) and not base.startswith(place))
+    root = next(folder for folder in ("/tmp", "/mnt", "/var/tmp") if os.path.isdir(folder) and not base.startswith(folder))
     _check(_libc.mount(b"tmpfs", root.encode(), b"tmpfs", _NOSUID, f"size={scratch_bytes},mode=755".encode()), "mount tmpfs")
     for path in (*_SYSTEM, base):
         _bind(path, root)
@@ -215,22 +215,22 @@ def _own_root(base, scratch_bytes):
 
 def _bind(path, root):
     """Mounts a path of the machine below the new root; read-only, except for devices."""
-    place = root + path
+    target = root + path
     if os.path.islink(path):
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.symlink(os.readlink(path), place)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.readlink(path), target)
         return
-    if not os.path.exists(path) or os.path.exists(place):
+    if not os.path.exists(path) or os.path.exists(target):
         return
-    os.makedirs(os.path.dirname(place), exist_ok=True)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.isdir(path):
-        os.mkdir(place)
+        os.mkdir(target)
     else:
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
-    _check(_libc.mount(path.encode(), place.encode(), None, _BIND | _REC, None), "mount " + path)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _check(_libc.mount(path.encode(), target.encode(), None, _BIND | _REC, None), "mount " + path)
     if path not in _DEVICES:
         read_only = _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV
-        _check(_libc.mount(None, place.encode(), None, read_only, None), "remount " + path)
+        _check(_libc.mount(None, target.encode(), None, read_only, None), "remount " + path)
 
 
 if __name__ == "__main__":
