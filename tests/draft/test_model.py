@@ -20,12 +20,12 @@ from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
-from dflash_mcmc.types import Trajectory
+from dflash_mcmc.types import ChainResult, Trajectory
 from tests.blend.test_model import another_tokenizer, swap_two
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -308,6 +308,23 @@ def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
         drafted = np.arange(path.length) % 4 > 0
         assert np.allclose(path.log_p, p[at - 1, path.tokens], atol=TOLERANCE)
         assert np.allclose(path.log_q, np.where(drafted, q[at - 1, path.tokens], warm[at - 1, path.tokens]), atol=TOLERANCE)
+
+
+def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
+    """The draft has not read the last token that it drafted, and the target has drawn one after it."""
+    draft, law, scored = other(), SamplingParams(0.9), np.array([5, 9, 30])
+
+    def chain(number):
+        path = yield Draw(Trajectory.start(PROMPTS[0]), 5, law, Key(number), "draft")
+        return ChainResult((yield Score(path, scored, law, "draft")))
+
+    engine = BatchedEngine(LanguageModel(qwen3), BLENDS["none"], 4, LENGTH, drafter=ModelDrafter(LanguageModel(draft), 3))
+    for done in engine.run([(number, chain(number)) for number in range(6)]):
+        path = done.result.trajectory
+        with torch.inference_mode():
+            logits = draft(torch.tensor(path.sequence[None])).logits[0, :, :61].double() / 0.9
+        at = len(path.prompt) + np.arange(5, 8)
+        assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("options", [{}, {"whole_blocks": False}, {"num_pages": 120}], ids=str)

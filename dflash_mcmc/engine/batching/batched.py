@@ -274,6 +274,5 @@ def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
     if not whole_blocks:
         return MixedSteps(runner, plain, plain, speculator or plain), tracer
     blocks = BlockSteps(runner, runner.grid)
-    # A model that drafts has read what it drafted for rows of another part: they draft after those have been settled.
-    joined = (blocks, speculator) if joins and speculator and speculator.window is None and not runner.drafting else ()
+    joined = (blocks, speculator) if joins and speculator and speculator.window is None else ()
     return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

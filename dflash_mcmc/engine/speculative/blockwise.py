@@ -194,6 +194,7 @@ class MixedSteps:
             fed, at = (new.fed, new.at) if not proposed else (
                 torch.where(live[:, None], new.fed, fed), torch.where(live[:, None], new.at, at))
             proposed.append(new)
+        # A model that drafts reads all blocks again: for rows of the other part it has drafted what they do not draw.
         hidden = self._runner.forward(cache, slice(0, batch), fed, at, key_length)
         for (_, mine, _), stepper, new in zip(_each(state, batch, parts), self._joined, proposed, strict=True):
             stepper.settle(cache, state, new, hidden, mine, floors)
