@@ -183,8 +183,7 @@ def _acceptance(run: Run) -> IntervalEstimate:
 def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figure:
     from matplotlib.figure import Figure
 
-    methods = [method for method in METHODS
-               if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
+    methods = [method for method in METHODS if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for index, method in enumerate(methods):
