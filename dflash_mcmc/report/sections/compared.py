@@ -131,8 +131,8 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
         row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
         for source, of in columns.items():
             if method in of and base in of:
-                row |= _measured(study, roles[method], roles[base]) if source[0] == _HERE else \
-                    _difference(labels[source], of[method].known, of[base].known)
+                row |= (_measured(study, roles[method], roles[base]) if source[0] == _HERE else
+                        _difference(labels[source], of[method].known, of[base].known))
         if len(row) > 1:
             rows.append(row)
 
