@@ -1,4 +1,4 @@
-"""The texts of `--help`, the completion in bash, and the options in `conf/`.
+"""The texts of `--help`, the completion in bash and zsh, and the options in `conf/`.
 
 Imports neither Hydra nor the components, so that help costs no time.
 """
@@ -51,7 +51,29 @@ complete -o nospace -o bashdefault -o default -F _dflash_mcmc python python3 dfl
 """Completion in bash. Hydra's own script completes `python FILE` and installed programs only, and sets COMP_WORDBREAKS."""
 _UNINSTALL = """complete -r python python3 dflash-mcmc
 unset -f _dflash_mcmc"""
-COMPLETION = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}
+_INSTALL_ZSH = r"""(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+_dflash_mcmc() {
+    local -a ask choices
+    local rest
+    if [[ ${words[1]:t} == dflash-mcmc ]]; then
+        ask=("${words[1]}")
+    elif [[ ${words[2]} == -m && ${words[3]} == dflash_mcmc ]]; then
+        ask=("${(@)words[1,3]}")
+    else
+        _python "$@" 2> /dev/null || _files
+        return
+    fi
+    (( CURRENT > $#ask )) || return
+    rest="${(j: :)words[$#ask+1,CURRENT]}"
+    choices=(${=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + $#rest)) "${(@)ask}" -sc query=bash 2> /dev/null)})
+    compadd -S '' -- "${(@)choices}"
+}
+compdef _dflash_mcmc python python3 dflash-mcmc"""
+_UNINSTALL_ZSH = """compdef -d dflash-mcmc
+compdef _python python python3
+unfunction _dflash_mcmc"""
+COMPLETION = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL,
+              "install=zsh": _INSTALL_ZSH, "uninstall=zsh": _UNINSTALL_ZSH}
 """The shell's script by the override that asks for it: `-sc install=bash`."""
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` writes."""
+_SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".gz", ".bz2", ".xz", ".zst", ".zip",
+             ".tar")
+"""Suffixes of files with texts that `datasets` reads."""
 
 
 class Place(NamedTuple):
@@ -60,11 +63,10 @@ def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
 @cache
 def _loaded(place: Place) -> Any:
     """The table of a split. Raises UserError."""
+    _check_folder(place)  # at once: the import takes seconds
     import datasets
 
     datasets.disable_progress_bars()
-    if place.folder is None and (place.path.startswith((".", "/", "~")) or place.path.count("/") > 1):
-        raise ConfigError("dataset.path", place.path, "a folder that exists, or a name on the hub, such as openai/gsm8k")
     offline = place.folder is None and not hub.reachable()
     try:
         if place.folder is not None and any((place.folder / file).is_file() for file in _SAVED):
@@ -74,6 +76,18 @@ def _loaded(place: Place) -> Any:
         raise
     except Exception as error:  # datasets raises many types; all mean that these rows cannot be read
         raise _mistake(place) or _unreadable(place, offline, error) from error
+
+
+def _check_folder(place: Place) -> None:
+    """Raises ConfigError for a path that is no folder of data, before anything is imported."""
+    if (folder := place.folder) is None:
+        if place.path.startswith((".", "/", "~")) or place.path.count("/") > 1:
+            raise ConfigError("dataset.path", place.path, "a folder that exists, or a name on the hub, such as openai/gsm8k")
+    elif (folder / "config.json").is_file():
+        raise ConfigError("dataset.path", place.path, f"a folder of data; this one has a config.json, as a checkpoint has: "
+                          f"model={place.path}")
+    elif not any(file.suffix in _SUFFIXES for file in folder.rglob("*")):
+        raise ConfigError("dataset.path", place.path, f"a folder with files of data ({', '.join(_SUFFIXES)})")
 
 
 def _source(place: Place) -> str:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import one_line
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
 from dflash_mcmc.store import finishes
+from dflash_mcmc.types import Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.api.workers import DrawnAnswer
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.types import Trajectory
 
 _REASONS = {finishes.STOP_ID: "stop", finishes.STOP_STRING: "stop", finishes.LENGTH: "length"}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -51,6 +53,13 @@ class Reply(NamedTuple):
     """Tells the bytes of tokens; None if log p was not asked for."""
     token_ids: bool
     """Whether the token ids were asked for."""
+    scored: TextScorer | None = None
+    """The log probabilities, where more than those of the answer's own tokens were asked for."""
+
+    @property
+    def shown_path(self) -> Trajectory:
+        """The tokens whose log probabilities are shown."""
+        return self.path if self.scored is None or self.scored.path is None else self.scored.path
 
 
 class Teller:
@@ -92,6 +101,44 @@ class Teller:
         if len(text) > len(self.text) and text.startswith(self.text):
             self._hear(path, text[len(self.text):], self.begin)
             self.text, self.begin = text, path.length
+
+
+class TextScorer:
+    """Log p of each token of a text at temperature 1, and the most likely token at its place.
+
+    The text is forced once the sampler's chain has ended. The place of a token that is not the most likely one costs a further
+    forward, which draws that one.
+
+    Args:
+        echo: the prompt's text, whose tokens are scored too, from the second on; None scores the answer alone.
+        top: whether the most likely tokens are wanted.
+    """
+
+    def __init__(self, echo: str | None, top: bool):
+        self.echo, self._top = echo, top
+        self.path: Trajectory | None = None
+        self.most_likely: list[tuple[int, float]] | None = None
+
+    def after(self, start: Callable[[], Chain]) -> Chain:
+        """The chain of a sampler, and then the operations that score its text."""
+        with closing(start()) as chain:
+            result = yield from chain
+        text = result.trajectory.sequence
+        first = len(result.trajectory.prompt) if self.echo is None else 1
+        greedy = SamplingParams(temperature=0.0)
+        path = Trajectory.start(text[:first])
+        if first < len(text):
+            path = yield Score(path, text[first:], greedy)
+        self.path, found = path, []
+        for place in range(path.length if self._top else 0):
+            # log q of temperature 0 is 0 for the most likely token, and -inf for others.
+            if path.log_q[place] != 0.0:
+                one: Trajectory = yield Draw(path.prefix(place), place + 1, greedy, Key(0))
+            else:
+                one = path.prefix(place + 1)
+            found.append((int(one.tokens[place]), float(one.log_p[place])))
+        self.most_likely = found if self._top else None
+        return result
 
 
 class Envelope(NamedTuple):
@@ -155,22 +202,44 @@ def _event(body: dict[str, Any]) -> bytes:
 def _choice(chat: bool, reply: Reply, place: str) -> dict[str, Any]:
     answer, tokens = reply.answer, reply.path.tokens.tolist()
     listed = _chat_logprobs if chat else _logprobs
-    logprobs = reply.texts and listed(reply.path.log_p.tolist(), reply.texts.shown(tokens), reply.begin)
-    content = {place: {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
+    text = ((reply.scored.echo or "") if reply.scored else "") + reply.text
+    content = {place: {"role": "assistant", "content": text}} if chat else {"text": text}
     ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
     end = {} if answer is None else {"dflash_mcmc": answer.details()}
-    return {"index": reply.number, **content, **ids, "logprobs": logprobs,
+    return {"index": reply.number, **content, **ids, "logprobs": reply.texts and listed(reply, reply.texts),
             "finish_reason": None if answer is None else _REASONS[answer.finish_reason], **end}
 
 
-def _chat_logprobs(log_p: Sequence[float], pieces: Sequence[bytes], begin: int) -> dict[str, Any]:
-    return {"content": [{"token": piece.decode(errors="replace"), "logprob": value, "bytes": list(piece), "top_logprobs": []}
-                        for piece, value in zip(pieces[begin:], log_p[begin:], strict=True)],
-            "refusal": None}
+def _most_likely(reply: Reply, texts: TokenTexts) -> list[tuple[bytes, float]] | None:
+    """The bytes and log p of the most likely token at each place; None if they were not asked for."""
+    if reply.scored is None or reply.scored.most_likely is None:
+        return None
+    numbers = [number for number, _ in reply.scored.most_likely]
+    return [(piece, log_p) for piece, (_, log_p) in zip(texts.shown(numbers), reply.scored.most_likely, strict=True)]
 
 
-def _logprobs(log_p: Sequence[float], pieces: Sequence[bytes], begin: int) -> dict[str, Any]:
-    texts = [piece.decode(errors="replace") for piece in pieces]
-    offsets = accumulate(map(len, texts[:-1]), initial=0) if texts else []
-    return {"tokens": texts[begin:], "token_logprobs": log_p[begin:], "top_logprobs": None,
-            "text_offset": list(offsets)[begin:]}
+def _entry(piece: bytes, log_p: float) -> dict[str, Any]:
+    return {"token": piece.decode(errors="replace"), "logprob": log_p, "bytes": list(piece)}
+
+
+def _chat_logprobs(reply: Reply, texts: TokenTexts) -> dict[str, Any]:
+    path, top = reply.shown_path, _most_likely(reply, texts)
+    each = zip(texts.shown(path.tokens.tolist()), path.log_p.tolist(), strict=True)
+    content = [{**_entry(piece, value), "top_logprobs": [] if top is None else [_entry(*top[place])]}
+               for place, (piece, value) in enumerate(each)]
+    return {"content": content[reply.begin:], "refusal": None}
+
+
+def _logprobs(reply: Reply, texts: TokenTexts) -> dict[str, Any]:
+    path, top = reply.shown_path, _most_likely(reply, texts)
+    log_p: list[float | None] = path.log_p.tolist()
+    most_likely: list[dict[str, float] | None] | None = (
+        None if top is None else [{piece.decode(errors="replace"): value} for piece, value in top])
+    tokens = path.tokens.tolist()
+    if reply.scored is not None and reply.scored.echo is not None:  # the first token follows nothing
+        tokens, log_p = [*path.prompt.tolist(), *tokens], [None, *log_p]
+        most_likely = most_likely and [None, *most_likely]
+    pieces = [piece.decode(errors="replace") for piece in texts.shown(tokens)]
+    offsets = list(accumulate(map(len, pieces[:-1]), initial=0)) if pieces else []
+    return {"tokens": pieces[reply.begin:], "token_logprobs": log_p[reply.begin:], "top_logprobs": most_likely,
+            "text_offset": offsets[reply.begin:]}

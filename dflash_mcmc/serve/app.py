@@ -21,15 +21,17 @@ from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, Queue
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.serve import answers, fields
-from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller
+from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
 from dflash_mcmc.serve.gate import FAILED, PATHS, Gate, HeldBytes, Metrics, body_of
 from dflash_mcmc.serve.options import ServeOptions, model_name
+from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.stop_strings import TokenTexts
+    from dflash_mcmc.ops import Chain
 
 _CHARACTERS = 64
 """Characters of a request's texts for each token of the longest prompt. A token of English has four."""
@@ -117,7 +119,7 @@ class Service:
 
     async def _answer(self, request: Request, chat: bool) -> Response:
         with self._held_bytes.of_request() as held:
-            asked, orders, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
+            asked, orders, scorers, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
                 self._reader, self._read,
                 await body_of(request, self.options.max_body_bytes, self.options.body_seconds, held), chat)
         heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
@@ -136,7 +138,8 @@ class Service:
             drawn = await self._drawn(request, orders)
         finally:
             self._drop(numbers)
-        replies = [self._reply(asked, number, answer) for number, answer in enumerate(drawn)]
+        replies = [self._reply(asked, number, answer)._replace(scored=scorer)
+                   for number, (answer, scorer) in enumerate(zip(drawn, scorers, strict=True))]
         self._count(request, replies, prompt_tokens)
         return JSONResponse(answers.whole(heading, replies, prompt_tokens), headers=headers)
 
@@ -190,8 +193,8 @@ class Service:
         finally:
             self._drop(numbers)
 
-    def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], int, int]:
-        """The request, its orders, its seed and the tokens of its prompts. Raises Refused."""
+    def _read(self, body: bytes, chat: bool) -> tuple[RequestFields, list[Order], list[TextScorer | None], int, int]:
+        """The request, its orders and what scores their texts, its seed and the tokens of its prompts. Raises Refused."""
         asked = fields.read(fields.parsed(body), chat, self.name)
         characters = sum(map(_characters, asked.prompts))
         if characters > self._most_characters:
@@ -209,25 +212,43 @@ class Service:
         if asked.logprobs:  # before anything is drawn, and not in the thread of the connections: a large vocabulary takes long
             fields.allowed("logprobs", lambda: self._texts)
         sampler, common, ignored = self._samplers.adapted(asked.sampler, asked.openai, self.options.client_temperature)
-        config = fields.allowed("sampler", lambda: self._samplers.config_for(sampler, common, max_tokens))
+        config = fields.allowed("sampler", lambda: self._samplers.config_for(sampler, common, max(1, max_tokens)))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
         in_order = ((config.sampler.draws_once or config.sampler.is_deterministic)
                     and (config.decoder.is_null or config.decoder.keeps_tokens()))
+        orders = list(self._orders(config, prompts, asked.n, seed, stop, empty=max_tokens == 0))
+        scorers = self._scorers(asked, prompts)
+        orders = [order if own is None or not asked.logprobs else order._replace(chain=partial(own.after, order.chain))
+                  for order, own in zip(orders, scorers, strict=True)]
         # A body is not held while its answers are drawn.
         asked = asked._replace(prompts=(), ignored=ignored, in_order=in_order)
-        return asked, list(self._orders(config, prompts, asked.n, seed, stop)), seed, sum(map(len, prompts))
+        return asked, orders, scorers, seed, sum(map(len, prompts))
+
+    def _scorers(self, asked: RequestFields, prompts: Sequence[np.ndarray]) -> list[TextScorer | None]:
+        """What scores the text of each answer, where more is asked for than a chain knows. Raises Refused."""
+        if not asked.top and not asked.echo:
+            return [None] * (len(prompts) * asked.n)
+        if asked.echo and asked.logprobs and self._config.blend.needs_draft:
+            fields.refuse("echo", True, "false with logprobs, since a draft's blocks begin where the prompt ends")
+        texts = [each if isinstance(each, str) else self._target.decode(tokens)
+                 for each, tokens in zip(asked.prompts, prompts, strict=True)]
+        return [TextScorer(text if asked.echo else None, asked.top) for text in texts for _ in range(asked.n)]
 
     def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
-                stop: tuple[str, ...]) -> Iterator[Order]:
-        """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample` with these prompts."""
+                stop: tuple[str, ...], empty: bool) -> Iterator[Order]:
+        """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample` with these prompts.
+
+        Args:
+            empty: whether the answers have no token, so that only the prompts are read.
+        """
         from dflash_mcmc.rng import Key
 
         for index, tokens in enumerate(prompts):
             for number in range(n):
                 key = Key(seed).fold_in(f"{index:05d}", number)
-                yield Order(lambda tokens=tokens, key=key: config.sampler.chain(  # type: ignore[misc]
+                yield Order(lambda tokens=tokens, key=key: _no_answer(tokens) if empty else config.sampler.chain(  # type: ignore
                     tokens, config.dataset.max_new_tokens, key), stop, Future())
 
     def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
@@ -299,6 +320,12 @@ class Service:
                                  ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
                                  ("moved", answer.result.moved)):
                 self.metrics.add(f"{name}_total", amount)
+
+
+def _no_answer(prompt: np.ndarray) -> Chain:
+    """A chain that draws nothing."""
+    return ChainResult(Trajectory.start(prompt))
+    yield
 
 
 def _characters(value: Any) -> int:

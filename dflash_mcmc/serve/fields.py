@@ -15,13 +15,13 @@ PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
 """Sampling fields of OpenAI and their bounds."""
 _BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
          *PENALTIES)
-_KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt")}
+_KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt", "echo")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},), "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
+    "response_format": ({"type": "text"},), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
 """Fields of OpenAI that are refused unless they have a value that changes nothing."""
 LARGEST_SEED = 2**63 - 1
 
@@ -37,6 +37,10 @@ class RequestFields(NamedTuple):
     stop: tuple[str, ...] | None
     max_tokens: int | None
     logprobs: bool
+    top: bool
+    """Whether the most likely token at the place of each token is asked for."""
+    echo: bool
+    """Whether the prompt is a part of the answer's text and of its log probabilities."""
     token_ids: bool
     """Whether the answer has its token ids (`return_token_ids`, as vLLM has it)."""
     stream: bool
@@ -88,14 +92,17 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     options = _mapping(given, "stream_options")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')
+    logprobs, top, echo, stream = *_logprobs(given, chat), _flag(given, "echo"), _flag(given, "stream")
+    if stream and (top or echo):
+        refuse("stream", True, f"false with {'echo' if echo else 'the most likely tokens'}, since the text is read at its end")
     return RequestFields(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
-                 _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given), _logprobs(given, chat),
-                 _flag(given, "return_token_ids"), _flag(given, "stream"),
+                 _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given, 0 if echo else 1),
+                 logprobs, top, echo, _flag(given, "return_token_ids"), stream,
                  options.get("include_usage", False), _sampler(given), openai)
 
 
-def _max_tokens(given: Mapping[str, Any]) -> int | None:
-    found = [_whole(given, name, 1, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in given]
+def _max_tokens(given: Mapping[str, Any], least: int) -> int | None:
+    found = [_whole(given, name, least, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in given]
     if len(set(found)) > 1:
         refuse("max_tokens", found[1], f"nothing, or {found[0]}, since max_completion_tokens is given")
     return found[0] if found else None
@@ -192,12 +199,15 @@ def _stop(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(allowed("stop", lambda: stop_strings(strings, "stop")))
 
 
-def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
-    """Whether log p of the answer's tokens is asked for. That of other tokens is not kept, since a chain keeps none."""
+def _logprobs(given: Mapping[str, Any], chat: bool) -> tuple[bool, bool]:
+    """Whether log p of the tokens is asked for, and whether the most likely tokens are. No others are known."""
     number = "top_logprobs" if chat else "logprobs"
-    if _whole(given, number, 0, 20) and number in given:
-        refuse(number, given[number], "0: log p of the answer's own tokens alone")
-    return _flag(given, "logprobs") if chat else "logprobs" in given
+    if (top := _whole(given, number, 0, 20) or 0) > 1:
+        refuse(number, top, "0, or 1: the most likely token")
+    wanted = _flag(given, "logprobs") if chat else "logprobs" in given
+    if top and not wanted:
+        refuse(number, top, "0 without logprobs=true")
+    return wanted, bool(top)
 
 
 def allowed(param: str, make: Callable[[], Any]) -> Any:

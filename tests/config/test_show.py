@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_a_mistake_is_still_refused(monkeypatch, capsys):
     assert "sampler.alhpa" in capsys.readouterr().err
 
 
-# Completion in bash, of the command lines that the README uses: a bash asks the program and fills in what is meant.
+# Completion of the command lines that the README uses: a shell asks the program and fills in what is meant.
 
 ASK = """
 eval "$({program} -sc install=bash)"
@@ -80,6 +81,18 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
+ASK_ZSH = """
+eval "$({program} -sc install=zsh)"
+[[ ${{_comps[{name}]}} == _dflash_mcmc ]] || exit 1
+compadd() {{ print -l -- "${{(@)@[4,-1]}}" }}
+_python() {{ print another completion }}
+words=({line}) CURRENT={count}
+_dflash_mcmc
+eval "$({program} -sc uninstall=zsh)"
+[[ -z $functions[_dflash_mcmc] && ${{_comps[python]}} == _python ]] || exit 1
+"""
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
     """A folder with `python` and `dflash-mcmc`, which run this checkout."""
@@ -88,6 +101,27 @@ def programs(tmp_path_factory) -> Path:
         (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {more}"$@"\n')
         (folder / name).chmod(0o755)
     return folder
+
+
+def completed_in_zsh(programs: Path, line: str, program: str) -> list[str]:
+    """What zsh adds for the last word of a line. Its own code then takes what begins with the word."""
+    if shutil.which("zsh") is None:
+        pytest.skip("NO ZSH: its completion is not checked; to check it: apt-get install zsh")
+    script = ASK_ZSH.format(program=program, line=line, name=program.split()[0], count=len(line.split()))
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, cwd=programs, check=True,
+                          env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("program", ["python -m dflash_mcmc", "dflash-mcmc"])
+@pytest.mark.parametrize(("word", "choices"), [("condition=blend", ["condition=blend_greedy", "condition=blend_ps"]),
+                                               ("sampler.num_st", ["sampler.num_steps="])])
+def test_zsh_completes_options_and_fields(programs, program, word, choices):
+    assert completed_in_zsh(programs, f"{program} seed=1 {word}", program) == choices
+
+
+def test_other_programs_of_python_are_left_to_zsh(programs):
+    assert completed_in_zsh(programs, "python -m pytest cond", "python -m dflash_mcmc") == ["another completion"]
 
 
 def completed(programs: Path, program: str, rest: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import pytest
 
@@ -91,6 +92,18 @@ def test_mistakes_are_errors_of_one_line(made, monkeypatch):
     for fields, message in MISTAKES:
         with refused(message):
             dataclasses.replace(right, **fields).problems()
+
+
+def test_a_folder_without_data_is_refused_before_the_library_is_imported(make_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an import of it raises ImportError
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing/picture.dat").write_text("")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    for name, message in (("nothing", "nothing'; allowed: a folder with files of data (.parquet, "),
+                          ("model", "allowed: a folder of data; this one has a config.json, as a checkpoint has: model=")):
+        with refused(message):
+            make_config("dataset=hub", f"dataset.path={tmp_path / name}").dataset.problems()
 
 
 def test_a_template_that_is_no_template_is_refused_before_anything_is_read(make_config):

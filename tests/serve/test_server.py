@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+import torch
+import transformers
 
 import dflash_mcmc as dm
 from dflash_mcmc.api.choices import Samplers, turn_of
@@ -216,6 +219,60 @@ def test_streams_have_the_final_answer(running):
     assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.choices[0].finish_reason
 
 
+def most_likely(ids: list[int]) -> tuple[list[float], list[int]]:
+    """A fresh forward of the model: log p of each token of a text but the first, and the most likely token at its place."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(dm.component("model", "tiny").path)
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).logits[0, :-1].double()
+    rows = rows[:, : len(model_tokenizer())].log_softmax(-1)
+    return rows[range(len(ids) - 1), ids[1:]].tolist(), rows.argmax(-1).tolist()
+
+
+def model_tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(dm.component("model", "tiny").path)
+
+
+@pytest.mark.parametrize(("max_tokens", "stop"), [(0, []), (1, []), (24, [" red"])])
+def test_a_prompt_can_be_scored(running, max_tokens, stop):
+    """As evaluation harnesses do. The text holds a stop id and a stop string, and is longer than the longest answer."""
+    text = "<|im_start|>user\n" + 2 * QUESTION + "<|im_end|>\n"
+    prompt = model_tokenizer()(text)["input_ids"]
+    status, reply = running.post({"prompt": [prompt, prompt[:9]], "echo": True, "logprobs": 1, "max_tokens": max_tokens,
+                                  "seed": 5, "stop": stop, "sampler": "temperature", "return_token_ids": True})
+    assert status == 200, reply
+    for choice, own in zip(reply["choices"], (prompt, prompt[:9]), strict=True):
+        said, answer = choice["logprobs"], choice["token_ids"]
+        assert len(answer) <= max_tokens
+        assert choice["text"].startswith(model_tokenizer().decode(own, skip_special_tokens=True))
+        log_p, best = most_likely([*own, *answer])
+        assert said["token_logprobs"][0] is said["top_logprobs"][0] is None
+        assert said["token_logprobs"][1:] == pytest.approx(log_p, abs=1e-3)
+        assert "".join(said["tokens"]) == model_tokenizer().decode([*own, *answer], skip_special_tokens=False)
+        greedy = [token == most for token, most in zip([*own, *answer][1:], best, strict=True)]
+        tops = [max(top.values()) for top in said["top_logprobs"][1:]]
+        assert [value == top for value, top in zip(said["token_logprobs"][1:], tops, strict=True)] == greedy
+        assert not all(greedy)
+        assert any(greedy) or own is not prompt
+    assert reply["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in reply["choices"])
+
+
+def test_the_most_likely_token_is_told_with_each_token_of_an_answer(running):
+    drawn = running.client().chat.completions.create(model="tiny", messages=[{"role": "user", "content": QUESTION}], seed=5,
+                                                     logprobs=True, top_logprobs=1, extra_body={"return_token_ids": True})
+    (mine,) = samples(QUESTION, chat=True)
+    (choice,) = drawn.choices
+    assert choice.model_extra["token_ids"] == mine.tokens
+    prompt = model_tokenizer().apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True,
+                                                   enable_thinking=False, return_dict=False)
+    log_p, best = most_likely([*prompt, *mine.tokens])
+    begin = len(prompt) - 1
+    assert [entry.logprob for entry in choice.logprobs.content] == pytest.approx(log_p[begin:], abs=1e-3)
+    tops = [entry.top_logprobs[0] for entry in choice.logprobs.content]
+    pieces = [running.service._texts.shown([token])[0] for token in best[begin:]]
+    assert [bytes(top.bytes) for top in tops] == pieces
+    assert all(top.logprob >= entry.logprob for top, entry in zip(tops, choice.logprobs.content, strict=True))
+
+
 WRONG = {
     "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"), "not finite": (b'{"temperature": NaN}', 400, "NaN"),
     "too large": (b'{"temperature": 1e999}', 400, "temperature"), "deep": (b"[" * 9000, 400, "body"),
@@ -229,7 +286,11 @@ WRONG = {
     "long prompt": ({"prompt": [5] * 65}, 400, "serve.max_prompt_tokens"), "n": ({"prompt": "x", "n": 10**9}, 400, "n: given"),
     "many": ({"prompt": ["x"] * 3, "n": 3}, 400, "serve.max_choices"), "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "at most 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
-    "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"), "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs"),
+    "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"),
+    "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: 0, or 1: the most likely token"),
+    "echo in a stream": ({"prompt": "x", "echo": True, "stream": True}, 400, "stream: given True; allowed: false with echo"),
+    "top in a stream": ({"prompt": "x", "logprobs": 1, "stream": True}, 400, "stream: given True; allowed: false with "),
+    "no tokens": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens: given 0"),
     "law": ({"prompt": "x", "presence_penalty": 0.5, "sampler": "greedy"}, 400, "presence_penalty: given 0.5; allowed: 0"),
     "format": ({"prompt": "x", "response_format": {"type": "json_object"}}, 400, "response_format: given {'type': 'json_obj"),
     "digits": (b'{"prompt": "x", "temperature": ' + b"9" * 4000 + b"}", 400, "temperature: given 999"),
@@ -454,6 +515,16 @@ def test_the_page_is_true(running, capsys):
                 for line in pages.lines(block)]
     for command in commands:
         assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
+    bodies = [json.loads(body) for block in pages.blocks(page, "text") for body in re.findall(r"-d '(.*?)'", block, re.DOTALL)]
+    assert len(bodies) == 2
+    for body in bodies:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        status, reply = running.post({**body, "stream": False}, path)
+        assert status == 200
+        (choice,) = reply["choices"]
+        assert choice["message"]["content"] if "messages" in body else choice["text"] == body["prompt"]
+    assert "".join(choice["logprobs"]["tokens"]) == body["prompt"]
+    assert choice["logprobs"]["token_logprobs"][0] is None
     (block,) = pages.blocks(page, "py")
     address = f'"http://127.0.0.1:{running.port}/v1", api_key="{KEY}"'
     exec(block.replace('"http://127.0.0.1:8000/v1", api_key="none"', address), {})
