@@ -49,7 +49,7 @@ class DFlashDraft(CheckpointDraft):
 
     presets = ("tiny", "smollm2")
     example = "z-lab/Qwen3-4B-DFlash-b16"
-    reads_features = True
+    reads_features = is_source = True
 
     def family(self) -> Family:
         """DFlash."""

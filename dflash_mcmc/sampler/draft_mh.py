@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.decoder import check_plain
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
@@ -51,7 +51,7 @@ class DraftMH(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_features(config, "sampler=draft_mh")
+        check_source(config, "sampler=draft_mh")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.decoder import check_plain
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
@@ -68,7 +68,7 @@ class DraftRefine(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_features(config, "sampler=draft_refine")
+        check_source(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")

@@ -105,11 +105,11 @@ class PowerSMC(Truncated, AtTemperature):
 
     def _check_draft(self, config: Config) -> None:
         from dflash_mcmc.decoder import check_plain
-        from dflash_mcmc.draft import check_features
+        from dflash_mcmc.draft import check_source
 
         if config.draft.is_null:
             raise ConfigError("sampler.proposal", "draft", "target without a draft; draft=dflash or draft=tiny give one")
-        check_features(config, "sampler.proposal=draft")
+        check_source(config, "sampler.proposal=draft")
         check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
 
     @property
