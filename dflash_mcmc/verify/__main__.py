@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.ops import SamplingParams
+    from dflash_mcmc.model.hf import HFModel
     from dflash_mcmc.verify.audit import Audit
+    from dflash_mcmc.verify.drawn import DrawnText
+    from dflash_mcmc.verify.report import FurtherPart
 
 RED = 1
 """The exit code of an audit that finds another law."""
@@ -37,6 +44,9 @@ what explains it, and report.html and verify.json in the folder. Exit code: 0 gr
 
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
+  --distance N      also the distance between the law that this package's engine draws from in model.dtype and the one of
+                    float32, in total variation a token, from N places of the texts
+  --width TOKENS    for --distance: tokens that a step of the engine reads, k + 1 with blocks of k; default 1
 """
 
 
@@ -52,11 +62,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("target")
     parser.add_argument("--level", type=float, default=1e-3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--distance", type=int)
+    parser.add_argument("--width", type=int, default=1)
     given, overrides = parser.parse_known_args(arguments)
     if unknown := [text for text in overrides if text.startswith("-")]:
         raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.verify --help")
     if not 0.0 < given.level < 1.0:
         raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
+    for name in ("distance", "width"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            raise UserError(f"--{name}: given {getattr(given, name)}; allowed: a whole number >= 1")
     is_server = given.target.startswith(("http://", "https://"))
     path = Path(given.target)
     if not is_server and not path.exists():
@@ -65,33 +80,44 @@ def main(arguments: list[str]) -> None:
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
-    found = _audited(folder / "drawn.jsonl" if is_server else path, config, given.level, given.target if is_server else None)
+    found, more = _audited(folder / "drawn.jsonl" if is_server else path, config, given, given.target if is_server else None)
     from dflash_mcmc.verify import report
 
-    report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.")
-    print(report.text(found))
+    report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.", more)
+    print(report.text(found, more))
     print(f"\nwritten to {folder}")
     if found.is_red:
         sys.exit(RED)
 
 
-def _audited(path: Path, config: Config, level: float, server: str | None) -> Audit:
+def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
+    """The audit, and the further parts of the report that were asked for."""
     from tqdm.auto import tqdm
 
-    from dflash_mcmc.verify import drawn
+    from dflash_mcmc.verify import drawn, report
     from dflash_mcmc.verify.audit import audit
 
     note("reading the model")
-    model = config.model.load(config.hardware.resolve())
-    law = _token_law(config)
-    if path.is_dir():
-        texts = drawn.of_run(path, model, config.model.chat)
-    else:
+    model, law, more = config.model.load(config.hardware.resolve()), _token_law(config), []
+    if server is not None:
         assert law is not None
-        if server is not None:
-            drawn.draw(server.rstrip("/"), config, model, law, path)
-        texts = drawn.of_file(path, model, law)
-    return audit(model, tqdm(texts, unit=" text", desc="auditing"), law, level, config.blend)
+        drawn.draw(server.rstrip("/"), config, model, law, path)
+
+    def texts() -> Iterator[DrawnText]:
+        if path.is_dir():
+            return drawn.of_run(path, model, config.model.chat)
+        assert law is not None
+        return drawn.of_file(path, model, law)
+
+    found = audit(model, tqdm(texts(), unit=" text", desc="auditing"), law, given.level, config.blend)
+    if given.distance is not None:
+        from dflash_mcmc.verify.distance import distances
+
+        reference = replace(cast("HFModel", config.model), dtype="float32").load(config.hardware.resolve())
+        measured = distances(model, reference, list(texts()), law or SamplingParams(), given.distance, given.width,
+                             given.level, config.seed, config.blend)
+        more.append(report.of_distances(measured, given.level))
+    return found, more
 
 
 def _write_cases(arguments: list[str]) -> None:

@@ -81,28 +81,28 @@ class Evidence:
         if not len(payments):
             return
         wealth = self._wealth + payments.cumsum(axis=0)
-        together = _log_mean(wealth + self._log_stake)
+        together = log_mean(wealth + self._log_stake)
         paths = np.column_stack([wealth, together])
-        for place in np.flatnonzero(self._red_at == 0):
-            if len(crossed := np.flatnonzero(paths[:, place] >= -np.log(self.level))):
-                self._red_at[place] = self.tokens + crossed[0] + 1
+        for bet in np.flatnonzero(self._red_at == 0):
+            if len(crossed := np.flatnonzero(paths[:, bet] >= -np.log(self.level))):
+                self._red_at[bet] = self.tokens + crossed[0] + 1
         self._largest = np.maximum(self._largest, paths.max(axis=0))
         self._wealth = wealth[-1]
         self.tokens += len(payments)
 
     def together(self) -> BetEvidence:
         """The evidence of all bets together. It alone has the promise of `level`."""
-        return self._evidence_of(float(_log_mean((self._wealth + self._log_stake)[None])[0]), len(self.bets))
+        return self._evidence_of(float(log_mean((self._wealth + self._log_stake)[None])[0]), len(self.bets))
 
     def each(self) -> list[BetEvidence]:
         """The evidence of each bet. It says what is wrong, once all together say that something is."""
-        return [self._evidence_of(float(wealth), place) for place, wealth in enumerate(self._wealth)]
+        return [self._evidence_of(float(wealth), bet) for bet, wealth in enumerate(self._wealth)]
 
-    def _evidence_of(self, wealth: float, place: int) -> BetEvidence:
-        return BetEvidence(wealth / np.log(10.0), float(self._largest[place]) / np.log(10.0), int(self._red_at[place]) or None)
+    def _evidence_of(self, wealth: float, bet: int) -> BetEvidence:
+        return BetEvidence(wealth / np.log(10.0), float(self._largest[bet]) / np.log(10.0), int(self._red_at[bet]) or None)
 
 
-def _log_mean(logs: np.ndarray) -> np.ndarray:
+def log_mean(logs: np.ndarray) -> np.ndarray:
     """Logs of the sums of exp(logs), (rows, n), by rows; the shares of the stake are in `logs`."""
     highest = logs.max(axis=-1, keepdims=True)
     highest = np.where(np.isfinite(highest), highest, 0.0)
@@ -194,13 +194,13 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
     """
-    parts = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
-    return Payments(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
+    return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
-    history = _history(logits, prompt, tokens, law, piece)
+    history = history_of(logits, prompt, tokens, law, piece)
     kept = process(logits, law, history)
     log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
     best = argmax(kept)
@@ -249,10 +249,10 @@ class Repeats:
             log_p: of the tokens under the stated law, as in `Payments`. A token that it cannot draw pays nothing.
         """
         paid = np.zeros((len(tokens), len(_PRIORS)))
-        for place, token in enumerate(tokens[:_LEARNED].tolist()):
-            seen = self._seen[prompt.tobytes(), tokens[:place].tobytes()]
-            if np.isfinite(log_p[place]):
-                paid[place] = np.log((seen[token] * np.exp(-log_p[place]) + _PRIORS) / (seen.total() + _PRIORS))
+        for position, token in enumerate(tokens[:_LEARNED].tolist()):
+            seen = self._seen[prompt.tobytes(), tokens[:position].tobytes()]
+            if np.isfinite(log_p[position]):
+                paid[position] = np.log((seen[token] * np.exp(-log_p[position]) + _PRIORS) / (seen.total() + _PRIORS))
             seen[token] += 1
         return paid
 
@@ -310,7 +310,7 @@ def _first_places(tokens: np.ndarray, piece: slice, device: torch.device) -> tup
     return torch.from_numpy(ids).to(device), torch.from_numpy(before).to(device)
 
 
-def _history(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> History:
+def history_of(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> History:
     """The earlier tokens of each row, as far as the law's penalties need them."""
     if not law.has_penalty:
         return History()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import build, page
@@ -16,6 +17,8 @@ from dflash_mcmc.verify.audit import Audit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dflash_mcmc.verify.distance import Distance
 
 
 def verdict(found: Audit) -> str:
@@ -81,19 +84,49 @@ def notes(found: Audit) -> list[str]:
     return said
 
 
-def text(found: Audit) -> str:
+class FurtherPart(NamedTuple):
+    """What was measured besides the law of the texts."""
+
+    section: Section
+    values: list[dict[str, object]]
+    """The values for JSON, under the section's name."""
+
+
+def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
+    """The part of distances between the law of an engine and the stated one."""
+    columns = [ReportColumn("laws", lambda row: row["between"], False),
+               ReportColumn("total variation a token", lambda row: f"{row['tv'].value:.2g}"),
+               ReportColumn("interval", lambda row: f"{row['tv'].low:.2g} to {row['tv'].high:.2g}"),
+               ReportColumn("an answer, at most", lambda row: f"{row['answer']:.2g}"),
+               ReportColumn("largest", lambda row: f"{row['largest']:.2g}"),
+               ReportColumn("log p, nats", lambda row: f"{row['nats']:.2g}")]
+    rows = [each._asdict() for each in measured]
+    places, tokens = measured[0].places, measured[0].tokens
+    said = "Rounding alone moves the law by so much. It is no fault. " + (
+        f"All {tokens:,} tokens were read." if places == tokens else
+        f"The interval is from {places:,} places and covers the mean over all {tokens:,} tokens with a probability of "
+        f"{100 * (1 - level):g} %.")
+    table = ReportTable("distance", "The law that the engine draws from, and another one", columns, rows)
+    return FurtherPart(Section("distance", "The distance of rounding", [said], [table]),
+                [{**row, "tv": row["tv"]._asdict()} for row in rows])
+
+
+def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
-    return "\n\n".join([verdict(found), *(page.text_of(table) for table in tables(found)), *notes(found)])
+    parts = [each for part in more for each in (*map(page.text_of, part.section.tables), *part.section.text)]
+    return "\n\n".join([verdict(found), *(page.text_of(table) for table in tables(found)), *notes(found), *parts])
 
 
-def write(found: Audit, folder: Path, title: str) -> None:
+def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = ()) -> None:
     """Writes the page report.html with its tables and figure, report.md, and verify.json. Raises UserError."""
     drawings = [Drawing("fig_evidence", "Evidence against the stated law after each text", lambda: _course(found))]
     section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
                       drawings if found.top is not None else ())
-    build.write(folder, page.Heading(verdict(found), title, ()), [ReportPart("", "", (), [section])])
+    sections = [section, *(part.section for part in more)]
+    build.write(folder, page.Heading(verdict(found), title, ()), [ReportPart("", "", (), sections)])
     with writing(folder / "verify.json"):
-        write_atomically(folder / "verify.json", json.dumps(values(found), indent=1) + "\n")
+        measured = values(found) | {part.section.name: part.values for part in more}
+        write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")
 
 
 _EXPLAINED = (

@@ -343,3 +343,24 @@ def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
 def test_a_field_that_no_law_has_is_refused(tiny):
     with pytest.raises(UserError, match="top_q"):
         verify(tiny, [np.array([1])], [np.array([2])], top_q=0.5)
+
+
+def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_config, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = runs.execute(make_config("experiment=faults", "draft=tiny", "dataset.limit=2", "model.dtype=bfloat16",
+                                      "dataset.max_new_tokens=12", "decoder.fault=null"))
+    code, out, _ = told([str(result.folder), "--distance", "10000", "--width", "5", "--level", "0.05"], capsys)
+    assert code == 0
+    found = json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())
+    of_reference, of_width = found["distance"]
+    assert of_reference["between"] == "5 tokens a step, bfloat16, against float32"
+    assert 1e-4 < of_reference["tv"]["value"] < 0.05
+    assert of_reference["tv"]["low"] == of_reference["tv"]["high"], "all places were read"
+    assert of_reference["places"] == of_reference["tokens"] == found["tokens"]
+    assert of_width["between"] == "5 tokens a step against 1, bfloat16"
+    assert of_width["tv"]["value"] < 1e-6, "steps of the engine round alike at every width on a CPU"
+    assert "Rounding alone moves the law by so much" in out
+    page = (tmp_path / "verify" / result.folder.name / "report.html").read_text()
+    assert "The distance of rounding" in page
+    for option in ("--distance", "--width"):
+        assert told([str(result.folder), option, "0"], capsys)[2].startswith(f"error: {option}: given 0; allowed: a whole")

@@ -1,0 +1,176 @@
+"""The distance a token between the law that an engine of this package draws from and the stated one: that of rounding.
+
+The drawn law is computed as the engine does, in its own precision, with so many tokens a step: 1 without speculation, k + 1
+with blocks of k drafted tokens. The stated one is that of the same weights in float32, read in long pieces. Both are whole
+vectors at a place of a text, so that their total variation there is exact. Its mean over places that are drawn with equal
+probability estimates the mean over all tokens without bias, and an interval by betting (Waudby-Smith and Ramdas, arXiv
+2010.09686, section 4) covers that mean, since a distance lies in [0, 1] and nothing else is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.engine.batching.logits_processor import process
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.forcing import sequences
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.verify.evidence import Shift, history_of, log_mean
+
+if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.verify.drawn import DrawnText
+
+_KEYS = 64
+"""Lengths of keys are multiples of it, as in the engine."""
+_PIECE = 256
+"""The longest piece in which a prompt is read."""
+_SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95])
+"""The shares of the stake that a value can lose in the bets of an interval."""
+
+
+class Distance(NamedTuple):
+    """How far two laws of a token are apart, over the tokens of the texts.
+
+    Attributes:
+        between: the two laws.
+        tv: the mean total variation a token with its interval.
+        largest: the largest one.
+        nats: the mean distance of log p of the tokens that were drawn, where both laws can draw them.
+        answer: the total variation of a whole answer is at most this: the mean number of its tokens times `tv.high`.
+        places, tokens: the number of places that were drawn, with replacement, and of all tokens.
+    """
+
+    between: str
+    tv: Shift
+    largest: float
+    nats: float
+    answer: float
+    places: int
+    tokens: int
+
+
+def distances(model: LanguageModel, reference: LanguageModel, texts: Sequence[DrawnText], law: SamplingParams, count: int,
+              width: int, level: float, seed: int, blend: Blend | None = None) -> list[Distance]:
+    """The distances from the law of the float32 reference and, of wider steps, from that of single tokens.
+
+    Args:
+        count: the places to draw. If there are no more tokens, all are taken, and the mean has no error of sampling.
+        width: tokens that a step of the engine reads.
+        level: the probability that an interval does not cover its mean.
+
+    Raises:
+        ConfigError: for a model with recurrent layers.
+    """
+    if model.recurrent_nets:
+        raise ConfigError("--distance", "a model with recurrent layers", "a model of attention layers")
+    total = sum(len(text.tokens) for text in texts)
+    chosen, times = sampled(total, count, seed)
+    names = [f"{width} token{'s' * (width > 1)} a step, {_named(model)}, against float32",
+             *([f"{width} tokens a step against 1, {_named(model)}"] if width > 1 else [])]
+    found: list[list[np.ndarray]] = [[] for _ in names]
+    for text, places in _by_text(texts, chosen):
+        laws = [laws_of(model, text, law, places, width, blend), laws_of(reference, text, law, places, None, blend),
+                *([laws_of(model, text, law, places, 1, blend)] if width > 1 else [])]
+        drawn = torch.from_numpy(text.tokens[places])[:, None].to(laws[0].device)
+        for other, kept in zip(laws[1:], found, strict=True):
+            kept.append(np.stack([total_variation(laws[0], other),
+                                  (laws[0].gather(1, drawn) - other.gather(1, drawn)).abs()[:, 0].cpu().numpy()]))
+    return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level)
+            for name, each in zip(names, found, strict=True)]
+
+
+def sampled(total: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Different places below `total`, int64, and the place in them of each draw, of which there are `count`, with replacement.
+
+    If `count` is at least `total`, these are all places, each drawn once.
+    """
+    if count >= total:
+        return np.arange(total), np.arange(total)
+    return np.unique(np.random.default_rng(seed).integers(total, size=count), return_inverse=True)
+
+
+def mean_interval(values: np.ndarray, level: float) -> Shift:
+    """The mean of independent values in [0, 1] with an interval that covers their expectation with probability 1 - level.
+
+    Two players bet on each mean m, one that values are larger and one that they are smaller. A player divides the stake among
+    shares of it that a value can lose, pays with each value, and has a fair game if m is the expectation. Means at which one
+    of them has multiplied the stake by 2 / level are left out. No order of the values matters.
+    """
+    def is_out(mean: float, above: bool) -> bool:
+        gain = values / mean - 1.0 if above else (mean - values) / (1.0 - mean)
+        return log_mean(np.log1p(_SHARES[:, None] * gain).sum(axis=1)[None])[0] - np.log(len(_SHARES)) >= np.log(2.0 / level)
+
+    found, ends = float(values.mean()), []
+    for above in (True, False):
+        inside, outside = found, 0.0 if above else 1.0
+        for _ in range(50 if found != outside else 0):
+            middle = (inside + outside) / 2.0
+            inside, outside = (inside, middle) if is_out(middle, above) else (middle, outside)
+        ends.append(outside)
+    return Shift(found, *ends)
+
+
+def total_variation(one: torch.Tensor, other: torch.Tensor) -> np.ndarray:
+    """The total variation of each row of two float64 tensors of log probabilities, (rows, vocabulary)."""
+    return ((one.exp() - other.exp()).abs().sum(dim=1) / 2.0).clamp(max=1.0).cpu().numpy()
+
+
+@torch.no_grad()
+def laws_of(model: LanguageModel, text: DrawnText, law: SamplingParams, places: np.ndarray, width: int | None,
+            blend: Blend | None) -> torch.Tensor:
+    """Log probabilities of every token at places of an answer, float64 (places, vocabulary).
+
+    Args:
+        width: tokens that a step reads after the prompt; None reads prompt and answer in long pieces.
+    """
+    sequence, first = np.concatenate([text.prompt, text.tokens]), len(text.prompt) - 1
+    size, start = (_PIECE, 0) if width is None else (width, first)
+    length = round_up(len(sequence) + size, _KEYS)
+    runner = ModelRunner(model, blend, attention.implementation("auto", model.device, model.dtype, model.attention_needs),
+                         length, _KEYS, _PIECE)
+    cache, rows = ContiguousCache(model.cache_shape, 1, length, model.device), []
+    with runner.ready():
+        runner.read(cache, [Span(0, sequence, 0, start)] if start else [])
+        for here in range(start, len(sequence) - 1, size):
+            hidden = runner.states(cache, [Span(0, sequence, here, min(here + size, len(sequence)))], size)[0]
+            wanted = places[(places + first >= here) & (places + first < here + size)] + first - here
+            if len(wanted):
+                at = torch.from_numpy(wanted).to(model.device)
+                rows.append(runner.logits(hidden[at], [state[0, at] for state in runner.tapped], ())["blended"])
+    logits = sequences.checked(torch.cat(rows))
+    laws = []
+    for row, place in enumerate(places.tolist()):
+        history = history_of(logits[row, None], text.prompt, text.tokens, law, slice(place, place + 1))
+        laws.append(torch.log_softmax(process(logits[row, None], law, history).double(), dim=-1))
+    return torch.cat(laws)
+
+
+def _by_text(texts: Sequence[DrawnText], chosen: np.ndarray) -> Iterator[tuple[DrawnText, np.ndarray]]:
+    """Each text that has chosen places, and these places in its answer."""
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    for text, end in zip(texts, ends.tolist(), strict=True):
+        mine = chosen[(chosen >= end - len(text.tokens)) & (chosen < end)]
+        if len(mine):
+            yield text, mine - (end - len(text.tokens))
+
+
+def _distance(between: str, measured: np.ndarray, times: np.ndarray, total: int, texts: int, level: float) -> Distance:
+    values, nats = measured[0][times], measured[1][times]
+    tv = mean_interval(values, level) if len(values) < total else Shift(*[float(values.mean())] * 3)
+    finite = nats[np.isfinite(nats)]
+    return Distance(between, tv, float(measured[0].max()), float(finite.mean()) if len(finite) else 0.0,
+                    min(1.0, tv.high * total / texts), len(values), total)
+
+
+def _named(model: LanguageModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
