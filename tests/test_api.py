@@ -445,7 +445,7 @@ def test_a_sweep_is_that_of_the_command_line_and_has_a_report(tmp_path, monkeypa
     assert "compared with ps alpha=2 num_blocks=2 num_steps=1" in page.read_text()
 
 
-def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, monkeypatch):
+def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def failing(job):
@@ -454,10 +454,11 @@ def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, mon
         return loop.execute(job)
 
     monkeypatch.setattr("dflash_mcmc.api.runs.execute", failing)
-    with refused("sweep: sampler.alpha=2: a failure of the test; the other points are recorded"):
+    with refused("sweep: points have failed, for the reasons above; the others are recorded"):
         dflash_mcmc.sweep("sampler.alpha=2,4", "dataset.limit=1", "tracker=none", "sampler.num_steps=1",
                           "sampler.num_blocks=1")
     assert len(dflash_mcmc.read("outputs")) == 1
+    assert "failed: sampler.alpha=2: a failure of the test" in capsys.readouterr().err
     with refused(start="sweep: given 'dry_run=true'; allowed: points that are run here"):
         dflash_mcmc.sweep("dry_run=true")
 

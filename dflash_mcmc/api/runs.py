@@ -75,8 +75,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
         fields: overrides whose names have no dot; a list has the values of several points: `condition=["greedy", "ps"]`.
 
     Raises:
-        UserError: for what the command line refuses, for a search, and after the last point if some have failed, with the
-            first reason.
+        UserError: for what the command line refuses, for a search, and after the last point if some have failed.
     """
     from dflash_mcmc.config.sweep import SweepOutcomes
     from dflash_mcmc.runner.commands import checked, within_budget
@@ -91,7 +90,7 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
     for job in command.jobs:
         outcomes.run(job.overrides, job._replace)
     if outcomes.report(command.jobs[0].config.objective):
-        raise UserError(f"sweep: {outcomes.first_failure}; the other points are recorded")
+        raise UserError("sweep: points have failed, for the reasons above; the others are recorded")
     return list(results.values())
 
 
@@ -139,25 +138,19 @@ def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, s
         UserError: for an answer without a gold answer, a gold answer that no text can be compared with, and what the grader
             refuses.
     """
-    config, asked = configuration({"grader": grader}, {}), list[tuple[str, str]]()
-    for place, answer in enumerate(answers):
-        name, number, text = (place, place, answer) if isinstance(answer, str) else (answer.id, answer.prompt, answer.text)
-        if not (name in golds if isinstance(golds, Mapping) else number < len(golds)):
-            raise ConfigError("golds", f"none for {name!r}", "a gold answer for each prompt")
-        asked.append((text, golds[str(name)] if isinstance(golds, Mapping) else golds[number]))
-        config.grader.check_gold(asked[-1][1])
-    with closing(config.grader.start()) as pool:
-        for place, (text, gold) in enumerate(asked):
-            pool.submit(place, text, gold)
-        found: dict[int, Grade] = dict(pool.finished(wait=True))
-    return [_undrawn(answer) or found[place] for place, answer in enumerate(answers)]
-
-
-def _undrawn(answer: Sample | str) -> Grade | None:
-    """The verdict of a sample without a text; None for all others."""
-    if isinstance(answer, str) or answer.finish_reason not in UNDRAWN:
-        return None
-    return Grade(answer.finish_reason, None, reason=answer.failure)
+    found, rules = dict[int, Grade](), configuration({"grader": grader}, {}).grader
+    with closing(rules.start()) as pool:
+        for place, answer in enumerate(answers):
+            name, number, text = (place, place, answer) if isinstance(answer, str) else (answer.id, answer.prompt, answer.text)
+            if not (name in golds if isinstance(golds, Mapping) else number < len(golds)):
+                raise ConfigError("golds", f"none for {name!r}", "a gold answer for each prompt")
+            rules.check_gold(gold := golds[str(name)] if isinstance(golds, Mapping) else golds[number])
+            if not isinstance(answer, str) and answer.finish_reason in UNDRAWN:
+                found[place] = Grade(answer.finish_reason, None, reason=answer.failure)
+            else:
+                pool.submit(place, text, gold)
+        found.update(pool.finished(wait=True))
+    return [found[place] for place in range(len(answers))]
 
 
 def read(*folders: Folder) -> pd.DataFrame:

@@ -328,13 +328,6 @@ class SweepOutcomes:
         self._outcomes.append(_JobOutcome(overrides, "failed", reason))
 
     @property
-    def first_failure(self) -> str:
-        """The first point that failed, and why."""
-        labels = differing([outcome.overrides for outcome in self._outcomes])
-        return next(f"{label}: {outcome.reason}" for label, outcome in zip(labels, self._outcomes, strict=True)
-                    if outcome.state == "failed")
-
-    @property
     def all_failed(self) -> bool:
         """Whether there were jobs and all of them failed."""
         return bool(self._outcomes) and all(outcome.state == "failed" for outcome in self._outcomes)
