@@ -4,9 +4,13 @@ from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.api import Sample as Sample
 from dflash_mcmc.api import compare as compare
 from dflash_mcmc.api import component as component
+from dflash_mcmc.api import grade as grade
 from dflash_mcmc.api import read as read
 from dflash_mcmc.api import run as run
 from dflash_mcmc.api import sample as sample
+from dflash_mcmc.api import sweep as sweep
+from dflash_mcmc.api import write_report as write_report
+from dflash_mcmc.blend.confident import ConfidentBlend as ConfidentBlend
 from dflash_mcmc.blend.dola import DolaBlend as DolaBlend
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend
@@ -31,6 +35,7 @@ from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection as Sp
 from dflash_mcmc.draft.dflash import DFlashDraft as DFlashDraft
 from dflash_mcmc.draft.dflash2 import DFlash2Draft as DFlash2Draft
 from dflash_mcmc.draft.dspark import DSparkDraft as DSparkDraft
+from dflash_mcmc.draft.model import ModelDraft as ModelDraft
 from dflash_mcmc.draft.ngram import NgramDraft as NgramDraft
 from dflash_mcmc.draft.none import NoDraft as NoDraft
 from dflash_mcmc.draft.self import SelfDraft as SelfDraft

@@ -43,7 +43,7 @@ MISTAKES = {
     "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
     "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),
     "field without its group": (["limit=3"], "limit", "did you mean dataset.limit"),
-    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=dola, blend=draft, blend=layer"),
+    "field of another option": (["blend.beta=0.1"], "blend.beta", "a field of blend=confident, blend=dola"),
     "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
     "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),
@@ -159,6 +159,8 @@ def companions(choice: str) -> list[str]:
         return ["blend.model=tiny", "sampler.proposal=matched"]
     if choice == "blend=dola":  # its mask forbids what a proposal without the blend draws
         return ["sampler.proposal=matched"]
+    if choice in ("draft=model", "draft=qwen2_5_coder_0_5b"):
+        return ["draft.model=tiny", "decoder=speculative_match"]
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
     if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",

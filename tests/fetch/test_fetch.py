@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from transformers import AutoTokenizer
 
 from dflash_mcmc.config.schema import PACKAGE
@@ -180,6 +182,19 @@ def test_the_model_of_any_gguf_file(tmp_path):
                          (tmp_path / "cut.gguf", "which transformers cannot read")):
         with refused(words, start="--gguf: given "):
             from_gguf(given, tmp_path / "other")
+
+
+def test_log_p_is_that_of_the_weights_that_transformers_reads(tmp_path):
+    """The weights of the folder are those of the GGUF file, rounded to bfloat16, each in its place."""
+    file = tmp_path / "own.gguf"
+    wheels.write_model(file)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    for parameter in read.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    made = transformers.AutoModelForCausalLM.from_pretrained(from_gguf(file, tmp_path)[0], dtype=torch.float32)
+    ids = torch.arange(3, 63)[None]
+    with torch.no_grad():
+        assert torch.equal(made(ids).logits.log_softmax(-1), read(ids).logits.log_softmax(-1))
 
 
 def test_a_folder_of_models_that_cannot_be_made_is_one_line(index, tmp_path):

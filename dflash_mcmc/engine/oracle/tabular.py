@@ -279,7 +279,8 @@ class TabularEngine:
         if source == "base":
             return last
         slot = grid_slot(length - self._origin, self.draft.num_drafted + 1) if self.draft else 0
-        drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if self.draft and slot else last
+        anchor = len(prefix) - slot + 1
+        drafted = self.draft.logits(prefix[:anchor], prefix[anchor:]) if self.draft and slot else last
         if source == "draft" and slot:
             return drafted
         if self.blend.needs_draft:
@@ -290,7 +291,13 @@ class TabularEngine:
         else:
             parts = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                      for layer in self.blend.tapped_layers(self.model.num_layers)]
-        return self.blend.mix(last, parts, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
+        if self.blend.norms_layers():
+            parts = [_normed(part) for part in parts]
+        return self.blend.mix(last, parts, _normed)
+
+
+def _normed(hidden: np.ndarray) -> np.ndarray:
+    return hidden / np.sqrt(np.mean(hidden**2))
 
 
 def _prefix(trajectory: Trajectory) -> tuple[int, ...]:
