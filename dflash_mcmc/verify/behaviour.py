@@ -1,6 +1,6 @@
 """What an engine promises besides the law of a token: seeds, batches, log probabilities, stop strings and lengths.
 
-Texts that should be equal are compared (`compare`). A server is asked alone, again and in a batch, with options (`ask`, `judge`).
+Texts that should be equal are compared. A server is asked alone, again, in a batch and with options, and is judged.
 """
 
 from __future__ import annotations
