@@ -45,12 +45,18 @@ from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 WRONG = 1e-3
-BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5)}
+BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5),
+          "probabilities": (0.3, 0.0), "masked_probabilities": (0.3, 0.5)}
 
 
 def blend_of(name: str) -> ModelBlend:
     beta, alpha_mask = BLENDS[name]
-    return ModelBlend(beta=beta, model="tiny", alpha_mask=alpha_mask)
+    space = "probability" if of_probabilities(name) else "logit"
+    return ModelBlend(beta=beta, model="tiny", alpha_mask=alpha_mask, space=space)
+
+
+def of_probabilities(name: str) -> bool:
+    return name.endswith("probabilities")
 
 
 def tables(name: str, size: int = 3, stop_ids=(0,), draft: TabularDraft | None = None,
@@ -62,7 +68,26 @@ def tables(name: str, size: int = 3, stop_ids=(0,), draft: TabularDraft | None =
     seed, scale = {3: 3, 2: 7}[size], 0.5
     other = TabularModel(size, (), seed=seed + 90, scale=scale)
     engine = TabularEngine(TabularModel(size, stop_ids, seed=seed, scale=scale), blend_of(name), speculation, draft, other)
-    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1])
+    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1], of_probabilities=of_probabilities(name))
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_probabilities_by_hand(array):
+    """Also where a probability is none in float32, and at both ends of beta."""
+    last, other = array([0.0, -200.0, -np.inf]), array([-200.0, 0.0, -np.inf])
+    mixed = {beta: ModelBlend(beta=beta, model="x", space="probability").mix(last, [other], None).tolist()
+             for beta in (0.0, 0.25, 1.0)}
+    assert mixed[0.0] == [0.0, -200.0, -np.inf]
+    assert mixed[1.0] == [-200.0, 0.0, -np.inf]
+    assert mixed[0.25] == pytest.approx([np.log(0.75), np.log(0.25), -np.inf], abs=1e-6)
+
+
+def test_probabilities_have_no_negative_share(make_config):
+    given = ("blend=model", "blend.model=tiny", "sampler.proposal=matched", "blend.space=probability")
+    make_config(*given, "blend.beta=0.3")
+    with pytest.raises(ConfigError, match=r"blend.beta: given -0.3; allowed: 0 to 1 with blend.space=probability: "):
+        make_config(*given, "blend.beta=-0.3")
+    assert "blend.space" not in identity_of(make_config(*given[:-1]))
 
 
 @pytest.mark.parametrize("array", [np.array, torch.tensor])
