@@ -8,9 +8,18 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.report.parts import Drawing, ReportTable, Section, differing, named, numbered, paragraphs, shared
-from dflash_mcmc.report.parts import probability as p_text
-from dflash_mcmc.report.parts import ReportColumn
+from dflash_mcmc.report.parts import (
+    Drawing,
+    ReportColumn,
+    ReportTable,
+    Section,
+    differing,
+    named,
+    numbered,
+    paragraphs,
+    probability,
+    shared,
+)
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study, same_but
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
@@ -23,13 +32,13 @@ if TYPE_CHECKING:
 _MOST_SAMPLERS, _MOST_SOURCES = 4, 7
 _TEXT = """
 guided = (1 - beta) * final + beta * other. The gain is the accuracy at a beta minus that of the model alone (blend=none, or
-beta 0), with the same sampler on the same problems. Intervals are those of one comparison. p is of the exact paired test, adjusted
-for all betas of a row (Holm), since the best of several betas looks better than it is. A gain is resolved if this p is at most
-0.05; its point is filled.
+beta 0), with the same sampler on the same problems. Intervals are those of one comparison. p is of the exact paired test,
+adjusted for all betas of a curve (Holm), since the best of several betas looks better than it is. A gain is resolved if this p
+is at most 0.05; its point is filled.
 
 Agreement is the share of an answer's characters before it first differs from the answer of the model alone, a mean over the
-answers. A source that agrees changes nothing; one that helps while it agrees little is complementary. Samplers that draw at random
-differ sooner than greedy decoding does.
+answers. A source that agrees changes nothing; one that helps while it agrees little is complementary. Samplers that draw at
+random differ sooner than greedy decoding does.
 """
 
 
@@ -69,11 +78,10 @@ def section(study: Study) -> Section | None:
     curves = _curves(study.runs)
     if max((len(curve.points) for curve in curves), default=0) < 2 and len(curves) < 2:
         return None
-    sides = list(dict.fromkeys(curve.sampler for curve in curves))
     drawings = [Drawing("fig_gain_over_beta", "Gain over the model alone by beta, for each sampler and source.",
-                        partial(_panels, curves, sides, _over_beta)),
-                Drawing("fig_gain_over_agreement", "Gain over the model alone against the agreement with it, for each source.",
-                        partial(_panels, curves, sides, _over_agreement))]
+                        partial(_panels, curves, "beta")),
+                Drawing("fig_gain_over_agreement", "Gain over the model alone against the agreement with it.",
+                        partial(_panels, curves, "agreement"))]
     return Section("guided", "Guided targets", paragraphs(_TEXT), [_best_table(curves), _table(curves)], drawings)
 
 
@@ -150,15 +158,16 @@ def _best_table(curves: Sequence[_Curve]) -> ReportTable:
             for curve in curves]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("betas", "betas", "d"),
                numbered("best beta", "beta", "g"), named("sign", "side"), differing("gain", "gain"),
-               ReportColumn("p", lambda row: p_text(row["p"])), named("resolved", "resolved")]
+               ReportColumn("p", lambda row: probability(row["p"])), named("resolved", "resolved")]
     return ReportTable("guided_best", "The best beta of each source", columns, rows)
 
 
 def _table(curves: Sequence[_Curve]) -> ReportTable:
     rows = [{"sampler": curve.sampler, "source": curve.source, "beta": point.beta, **_gain(point),
-             "problems": point.paired.difference.n, "agreement": point.agreement} for curve in curves for point in curve.points]
-    columns = [named("sampler", "sampler"), named("source", "source"), numbered("beta", "beta", "g"), differing("gain", "gain"),
-               ReportColumn("p", lambda row: p_text(row["p"])), numbered("problems", "problems", ",d"),
+             "problems": point.paired.difference.n, "agreement": point.agreement}
+            for curve in curves for point in curve.points]
+    columns = [named("sampler", "sampler"), named("source", "source"), numbered("beta", "beta", "g"),
+               differing("gain", "gain"), ReportColumn("p", lambda row: probability(row["p"])), numbered("problems", "problems", ",d"),
                shared("agreement", "agreement")]
     return ReportTable("guided", "Gain over the model alone", columns, rows)
 
@@ -168,33 +177,43 @@ def _gain(point: _Point) -> dict[str, float | None]:
     return {"gain": point.gain, "gain_low": low, "gain_high": high, "p": point.p_value}
 
 
-def _panels(curves: Sequence[_Curve], samplers: Sequence[str], place: object) -> Figure:
-    """A panel for each sampler, with a line or marks for each source."""
+def _panels(curves: Sequence[_Curve], over: str) -> Figure:
+    """A panel for each sampler, with a line over beta, or marks over the agreement, for each source."""
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.figure import INK, MARKERS, PALETTE, error_bars
+    from dflash_mcmc.report.figure import INK
 
-    shown = list(samplers)[:_MOST_SAMPLERS]
+    samplers = list(dict.fromkeys(curve.sampler for curve in curves))[:_MOST_SAMPLERS]
     sources = list(dict.fromkeys(curve.source for curve in curves))[:_MOST_SOURCES]
-    drawn = Figure(figsize=(1.2 + 3.4 * len(shown), 3.7), layout="constrained")
-    panels = drawn.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for sampler, axes in zip(shown, panels, strict=True):
+    drawn = Figure(figsize=(1.2 + 3.4 * len(samplers), 3.9), layout="constrained")
+    panels = drawn.subplots(1, len(samplers), sharex=True, sharey=True, squeeze=False)[0]
+    for sampler, axes in zip(samplers, panels, strict=True):
         axes.axhline(0.0, color=INK, linewidth=0.9, zorder=1)
         for curve in curves:
             if curve.sampler == sampler and curve.source in sources:
-                number = sources.index(curve.source)
-                points = [point for point in curve.points if place is _over_beta or point.agreement is not None]
-                across = _over_beta(axes, curve, points, sources) if place is _over_beta else _over_agreement(axes, points)
-                up = [100.0 * point.gain for point in points]
-                axes.errorbar(across, up, error_bars([point.paired.difference for point in points]), color=PALETTE[number],
-                              marker=MARKERS[number], markersize=5.5, markerfacecolor="white", capsize=2, linewidth=1.2,
-                              linestyle="-" if place is _over_beta else "none", label=curve.source, zorder=2)
-                axes.plot([x for x, point in zip(across, points, strict=True) if point.is_resolved],
-                          [y for y, point in zip(up, points, strict=True) if point.is_resolved], MARKERS[number],
-                          color=PALETTE[number], markersize=5.5, zorder=3)
+                _draw(axes, curve, sources.index(curve.source), over)
         axes.set_title(sampler)
-        axes.set_xlabel("beta" if place is _over_beta else "agreement with the model alone, %")
+        axes.set_xlabel("beta" if over == "beta" else "agreement with the model alone, %")
     panels[0].set_ylabel("gain in accuracy, points")
-    handles, labels = panels[0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    handles = {label: handle for axes in panels
+               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
     return drawn
+
+
+def _draw(axes: Axes, curve: _Curve, number: int, over: str) -> None:
+    """The points of a curve with their intervals. Resolved gains are filled; over the agreement each point has its beta."""
+    from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
+
+    points = [point for point in curve.points if over == "beta" or point.agreement is not None]
+    across = [point.beta if over == "beta" else 100.0 * (point.agreement or 0.0) for point in points]
+    up, colour, marker = [100.0 * point.gain for point in points], PALETTE[number], MARKERS[number]
+    bars = error_bars([point.paired.difference for point in points])
+    axes.errorbar(across, up, bars, color=colour, marker=marker,
+                  markersize=5.5, markerfacecolor="white", capsize=2, linewidth=1.2, elinewidth=0.8, label=curve.source,
+                  linestyle="-" if over == "beta" else "none", zorder=2)
+    for x, y, point in zip(across, up, points, strict=True):
+        if point.is_resolved:
+            axes.plot(x, y, marker, color=colour, markersize=5.5, zorder=3)
+        if over != "beta":
+            axes.annotate(f"{point.beta:g}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=colour)
