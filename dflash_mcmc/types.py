@@ -161,7 +161,7 @@ class Cost(NamedTuple):
     tokens_skipped: int = 0
     """Tokens of proposals that were drawn without the target, since they repeat the current sequence."""
     blocks_drafted: int = 0
-    """Blocks that a draft proposed, each in one forward of the draft."""
+    """Blocks that a draft proposed, each in one forward of the draft, or in one for each token with `draft=model`."""
     tokens_drafted: int = 0
     tokens_kept: int = 0
     """Drafted tokens that were kept."""
@@ -174,7 +174,7 @@ class Cost(NamedTuple):
     blocks_verified: int = 0
     """Blocks that a decoder verified, in an engine whose sampler uses the draft too; else 0."""
     companion_forwards: int = 0
-    """Positions at which the companion of a blend, another model, was evaluated for this chain; else 0."""
+    """Positions at which models beside the target, of a blend or `draft=model`, were evaluated for this chain; else 0."""
 
 
 class ExpectedCost(NamedTuple):

@@ -97,8 +97,7 @@ def _differing(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     identities = with_names([described(folder / RUN).identity for folder in folders],
                             [configuration_of(folder) for folder in folders])
     names = varying(identities)
-    return {folder: {name: identity.get(name) for name in names}
-            for folder, identity in zip(folders, identities, strict=True)}
+    return {folder: {name: identity.get(name) for name in names} for folder, identity in zip(folders, identities, strict=True)}
 
 
 def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

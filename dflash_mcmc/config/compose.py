@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.mistakes import SEARCH_PATH
-from dflash_mcmc.config.overrides import OF_PATHS, given_value, looks_like_path, option_for, readable, text_of
+from dflash_mcmc.config.overrides import OF_PATHS, choices_for, given_value, looks_like_path, readable, text_of
 from dflash_mcmc.errors import UserError, shortened
 from dflash_mcmc.registry import GROUPS
 
@@ -101,7 +101,7 @@ class Composer:
         for one in parsed:
             group, value = one.key_or_group, one.value() if one.key_or_group in OF_PATHS else None
             if isinstance(value, str) and looks_like_path(value) and not self._is_option(group, value, parsed):
-                expanded += map(self.parse, (f"{group}={option_for(group, value)}", f"{group}.path={given_value(one)}"))
+                expanded += map(self.parse, choices_for(group, value, given_value(one)))
             else:
                 expanded.append(one)
         return expanded

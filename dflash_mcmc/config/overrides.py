@@ -47,6 +47,12 @@ def looks_like_path(value: str) -> bool:
     return "/" in value or value.endswith(_DATA) or Path(value).exists()
 
 
+def choices_for(group: str, path: str, written: str) -> tuple[str, str]:
+    """The overrides that stand for a path, which the command line has as `written`."""
+    option = option_for(group, path)
+    return f"{group}={option}", f"{group}.{'model' if (group, option) == ('draft', 'model') else 'path'}={written}"
+
+
 def option_for(group: str, path: str) -> str:
     """The option that takes a path: `hf`, the kind of draft that a folder's config.json names, or `jsonl` or `hub`."""
     folder = Path(path).expanduser()
@@ -56,6 +62,8 @@ def option_for(group: str, path: str) -> str:
         return "hf"
     described = folder / "config.json"
     text = described.read_text(encoding="utf-8", errors="replace").lower() if described.is_file() else ""
+    if "forcausallm" in text and "dflash" not in text and "dspark" not in text:
+        return "model"
     return "dspark" if "dspark" in text else "dflash2" if "dflash2draftmodel" in text else "dflash"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
+    from dflash_mcmc.model import Model
 
 
 class Draft(Component):
@@ -31,6 +32,10 @@ class Draft(Component):
     """Whether the draft samples its tokens from a law, and therefore has a probability for each token."""
     reads_features: ClassVar[bool] = False
     """Whether one forward, from the target's features, gives logits for a whole block."""
+    is_source: ClassVar[bool] = False
+    """Whether samplers can draw from it, without a decoder."""
+    has_model: ClassVar[bool] = False
+    """Whether a causal language model drafts, token by token."""
 
     def checkpoint_size(self) -> CheckpointSize:
         """Parameters, hidden size and layers, as far as they are known without loading the draft. Raises UserError."""
@@ -42,6 +47,9 @@ class Draft(Component):
 
     def check_target(self, target: TargetShape) -> None:
         """Checks, without loading weights, that the draft fits a target. Raises UserError."""
+
+    def check_model(self, model: Model) -> None:
+        """Checks, without loading weights, that tokens mean the same to draft and target. Raises UserError."""
 
     def size(self) -> DraftSize | None:
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
@@ -176,6 +184,13 @@ def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) 
     if packs:
         row_linear.replace_layers(network)
     return network
+
+
+def check_source(config: Config, user: str) -> None:
+    """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError."""
+    if not config.draft.is_source:
+        able = options_with("draft", "is_source")
+        raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which draws whole blocks from the draft")
 
 
 def check_features(config: Config, user: str) -> None:

@@ -142,6 +142,8 @@ def assumptions(config: Config) -> list[str]:
         notes.append(f"decoder={name_of(config.decoder)}: counted as decoder=plain; rejected drafted tokens add to this")
     if config.blend.needs_companion:
         notes.append(f"blend={name_of(config.blend)}: counted for the target alone; its companion adds as many token-forwards")
+    if config.draft.has_model:
+        notes.append(f"draft={name_of(config.draft)}: counted for the target alone; its model adds as many token-forwards")
     return [*notes, rate(config)]
 
 

@@ -144,6 +144,7 @@ class _Checks:
             self._once(("blend", repr(config.blend), repr(config.model)), lambda: config.blend.check_model(config.model))
         if target is not None and drafts:
             self._once(("draft", repr(config.draft), repr(config.model)), lambda: config.draft.check_target(target))
+            self._once(("tokens", repr(config.draft), repr(config.model)), lambda: config.draft.check_model(config.model))
         return target is not None
 
     def _problems(self, config: Config) -> list[Problem]:
@@ -190,15 +191,17 @@ class _Checks:
         from dflash_mcmc.engine.slots import memory_plan
 
         target = target._replace(device=torch.device(device or ("cpu" if config.hardware.device == "cpu" else "cuda")))
-        beside = config.blend.companion_shape(target)
-        weights = _weights(target, beside)
+        beside, draft = config.blend.companion_shape(target), config.draft.size()
+        if draft is not None and draft.model is not None:
+            draft = draft._replace(model=draft.model._replace(device=target.device))
+        weights = _weights(target, beside, draft.model if draft else None)
         if weights is None:
             note("memory: the size of the weights is not known (they are not here, and transformers cannot build the model "
                  "from its config.json), so that the plan does not count them")
             if not has_limit:
                 return
         try:
-            _, plan = memory_plan(config, target, longest, num_draws, config.draft.size(), weights or 0, beside)
+            _, plan = memory_plan(config, target, longest, num_draws, draft, weights or 0, beside)
             self._plans.append((plan, weights))
         except UserError:
             if not run_folder(config, identity_hash(config)).exists():
@@ -211,9 +214,9 @@ class _Checks:
         return cast("T", self._read[key])
 
 
-def _weights(target: TargetShape, beside: TargetShape | None) -> int | None:
-    """Bytes of the weights of the target and of a blend's model; None if they are not known."""
-    sizes = [shape.weight_bytes() for shape in (target, beside) if shape is not None]
+def _weights(*shapes: TargetShape | None) -> int | None:
+    """Bytes of the weights of the target, of a blend's model and of one that drafts; None if they are not known."""
+    sizes = [shape.weight_bytes() for shape in shapes if shape is not None]
     return None if None in sizes else sum(size for size in sizes if size)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.decoder import check_plain
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, mh_cost, result, stage_horizon, trace_entry
@@ -51,7 +51,7 @@ class DraftMH(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_features(config, "sampler=draft_mh")
+        check_source(config, "sampler=draft_mh")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):
@@ -108,12 +108,12 @@ class DraftMH(Staged, ProposesAt):
                 start = path.length
                 path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), "draft")
                 other = np.concatenate([other, (yield from self._other(path, start))])
-            for number in range(1, self.num_steps + 1):
+            for step_number in range(1, self.num_steps + 1):
                 length = path.length
-                step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", number))
+                step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", step_number))
                 path = step.trajectory
                 steps.append(step)
-                trace.append(trace_entry(step, block, number, length))
+                trace.append(trace_entry(step, block, step_number, length))
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 

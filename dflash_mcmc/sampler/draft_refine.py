@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dflash_mcmc.decoder import check_plain
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import (
@@ -68,7 +68,7 @@ class DraftRefine(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_features(config, "sampler=draft_refine")
+        check_source(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
@@ -114,12 +114,12 @@ class DraftRefine(Staged, ProposesAt):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.ended:
                 path = yield from self.extend(path, stage, block_key.fold_in("extend"))
-            for number in range(1, self.num_steps + 1):
+            for step_number in range(1, self.num_steps + 1):
                 length = path.length
-                step = yield from self.step(path, stage, block_key.fold_in("step", number))
+                step = yield from self.step(path, stage, block_key.fold_in("step", step_number))
                 path = step.trajectory
                 steps.append(step)
-                trace.append(trace_entry(step, block, number, length))
+                trace.append(trace_entry(step, block, step_number, length))
         return result(path, steps, 0.0, trace)
 
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:

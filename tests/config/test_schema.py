@@ -159,6 +159,8 @@ def companions(choice: str) -> list[str]:
         return ["blend.model=tiny", "sampler.proposal=matched"]
     if choice == "blend=dola":  # its mask forbids what a proposal without the blend draws
         return ["sampler.proposal=matched"]
+    if choice in ("draft=model", "draft=qwen2_5_coder_0_5b"):
+        return ["draft.model=tiny", "decoder=speculative_match"]
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
     if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",

@@ -49,7 +49,7 @@ from dflash_mcmc.engine.batching.second_prompts import SecondPrompts
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
-from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
 from dflash_mcmc.errors import UserError, note
@@ -148,12 +148,13 @@ class BatchedEngine:
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
         if step_bits.free_rows(model, made, implementation) and _free_companion(companion, work):
             ladder = ladder._replace(row_step=1)
-        beside = None if companion is None else ModelRunner(
-            companion, None, work.implementation(companion), longest, ladder.key_step, options.prefill_chunk)
+        beside, drafting = (None if each is None else ModelRunner(
+            each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
+            for each in (companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if proposer and proposer.companion else None, grid, beside,
-                             None if second is None else SecondPrompts(second, num_rows, model.device))
+                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
@@ -165,8 +166,8 @@ class BatchedEngine:
         whole_blocks = options.whole_blocks and not model.recurrent_nets
         stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
         if options.cuda_graphs and on_gpu:
-            stepper = graphed(stepper, model.uncaptured or (companion.uncaptured if companion else None)
-                              or _uncaptured(tracer, grid, runner.adaptive), runner.endings)
+            reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
+            stepper = graphed(stepper, reasons[0] if reasons else _uncaptured(tracer, grid, runner.adaptive), runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -235,7 +236,9 @@ def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:
 
 def _check_positions(work: Workload) -> None:
     """Raises UserError if the longest sequence exceeds the positions of a model."""
-    for model, name in zip(work.models, ("the model's", "those of blend.model"), strict=False):
+    for model in work.models:
+        name = "the model's" if model is work.model else "those of " + (
+            "blend.model" if model is work.companion else "draft.model")
         if model.max_positions is not None and work.max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {work.max_length} positions; allowed: "
                             f"{model.max_positions} ({name})")
@@ -252,9 +255,9 @@ def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: Adaptiv
 
 def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: int, device: torch.device) -> BlockGrid:
     """The draft's blocks of all rows. Raises UserError for a draft that the blend cannot mix in."""
-    if not isinstance(drafter, DFlashDrafter):
+    if not isinstance(drafter, DFlashDrafter | ModelDrafter):
         raise TypeError(f"{type(drafter).__name__} has no hidden states: a blend or a draw from the draft needs them")
-    if blend is not None and blend.needs_draft and not drafter.plain_head:
+    if blend is not None and blend.needs_draft and not (isinstance(drafter, DFlashDrafter) and drafter.plain_head):
         raise UserError("blend: given draft; allowed: another, since this draft scales or caps its logits, and a mixture of "
                         "hidden states cannot do this")
     return BlockGrid(drafter, num_rows, row_step, device)

@@ -237,8 +237,8 @@ class LiveChain:
         adapt_seconds: seconds of the steps of a draft that learns.
     """
 
-    def __init__(self, tag: Hashable, generator: Chain, with_companion: bool = False):
-        self.tag, self.generator, self._with_companion = tag, generator, with_companion
+    def __init__(self, tag: Hashable, generator: Chain, num_beside: int = 0):
+        self.tag, self.generator, self._num_beside = tag, generator, num_beside
         self.started, self.seconds, self.cost = time.perf_counter(), 0.0, Cost()
         self.walk: list[dict[str, object]] = []
         self.slots: list[Slot] = []
@@ -307,14 +307,14 @@ class LiveChain:
             shared = self._repeated()
             depth = self._forwards_of_reading + max(each.target_forwards for each in self._costs)
             cost = cost._replace(target_forwards=depth, token_forwards=cost.token_forwards - shared, tokens_shared=shared,
-                                 companion_forwards=max(0, cost.companion_forwards - shared))
+                                 companion_forwards=cost.companion_forwards - self._num_beside * shared)
             self.cost = Cost(*map(sum, zip(self.cost, cost, strict=True)))
         self.walk += [entry for walk in self._walks for entry in walk]
 
     def charge(self, number: int, **amounts: int) -> None:
-        """Adds to the cost of an operation, by the names of `Cost`. A companion reads what the target reads."""
-        if self._with_companion:
-            amounts = {**amounts, "companion_forwards": amounts.get("token_forwards", 0)}
+        """Adds to the cost of an operation, by the names of `Cost`. A model beside the target reads what it reads."""
+        if self._num_beside:
+            amounts = {**amounts, "companion_forwards": self._num_beside * amounts.get("token_forwards", 0)}
         cost = self._costs[number]
         self._costs[number] = cost._replace(**{name: getattr(cost, name) + amount for name, amount in amounts.items()})
 

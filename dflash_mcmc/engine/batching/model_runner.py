@@ -2,14 +2,15 @@
 
 A companion is another causal language model with a runner of its own. It is fed the tokens that the target is fed, in the same
 step, at the same positions of the same rows, and keeps its keys and values in a companion of the target's cache. What happens
-to a row, such as a rollback, a fork or a preemption, so happens to both.
+to a row, such as a rollback, a fork or a preemption, so happens to both. A model that drafts has the same place, except that
+it does not read the blocks that it has drafted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
 from dflash_mcmc.engine.batching.stop_strings import Endings
-from dflash_mcmc.engine.speculative.drafter import BlockGrid, Drafter, DraftStates
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
 
 
 class Span(NamedTuple):
@@ -54,14 +55,18 @@ class ModelRunner:
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
         companion: runs the companion, whose cache is the last of `SlotCache.chain`; None without one.
+        drafting: runs the model of a `ModelDrafter`, whose cache is `SlotCache.drafts`; None without one.
         second: the prompts of the companion; None if it reads the target's.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
-                 companion: ModelRunner | None = None, second: SecondPrompts | None = None):
+                 companion: ModelRunner | None = None, second: SecondPrompts | None = None,
+                 drafting: ModelRunner | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
-        self.companion, self.second, self._beside = companion, second, list[torch.Tensor]()
+        self.companion, self.second, self.drafting = companion, second, drafting
+        self.beside = [runner for runner in (companion, drafting) if runner is not None]
+        self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
@@ -78,10 +83,9 @@ class ModelRunner:
     def ready(self) -> Iterator[None]:
         """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
         with ExitStack() as stack:
-            beside = [] if self.companion is None else [self.companion]
-            for runner in sorted((self, *beside), key=lambda runner: id(runner.model.turn)):  # else two engines could lock up
+            for runner in sorted((self, *self.beside), key=lambda runner: id(runner.model.turn)):  # else two could lock up
                 stack.enter_context(runner.model.turn.taken(nests=True))
-            for runner in beside:
+            for runner in self.beside:
                 stack.enter_context(runner.ready())
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
@@ -92,11 +96,16 @@ class ModelRunner:
 
     @property
     def tapped(self) -> list[torch.Tensor]:
-        """Outputs of the blend's layers, or hidden states of the companion, in the latest forward: (rows, queries, width)."""
-        return self._beside or self._tapped[: len(self._blended_layers)]
+        """What `logits` takes of the latest forward, each (rows, queries, width).
+
+        It is outputs of the blend's layers, or hidden states of the companion, and then those of a model that drafts, if it
+        reads the tokens too.
+        """
+        return [*(self._beside or self._tapped[: len(self._blended_layers)]), *self._drafted]
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                key_length: int, window: int | None = None, beside: Beside | None = None) -> torch.Tensor:
+                key_length: int, window: int | None = None, beside: Beside | None = None,
+                is_block: bool = False) -> torch.Tensor:
         """Hidden states after the final norm: (rows, queries, width).
 
         Args:
@@ -105,13 +114,26 @@ class ModelRunner:
             key_length: larger than every position.
             window: number of tokens that each query attends to, itself included; None for all.
             beside: what a companion under another prompt is fed; None for what `SecondPrompts.of_step` gives.
+            is_block: whether the tokens are blocks of the drafter. A model that drafts does not read them again.
         """
         if self.companion is not None:
             if self.second is not None and beside is None:
                 beside = self.second.of_step(rows, tokens)
             fed, skipped = (tokens, None) if beside is None else beside
             self._beside = [self.companion._forward(cache.chain()[-1], rows, fed, positions, key_length, window, skipped)]
+        if self.drafting is not None:
+            self._drafted = [] if is_block else [
+                self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
         return self._forward(cache, rows, tokens, positions, key_length, window)
+
+    def draft_logits(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+                     key_length: int) -> torch.Tensor:
+        """Logits (rows, vocabulary) after these tokens, of a model that drafts or else of the target; see `Anchors`."""
+        if self.drafting is None:
+            hidden = self.forward(cache, rows, tokens, positions, key_length)
+            return self.logits(hidden[:, -1], [tap[:, -1] for tap in self.tapped], ())["blended"]
+        hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)
+        return self._others(self.drafting.model, hidden[:, -1])
 
     def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                  key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
@@ -178,39 +200,41 @@ class ModelRunner:
 
         Args:
             hidden: (rows, width), after the final norm.
-            tapped: outputs of the blend's layers, or of the companion; see `tapped`.
+            tapped: see `tapped`.
             sources: values of `ops.Draw.source`.
             said: the draft's hidden states, if they are used.
         """
+        blended = 1 if self.companion else len(self._blended_layers)
+        tapped, drafted = tapped[:blended], tapped[blended:]
         if self.blend.mixes_logits:
-            own = self.model.logits(hidden)
-            logits = {"blended": self.blend.mix(own, [self._others(state) for state in tapped], lambda values: values)}
-            return self._with_sources(logits, sources, own, said)
+            own, model = self.model.logits(hidden), self.companion.model if self.companion else self.model
+            if self.blend.norms_layers():
+                tapped = [self.model.final_norm(state) for state in tapped]
+            logits = {"blended": self.blend.mix(own, [self._others(model, state) for state in tapped], lambda values: values)}
+            return self._with_sources(logits, sources, own, said, drafted)
         last = hidden.float()
-        if said is not None and self.blend.needs_draft:
+        if said is not None and said.hidden is not None and self.blend.needs_draft:
             tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
         mixed = self.blend.mix(last, [state.float() for state in tapped],
                                lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
         logits = {"blended": self.model.logits(mixed)}
         base = self.model.logits(hidden) if tapped and "base" in sources else logits["blended"]
-        return self._with_sources(logits, sources, base, said)
+        return self._with_sources(logits, sources, base, said, drafted)
 
-    def _others(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of a layer, or the companion's for the ids of the target: its head may have other rows of padding."""
-        model = self.model if self.companion is None else self.companion.model
-        if self.blend.norms_layers():
-            hidden = model.final_norm(hidden)
+    def _others(self, model: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of a layer, or of another model for the ids of the target: its head may have other rows of padding."""
         logits, size = model.logits(hidden), self.model.vocab_size
         return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
 
     def _with_sources(self, logits: dict[str, torch.Tensor], sources: Collection[str], base: torch.Tensor,
-                      said: DraftStates | None) -> dict[str, torch.Tensor]:
+                      said: DraftStates | None, drafted: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The blended logits, and those of the other sources; `base` has the target's own."""
         if "base" in sources:
             logits["base"] = base
         if "draft" in sources and self.grid is not None and said is not None:
-            drafted = self.grid.drafter.logits(said.hidden)
-            logits["draft"] = torch.where(said.inside[:, None], drafted, logits["blended"])
+            own = (self._others(self.drafting.model, drafted[0]) if self.drafting else
+                   cast("DFlashDrafter", self.grid.drafter).logits(cast("torch.Tensor", said.hidden)))
+            logits["draft"] = torch.where(said.inside[:, None], own, logits["blended"])
         return logits
 
     def logits_of(self, cache: SlotCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],

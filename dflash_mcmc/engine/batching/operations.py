@@ -242,7 +242,8 @@ class Operations:
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
         self._memory.close(slot)
-        slot.contents.hold(answer.sequence[:-1])  # the last token has not been fed
+        # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
+        slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
         slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
         self._end_adapting(slot)
         return answer

@@ -28,7 +28,7 @@ from dflash_mcmc.engine.batching.paged_cache import NUM_RESERVED, PAGE_SIZE, Pag
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows
 from dflash_mcmc.engine.batching.row_linear import is_small
-from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import ranks
 
@@ -90,6 +90,8 @@ class DraftSize(NamedTuple):
     companion: CacheShape | None = None
     token_bytes: int = 0
     """Further bytes of each position of a row: keys and values that a draft keeps outside the cache."""
+    model: TargetShape | None = None
+    """The model that drafts; None for another kind of draft."""
 
 
 class Workload(NamedTuple):
@@ -108,8 +110,9 @@ class Workload(NamedTuple):
 
     @property
     def models(self) -> list[LanguageModel | TargetShape]:
-        """The target and its companion."""
-        return [self.model] + ([] if self.companion is None else [self.companion])
+        """The target, a model that drafts, and a companion."""
+        drafting = self.drafter.model if isinstance(self.drafter, DraftSize | ModelDrafter) else None
+        return [self.model, *(each for each in (drafting, self.companion) if each is not None)]
 
     @property
     def padding(self) -> int:

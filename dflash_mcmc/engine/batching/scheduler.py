@@ -401,7 +401,7 @@ class Scheduler:
         if entry.request is None:
             self._finished.append(Finished(entry.tag, entry.result, Cost(), 0.0, 0.0))
             return True
-        chain, prompt = LiveChain(entry.tag, entry.chain, self._memory.runner.companion is not None), prompt_of(entry.request)
+        chain, prompt = LiveChain(entry.tag, entry.chain, len(self._memory.runner.beside)), prompt_of(entry.request)
         self._chains[chain] = None
         chain.seconds = chain.prefill_seconds = self._queue.seconds_each
         chain.ask(entry.request)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.row_linear import RowLinear, has_row_layers
-from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Block, Rule, Uniforms
 from dflash_mcmc.rng import Key
 
@@ -54,7 +55,14 @@ class EngineSteps(NamedTuple):
     @property
     def network(self) -> torch.nn.Module | None:
         """The draft's network; None without one."""
+        if isinstance(self.drafter, ModelDrafter):
+            return self.drafter.model.decoder
         return self.drafter.network if isinstance(self.drafter, DFlashDrafter) else None
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """The model of a `ModelDrafter`."""
+        return [self.drafter.model] if isinstance(self.drafter, ModelDrafter) else []
 
     def key(self) -> tuple:
         """Equal for steps with the same bits, in this process."""
@@ -74,16 +82,18 @@ def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> 
         return False
     known, key = _KNOWN.setdefault(model.decoder, {}), steps.key()
     if key not in known:
-        with model.turn.taken(nests=True):
+        with ExitStack() as stack:
+            for each in sorted((model, *steps.models), key=lambda each: id(each.turn)):  # as in `ModelRunner.ready`
+                stack.enter_context(each.turn.taken(nests=True))
             known[key] = draws_agree(model.vocab_size, steps) and steps_agree(model, steps)
     return known[key]
 
 
 def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
     """Whether steps are compared: all layers are replaced, and have usual widths. A draft that learns keeps its layers."""
-    network = EngineSteps(drafter).network
-    networks = [model.decoder] if network is None else [model.decoder, network]
-    return (model.head_keeps_bits and all(map(has_row_layers, networks))
+    steps = EngineSteps(drafter)
+    networks = [model.decoder] if steps.network is None else [model.decoder, steps.network]
+    return (all(each.head_keeps_bits for each in (model, *steps.models)) and all(map(has_row_layers, networks))
             and not any(size % _WIDTH_STEP for each in networks for layer in each.modules()
                         if isinstance(layer, RowLinear) for size in layer.weight.shape))
 
@@ -121,7 +131,9 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     for held in (cache, cache.companion):
         for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
-    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion else None, None)
+    drafting = [ModelRunner(each, None, ATTENTION, length, _KEY_STEP, _KEY_STEP) for each in steps.models]
+    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion else None,
+                         drafting=drafting[0] if drafting else None)
     step = _Step(runner, steps, cache, sequences, anchors)
     with runner.ready():
         expected = list(step.numbers(ROWS))
@@ -195,7 +207,7 @@ class _Step:
             return laws.argmax(logits.flatten(0, 1)).view(count, -1)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return self._runner.model.logits(self._forward(tokens, positions)[:, 0])
+            return self._runner.draft_logits(self._cache, slice(0, count), tokens, positions, self._cache.length)
 
         at = Anchors(slice(0, count), self._cache, self._sequences, self._anchors[:count], self._cache.length, forward)
         yield drafter.propose(at, draw)

@@ -279,7 +279,8 @@ class TabularEngine:
         if source == "base":
             return last
         slot = grid_slot(length - self._origin, self.draft.num_drafted + 1) if self.draft else 0
-        drafted = self.draft.logits(prefix[: len(prefix) - slot + 1], (0,) * (slot - 1)) if self.draft and slot else last
+        anchor = len(prefix) - slot + 1
+        drafted = self.draft.logits(prefix[:anchor], prefix[anchor:]) if self.draft and slot else last
         if source == "draft" and slot:
             return drafted
         if self.blend.needs_draft:

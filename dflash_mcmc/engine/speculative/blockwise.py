@@ -20,8 +20,9 @@ from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, TwoPartStepper
-from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DraftStates
+from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
+from dflash_mcmc.engine.speculative.speculation import joined
 
 
 class GridBlocks(NamedTuple):
@@ -33,7 +34,7 @@ class GridBlocks(NamedTuple):
         started: bool (rows,), whether the anchor is a generated token.
         drafting: bool (rows,), whether the row draws from the draft in this step.
         uniforms: float64 (rows, slots).
-        hidden: the draft's hidden states, (rows, n, width).
+        hidden: the draft's hidden states, (rows, n, width); None for a model that drafts.
         draft, interval: weights of the draft's law, (rows * n), and the intervals of the drawn tokens.
     """
 
@@ -43,7 +44,7 @@ class GridBlocks(NamedTuple):
     started: torch.Tensor
     drafting: torch.Tensor
     uniforms: torch.Tensor
-    hidden: torch.Tensor
+    hidden: torch.Tensor | None
     draft: laws.Weights
     interval: torch.Tensor
 
@@ -65,27 +66,42 @@ class BlockSteps:
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. A live row gains up to a block."""
         drawn = self.propose(cache, state, batch, key_length, groups)
-        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length)
+        states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length, is_block=True)
         self.settle(cache, state, drawn, states, groups, floors)
 
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """See `TwoPartStepper.propose`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
-        number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
-        started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
+        last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
+        started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
         drafting = (state.status[:batch] == Status.LIVE) & started
         # A row of another group keeps its keys and values: it is fed only its last token.
         offset = torch.where(drafting, offset, 0)
         anchor = position - offset
         at = anchor[:, None] + self._offsets
         uniforms = state.uniforms[rows, at + 1]
-        hidden = self.drafter.hidden(Anchors(slice(0, batch), cache, state.tokens, anchor, key_length))
-        draft = laws.weigh(self._processed(self.drafter.logits(hidden).flatten(0, 1), groups, self.drafter.num_drafted))
-        drawn, interval = laws.draw(draft, uniforms[:, :-1].reshape(-1))
-        taken = self._offsets[1:] <= offset[:, None]
-        tokens = torch.where(taken, state.tokens[rows, at[:, 1:]], drawn.view(batch, -1))
+        taken, known = self._offsets[1:] <= offset[:, None], state.tokens[rows, at[:, 1:]]
+        parts, intervals = list[laws.Weights](), list[torch.Tensor]()
+
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            slots = slice(first, first + logits.shape[1])
+            parts.append(laws.weigh(self._processed(logits.flatten(0, 1), groups, logits.shape[1])))
+            drawn, interval = laws.draw(parts[-1], uniforms[:, slots].reshape(-1))
+            intervals.append(interval.view(batch, -1, 2))
+            return torch.where(taken[:, slots], known[:, slots], drawn.view(batch, -1))
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length)
+
+        anchors, hidden = Anchors(slice(0, batch), cache, state.tokens, anchor, key_length, forward, drafting), None
+        if isinstance(self.drafter, DFlashDrafter):
+            hidden = self.drafter.hidden(anchors)
+            tokens = draw(self.drafter.logits(hidden), 0)
+        else:
+            tokens = self.drafter.propose(anchors, draw)
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, draft, interval)
+        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts),
+                          torch.cat(intervals, dim=1).flatten(0, 1))
 
     def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
@@ -109,10 +125,11 @@ class BlockSteps:
         commit(state, Proposal(at + 1, offset, slot, tokens, scores, bad), self.runner.endings, floors)
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
-    def _target(self, states: torch.Tensor, hidden: torch.Tensor, started: torch.Tensor) -> laws.Weights:
+    def _target(self, states: torch.Tensor, hidden: torch.Tensor | None, started: torch.Tensor) -> laws.Weights:
         """Weights of the blended target after each token, (rows * slots)."""
-        said = DraftStates(torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
-                    (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
+        said = None if hidden is None else DraftStates(
+            torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
+            (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
         return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
 
@@ -177,6 +194,7 @@ class MixedSteps:
             fed, at = (new.fed, new.at) if not proposed else (
                 torch.where(live[:, None], new.fed, fed), torch.where(live[:, None], new.at, at))
             proposed.append(new)
+        # A model that drafts reads all blocks again: for rows of the other part it has drafted what they do not draw.
         hidden = self._runner.forward(cache, slice(0, batch), fed, at, key_length)
         for (_, mine, _), stepper, new in zip(_each(state, batch, parts), self._joined, proposed, strict=True):
             stepper.settle(cache, state, new, hidden, mine, floors)

@@ -64,7 +64,9 @@ class Anchors(NamedTuple):
             the anchors are valid.
         position: int64 (rows,), positions of the anchors.
         key_length: larger than every position of the blocks.
-        forward: forward(tokens (rows, 1), positions (rows, 1)) -> logits (rows, vocabulary): a decode step of the target.
+        forward: forward(tokens (rows, k), positions (rows, k)) -> logits (rows, vocabulary) after the last token: of the
+            target, or of a `ModelDrafter`'s model.
+        live: bool (rows,), the rows that draw; None for all. Nothing before the anchors of the others may be written.
     """
 
     rows: slice | torch.Tensor
@@ -73,6 +75,7 @@ class Anchors(NamedTuple):
     position: torch.Tensor
     key_length: int
     forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    live: torch.Tensor | None = None
 
     def fed(self) -> torch.Tensor:
         """The anchors' tokens, int64 (rows,)."""
@@ -212,6 +215,43 @@ class SelfDrafter:
         return torch.stack(drafted, dim=1)
 
 
+class ModelDrafter:
+    """Another causal language model as the draft, token by token; its law of a token is that after all tokens before it.
+
+    It reads each token that the target reads, by the engine, except blocks: their tokens it has read when it drafted them, but
+    for the last one. So it reads the token before an anchor again, together with the anchor.
+
+    Args:
+        model: the model, on the target's device.
+        num_drafted: tokens of a block.
+    """
+
+    target_forwards, reads_tokens, token_bytes = 0, True, 0
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None
+
+    def __init__(self, model: LanguageModel, num_drafted: int):
+        self.model, self.num_drafted, self.companion = model, num_drafted, model.cache_shape
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Stores nothing: the engine has the model read tokens."""
+
+    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        if anchors.forward is None:
+            raise ValueError("a model drafts by its own forward")
+        before = (anchors.position - 1).clamp(min=0)
+        if anchors.live is not None:
+            before = torch.where(anchors.live, before, anchors.position)
+        at, drafted = torch.stack([before, anchors.position], dim=1), list[torch.Tensor]()
+        fed = anchors.tokens[anchors.rows].gather(1, at)
+        for slot in range(self.num_drafted):
+            fed = draw(anchors.forward(fed, at)[:, None], slot)
+            drafted.append(fed[:, 0])
+            at = anchors.position[:, None] + slot + 1
+        return torch.stack(drafted, dim=1)
+
+
 class NgramDrafter:
     """Drafts the tokens that followed an earlier occurrence of the latest tokens (prompt lookup decoding).
 
@@ -320,9 +360,12 @@ _NO_ANCHOR = -1
 
 
 class DraftStates(NamedTuple):
-    """The draft's hidden states (rows, width) for the next token; valid where `inside`, bool (rows,)."""
+    """The draft's hidden states (rows, width) for the next token; valid where `inside`, bool (rows,).
 
-    hidden: torch.Tensor
+    None for a model that drafts: its states are those of the forward in which it reads the token before.
+    """
+
+    hidden: torch.Tensor | None
     inside: torch.Tensor
 
 
@@ -335,10 +378,11 @@ class BlockGrid:
         row_step: the draft runs on a multiple of this number of rows, on which its numbers then do not depend (`ladder.py`).
     """
 
-    def __init__(self, drafter: DFlashDrafter, num_rows: int, row_step: int, device: torch.device):
+    def __init__(self, drafter: DFlashDrafter | ModelDrafter, num_rows: int, row_step: int, device: torch.device):
         self.drafter, self.block_size, self._row_step = drafter, drafter.num_drafted + 1, row_step
-        width = drafter.network.shape.hidden_size
-        self._hidden = torch.zeros(num_rows, drafter.num_drafted, width, dtype=drafter.dtype, device=device)
+        self._network = drafter if isinstance(drafter, DFlashDrafter) else None
+        width, dtype = (self._network.network.shape.hidden_size, self._network.dtype) if self._network else (0, None)
+        self._hidden = torch.zeros(num_rows, drafter.num_drafted, width, dtype=dtype, device=device)
         self._anchor = torch.full((num_rows,), _NO_ANCHOR, device=device)
 
     def forget(self, row: int) -> None:
@@ -356,9 +400,13 @@ class BlockGrid:
         anchor, inside = position + 1 - slot, slot > 0
         due = inside & (anchor != self._anchor[:batch]) & (state.status[:batch] == Status.LIVE)
         rows = due.nonzero()[:, 0]
+        if self._network is None:
+            self._anchor[:batch] = torch.where(due, anchor, self._anchor[:batch])
+            state.blocks[:batch] += due
+            return DraftStates(None, inside)
         if len(rows):
             padded = torch.cat([rows, rows[:1].expand(round_up(len(rows), self._row_step) - len(rows))])
-            hidden = self.drafter.hidden_aside(Anchors(padded, cache, state.tokens, anchor[padded], key_length))
+            hidden = self._network.hidden_aside(Anchors(padded, cache, state.tokens, anchor[padded], key_length))
             self._hidden[rows], self._anchor[rows] = hidden[: len(rows)], anchor[rows]
             state.blocks[:batch] += due
         chosen = self._hidden[state.ids[:batch], (slot - 1).clamp(min=0)]
@@ -376,6 +424,8 @@ class BlockGrid:
         """
         device = self._anchor.device
         slots = [grid_slot(first + 1 + index - origin, self.block_size) for index in range(count)]
+        if self._network is None:
+            return DraftStates(None, torch.tensor(slots, device=device) > 0)
         tokens, rows = torch.from_numpy(sequence).to(device)[None], torch.tensor([row], device=device)
         blocks: dict[int, torch.Tensor] = {}
         hidden = torch.zeros(count, self._hidden.shape[2], dtype=self._hidden.dtype, device=device)
@@ -384,7 +434,7 @@ class BlockGrid:
             if slot and anchor not in blocks:
                 # The tokens are taken from the sequence, not from the engine's rows.
                 at = Anchors(rows, cache, tokens.expand(row + 1, -1), torch.tensor([anchor], device=device), cache.length)
-                blocks[anchor] = self.drafter.hidden_aside(at)[0]
+                blocks[anchor] = self._network.hidden_aside(at)[0]
             if slot:
                 hidden[index] = blocks[anchor][slot - 1]
         return DraftStates(hidden, torch.tensor(slots, device=device) > 0)

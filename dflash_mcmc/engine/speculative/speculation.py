@@ -7,7 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -193,6 +193,13 @@ class Uniforms(NamedTuple):
         last = self.drafts.shape[1] - 1
         uniforms = (self.drafts if use == "draft" else self.accepting).gather(1, slot.clamp(max=last)[:, None])[:, 0]
         return laws.draw(weights, uniforms)[0]
+
+
+def joined(parts: Sequence[laws.Weights]) -> laws.Weights:
+    """Weights of several slots, (rows * slots), from the weights of each slot, or of all slots together."""
+    if len(parts) == 1:
+        return parts[0]
+    return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))
 
 
 def at_slot(weights: laws.Weights, slot: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwa
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
-from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict
+from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, joined
 from dflash_mcmc.ops import SamplingParams
 
 
@@ -82,7 +82,7 @@ class Speculator:
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
-        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window)
+        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True)
         self.settle(cache, state, drafted, hidden, groups, floors)
 
     @property
@@ -169,11 +169,12 @@ class Speculator:
             return self.speculation.draft(drawn, uniforms, first)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            hidden = self.runner.forward(cache, slice(0, batch), tokens, positions, key_length)[:, 0]
-            return self.runner.logits(hidden, [tap[:, 0] for tap in self.runner.tapped], ())["blended"]
+            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length)
 
-        drafted = self.drafter.propose(Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward), draw)
-        return drafted, _joined(parts, batch) if parts else None, _offered(goes_on, drafted)
+        live = state.status[:batch] == Status.LIVE
+        anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
+        drafted = self.drafter.propose(anchors, draw)
+        return drafted, joined(parts) if parts else None, _offered(goes_on, drafted)
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
@@ -215,13 +216,6 @@ def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.T
     for slot, goes in goes_on.items():
         yes[:, slot] = goes
     return yes.long().cumprod(dim=1).sum(dim=1)
-
-
-def _joined(parts: Sequence[laws.Weights], num_rows: int) -> laws.Weights:
-    """Weights of several slots, (rows * slots), from the weights of each slot."""
-    if len(parts) == 1:
-        return parts[0]
-    return laws.Weights(*(torch.stack(values, dim=1).flatten(0, 1) for values in zip(*parts, strict=True)))
 
 
 class Tracer:

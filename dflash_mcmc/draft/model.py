@@ -1,0 +1,50 @@
+"""Another causal language model as the draft: a small one of the target's family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dflash_mcmc.draft import Draft
+from dflash_mcmc.fields import identity
+from dflash_mcmc.model.beside import ModelBeside
+from dflash_mcmc.model.files import CheckpointSize
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.speculative.drafter import ModelDrafter
+
+
+@register("draft", "model")
+@dataclass(slots=True, kw_only=True)
+class ModelDraft(ModelBeside, Draft):
+    """Any causal language model with the target's tokenizer, as in Leviathan et al. 2023 (arXiv 2211.17192).
+
+    It draws a block token by token, each from its own law after all tokens before, and this law is the q of every rule. It
+    reads the same tokens as the target, in a cache whose rows follow the target's.
+    """
+
+    num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
+
+    presets = ("qwen2_5_coder_0_5b",)
+    has_model = is_source = True
+
+    def load(self, target: LanguageModel) -> ModelDrafter:
+        """The drafter, with the model on the target's device. Raises UserError if the model does not fit the target."""
+        from dflash_mcmc.engine.speculative.drafter import ModelDrafter
+
+        return ModelDrafter(self.load_beside(target), self.num_drafted)
+
+    def size(self) -> DraftSize | None:
+        """Block, cache and model; None for a hub name that is not in the cache yet. Raises UserError."""
+        from dflash_mcmc.engine.batching.plan import DraftSize
+
+        shape = self.shape_beside("cpu")
+        return None if shape is None else DraftSize(self.num_drafted, shape.cache_shape, model=shape)
+
+    def checkpoint_size(self) -> CheckpointSize:
+        """Parameters, hidden size and layers of the model. Raises UserError."""
+        with self.named():
+            return self.component().checkpoint_size()

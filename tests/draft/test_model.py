@@ -1,0 +1,442 @@
+"""`draft=model`: laws by enumeration, the cache that follows the target's rows, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shutil
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.draft.model import ModelDraft
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter
+from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import Draw, SamplingParams, Score
+from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import cost
+from dflash_mcmc.sampler.draft_refine import DraftRefine
+from dflash_mcmc.testing import PROMPT, law_of, total_variation
+from dflash_mcmc.types import ChainResult, Trajectory
+from tests.blend.test_model import another_tokenizer, swap_two
+from tests.engine.batching.test_batched import (
+    BLENDS,
+    HORIZON,
+    PROMPTS,
+    SAMPLERS,
+    STOPS,
+    TOLERANCE,
+    chains,
+    power_smc,
+    run_batched,
+    same,
+)
+from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
+from tests.engine.speculative.test_block_grid import draft_mh
+from tests.engine.speculative.test_mixed_steps import drawn
+from tests.engine.speculative.test_slotwise import LAW, RULES
+from tests.engine.speculative.test_speculator import match, reject
+from tests.laws import conditional, product_law, sequences
+from tests.runs import execute, records_of
+from tests.sampler import test_draft_mh as of_draft_mh
+from tests.sampler import test_draft_refine as of_draft_refine
+from tests.sampler import test_power_smc as of_power_smc
+from tests.speculation import speculative_error
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
+
+MATCH = match()
+
+# The law of what the drafter proposes, by enumeration.
+
+
+class ProposedDraft(TabularDraft):
+    """A `ModelDrafter` as the draft of a tabular engine: its laws are those that `propose` gives to the engine.
+
+    Its model has read all tokens before the anchor but the last one, as after a block that was kept as a whole.
+    """
+
+    def __init__(self, table: ModelTable, num_drafted: int):
+        super().__init__(table.vocab_size, num_drafted, sequential=True)
+        self._drafter, self._table_of = ModelDrafter(table.parts, num_drafted), table
+        self.proposed = functools.cache(self._proposed)
+
+    def _proposed(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        """Logits of the slot after `drafted`."""
+        known = dict(enumerate((*prefix[:-2], None)))
+        found: list[np.ndarray] = []
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            known.update(zip(positions[0].tolist(), tokens[0].tolist(), strict=True))
+            last = int(positions[0, -1])
+            return torch.from_numpy(self._table_of.logits(tuple(known[at] for at in range(last + 1)), "last"))[None]
+
+        def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
+            found.append(logits[0, 0].numpy())
+            return torch.tensor([[drafted[first] if first < len(drafted) else 0]])
+
+        at = Anchors(slice(0, 1), cast("object", None), torch.tensor([prefix]), torch.tensor([len(prefix) - 1]), 0, forward)
+        self._drafter.propose(at, draw)
+        return found[len(drafted)]
+
+    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        return self.proposed(prefix, drafted)
+
+
+@functools.cache
+def other_table() -> ModelTable:
+    return ModelTable(random_model("llama", sharpness=0.4, vocab_size=3, eos_token_id=0))
+
+
+@pytest.mark.parametrize(("rule", "num_drafted", "horizon"), [
+    (rule, *sizes) for rule in RULES for sizes in ((2, 2), (1, 3))])
+def test_law_is_exact(rule, num_drafted, horizon):
+    draft = ProposedDraft(other_table(), num_drafted)
+    assert speculative_error(RULES[rule].speculation(draft), LAW, horizon, small_table()) <= 1e-12
+
+
+def test_the_law_of_a_slot_is_that_after_all_tokens_before():
+    draft, tokens = ProposedDraft(other_table(), 3), (1, 0, 2, 1, 2)
+    for count in range(3):
+        assert np.array_equal(draft.logits(tokens[:3], tokens[3 : 3 + count]),
+                              other_table().logits(tokens[: 3 + count], "last"))
+    assert np.array_equal(draft.logits((2,), ()), other_table().logits((2,), "last"))  # a prompt of one token
+
+
+# Samplers that draw from the draft. The law of a token in a block is that after all tokens before it.
+
+STARTS = TabularModel(3, (), seed=11, scale=0.7)
+
+
+class ChainDraft(TabularDraft):
+    """A model, given by the table `STARTS`, that drafts token by token."""
+
+    def __init__(self, num_drafted: int = 2):
+        super().__init__(3, num_drafted, sequential=True)
+
+    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        return STARTS.logits((*prefix, *drafted), "last")
+
+
+def tabular(num_drafted: int = 2) -> TabularEngine:
+    return TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), None, None, ChainDraft(num_drafted))
+
+
+def test_a_draw_from_the_draft_has_the_law_by_hand():
+    """Tokens 0 and 3 start blocks, and are drawn from the target."""
+    engine, law = tabular(), SamplingParams(0.9)
+    drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), 4, law, key, "draft")))
+    expected = {}
+    for tokens in sequences(engine.model, 4):
+        parts = [conditional([float(x) for x in (STARTS if at % 3 else engine.model).logits((*PROMPT, *tokens[:at]), "last")],
+                             (), 0.9)[token] for at, token in enumerate(tokens)]
+        expected[tokens] = math.prod(parts)
+    assert total_variation(drawn, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("changes", [{}, {"cut": "start"}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
+@pytest.mark.parametrize("num_drafted", [1, 2])
+def test_draft_mh_leaves_the_power_target_invariant(changes, num_drafted):
+    assert max(of_draft_mh.errors(tabular(num_drafted), of_draft_mh.make(**changes), 3)) <= 1e-12
+
+
+def test_draft_refine_and_power_smc_keep_their_laws():
+    assert of_draft_refine.errors(tabular(), of_draft_refine.make(cut="confidence")) <= 1e-12
+    engine = tabular(1)
+    smc, p = of_power_smc.make(proposal="draft", temperature=0.8), product_law(engine.model, 2, None)
+    found, expected = of_power_smc.weights_of(smc, engine), {x: share**smc.alpha for x, share in p.items()}
+    assert found.keys() == expected.keys()
+    assert max(abs(found[x] - expected[x]) for x in expected) / sum(expected.values()) < 1e-11
+
+
+# The batched engine, with a draft of another family, fewer layers and another number of rows in its head.
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+def other(rows: int = 70) -> torch.nn.Module:
+    """Its law is near enough to the target's that some tokens are kept."""
+    return random_model("llama", sharpness=0.5, vocab_size=rows, num_hidden_layers=2)
+
+
+LENGTH = max(map(len, PROMPTS)) + HORIZON
+
+
+def run(model, draft, sampler, decoder=MATCH, blend="none", slots=8, order=None, num_pages=0, uses_draft=False, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    drafter = ModelDrafter(LanguageModel(draft), 3)
+    engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
+                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None, num_pages)
+    todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
+    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
+
+
+def all_same(found, expected, tolerance=TOLERANCE):
+    assert found.keys() == expected.keys()
+    for tag, done in expected.items():
+        same(found[tag].result, done.result, tolerance)
+
+
+QUICK = ("greedy", "truncated", "power_mh_early", "csmc")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
+def test_match_is_plain(qwen3, plain, name):
+    for draft, decoder in ((other(), match()), (qwen3, match(0.8))):
+        found = run(qwen3, draft, name, decoder)
+        all_same(found, plain(name, "none"))
+        for done in found.values():
+            assert done.cost.companion_forwards == done.cost.token_forwards
+            assert done.cost.tokens_drafted == 3 * done.cost.blocks_drafted
+
+
+def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3, plain):
+    all_same(run(qwen3, other(), "power_mh_early", blend="layer_final"), plain("power_mh_early", "layer_final"))
+    hybrid = random_model("qwen3_5")
+    expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
+    for pages in (0, 60):
+        all_same(run(hybrid, qwen3, "power_mh", num_pages=pages), expected)
+
+
+@pytest.mark.parametrize("rows", [53, 70])
+def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
+    """The target's tokens are the first 53 rows of its head of 61."""
+    parts, found = LanguageModel(qwen3, stop_ids=STOPS), []
+    parts.forbid(range(53, 61))
+    for decoder in (None, match(0.8), reject()):
+        drafter = ModelDrafter(LanguageModel(other(rows)), 3)
+        engine = BatchedEngine(parts, BLENDS["none"], 8, LENGTH, speculation=decoder and decoder.speculation(drafter))
+        todo = [(tag, SAMPLERS["truncated"].chain(prompt % 53, HORIZON, Key(tag))) for tag, prompt in enumerate(PROMPTS)]
+        found.append({done.tag: done for done in engine.run(todo)})
+    all_same(found[1], found[0])
+    assert all(done.result.trajectory.tokens.max() < 53 for done in found[2].values())
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_a_draft_of_the_same_law_is_always_kept(qwen3, verification):
+    """With p = q only tokens after a stop id or the horizon are lost; so the draft has read the last token of each block."""
+    for done in run(qwen3, qwen3, "temperature", reject(verification=verification)).values():
+        blocks = -(-done.result.trajectory.length // 4)
+        assert done.cost.blocks_drafted == blocks
+        assert done.cost.tokens_kept >= done.result.trajectory.length - blocks
+        assert done.cost.target_forwards < 4 * blocks + 20
+
+
+SETTINGS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
+            {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0},
+            {"steps_between_checks": 3}, {"attention": "sdpa"})
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
+def test_the_draft_follows_the_rows(qwen3, settings, sampler):
+    """Rows move, fork, are preempted, and give pages back: under rejection a wrong key or value would change tokens."""
+    exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
+    all_same(run(qwen3, qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
+
+
+@functools.cache
+def reference(sampler):
+    model = random_model("qwen3")
+    return run(model, model, sampler, reject(0.8))
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 25, "slots": 4}, {"slots": 3}], ids=str)
+@pytest.mark.parametrize("sampler", ["power_mh", "replica_exchange", "csmc"])
+def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
+    """The draft's laws are those after all tokens of the row, even after roll-backs, copies and moves of the cache."""
+    seen, propose = [], ModelDrafter.propose
+
+    def keep(self, anchors, draw):
+        drafted = []
+
+        def keeping(logits, first):
+            for row in anchors.live.nonzero()[:, 0].tolist():
+                before = anchors.tokens[row, : int(anchors.position[row]) + 1].tolist()
+                seen.append((before + [int(tokens[row, 0]) for tokens in drafted], logits[row, 0].clone()))
+            drafted.append(draw(logits, first))
+            return drafted[-1]
+        return propose(self, anchors, keeping)
+
+    monkeypatch.setattr(ModelDrafter, "propose", keep)
+    draft = other()
+    run(qwen3, draft, sampler, reject(), **settings)
+    wrong = 0
+    with torch.inference_mode():
+        for tokens, logits in seen[:: max(1, len(seen) // 300)]:
+            fresh = draft(torch.tensor([tokens])).logits[0, -1, :61]
+            wrong += float((fresh - logits).abs().max()) > 1e-3
+    assert len(seen) > 300
+    assert wrong == 0
+
+
+DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture", num_steps=3),
+           "refine": DraftRefine(num_blocks=3, num_steps=2), "smc": power_smc(proposal="draft")}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
+    """log p and log q of every answer, and the same answers by blocks, token by token, in pages and in few slots."""
+    draft, sampler = other(), DRAWING[name]
+    expected = run(qwen3, draft, sampler, None, uses_draft=True)
+    for changes in ({"whole_blocks": False}, {"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+        all_same(run(qwen3, draft, sampler, None, uses_draft=True, **changes), expected)
+    if name != "draft":
+        return
+    for done in expected.values():
+        path = done.result.trajectory
+        assert done.cost.companion_forwards == done.cost.token_forwards
+        with torch.inference_mode():
+            own, drafts = (model(torch.tensor(path.sequence[None])).logits[0, :, :61].double() for model in (qwen3, draft))
+            p, warm, q = (torch.log_softmax(logits, dim=-1) for logits in (own, own / 0.7, drafts / 0.7))
+        at = len(path.prompt) + np.arange(path.length)
+        drafted = np.arange(path.length) % 4 > 0
+        assert np.allclose(path.log_p, p[at - 1, path.tokens], atol=TOLERANCE)
+        assert np.allclose(path.log_q, np.where(drafted, q[at - 1, path.tokens], warm[at - 1, path.tokens]), atol=TOLERANCE)
+
+
+def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
+    """The draft has not read the last token that it drafted, and the target has drawn one after it."""
+    draft, law, scored = other(), SamplingParams(0.9), np.array([5, 9, 30])
+
+    def chain(number):
+        path = yield Draw(Trajectory.start(PROMPTS[0]), 5, law, Key(number), "draft")
+        return ChainResult((yield Score(path, scored, law, "draft")))
+
+    engine = BatchedEngine(LanguageModel(qwen3), BLENDS["none"], 4, LENGTH, drafter=ModelDrafter(LanguageModel(draft), 3))
+    for done in engine.run([(number, chain(number)) for number in range(6)]):
+        path = done.result.trajectory
+        with torch.inference_mode():
+            logits = draft(torch.tensor(path.sequence[None])).logits[0, :, :61].double() / 0.9
+        at = len(path.prompt) + np.arange(5, 8)
+        assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_blocks": False}, {"num_pages": 120}], ids=str)
+def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
+    """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
+    plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
+    all_same(run(qwen3, other(), DRAWING["mixture"], match(0.8), uses_draft=True, **options), plain)
+    assert sum(done.result.moved for done in plain.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_blocks": False}], ids=str)
+def test_each_kind_of_rows_draws_as_it_does_alone(qwen3, options):
+    """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
+    def alone(numbers, decoder, uses_draft):
+        parts, drafter = LanguageModel(qwen3, stop_ids=STOPS), ModelDrafter(LanguageModel(other()), 3)
+        engine = BatchedEngine(parts, BLENDS["none"], 8, LENGTH, Options(**options), None,
+                               decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
+        return {done.tag: done for done in engine.run([(number, drawn(number)) for number in numbers])}
+
+    mixed = alone(range(10), reject(), True)
+    targets, drafts = alone(range(0, 10, 2), reject(), False), alone(range(1, 10, 2), None, True)
+    assert sum(done.cost.tokens_kept for done in targets.values()) > 0
+    all_same(mixed, targets | drafts)
+
+
+def test_beside_a_blend_with_a_model(qwen3):
+    """Both models have a cache of their own that follows the target's rows."""
+    from dflash_mcmc.blend.model import ModelBlend
+
+    blend, amateur = ModelBlend(beta=-0.6, model="x"), random_model("llama", num_hidden_layers=1)
+    found = []
+    for drafts in (False, True):
+        drafter = ModelDrafter(LanguageModel(other()), 3)
+        engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), blend, 8, LENGTH, companion=LanguageModel(amateur),
+                               speculation=match().speculation(drafter) if drafts else None)
+        found.append({done.tag: done for done in engine.run(list(chains(SAMPLERS["power_mh"])))})
+    all_same(found[1], found[0])
+    assert all(done.cost.companion_forwards == 2 * done.cost.token_forwards for done in found[1].values())
+
+
+@pytest.mark.parametrize("num_pages", [0, 60])
+def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
+    drafter = ModelDrafter(LanguageModel(other()), 3)
+    engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), BLENDS["none"], 12, LENGTH, Options(), None,
+                           match().speculation(drafter), num_pages=num_pages)
+    memory, rows = engine._memory, engine._loop.rows
+    memory.reserve(memory._longest)
+    if not num_pages:
+        memory.spare.reserve(memory.cache.length)
+    caches = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
+    held = memory.cache.memory.pages if num_pages else caches
+    total = sum(cache.keys.nbytes + cache.values.nbytes for cache in held)
+    total += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
+    total += 2 * rows.num_rows * memory._longest * 3 * 8
+    work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
+    found, without = predict(work, 12, num_pages), predict(work._replace(drafter=DraftSize(3)), 12, num_pages)
+    assert found.caches == total > without.caches
+
+
+def test_a_draft_with_too_few_positions_is_refused(qwen3):
+    with pytest.raises(UserError, match=r"prompt and generation need 162 positions; allowed: 100 \(those of draft.model\)"):
+        run(qwen3, random_model("llama", max_position_embeddings=100), "greedy")
+
+
+# The configuration.
+
+GIVEN = ("draft=model", "draft.model=tiny", "decoder=speculative_match")
+SHORT = ("sampler=temperature", "dataset.limit=2", "dataset.max_new_tokens=12")
+
+
+def test_an_option_of_model_is_its_folder(make_config):
+    config = make_config(*GIVEN)
+    assert config.draft.model.endswith("assets/tiny")
+    by_folder = make_config(f"draft={config.draft.model}", "decoder=speculative_match")
+    assert isinstance(by_folder.draft, ModelDraft)
+    assert identity_hash(by_folder) == identity_hash(config)
+    rejecting = identity_of(make_config(*GIVEN, "decoder=speculative_rejection"))
+    assert rejecting["draft.content"] == rejecting["model.content"]
+    assert "draft.model" not in rejecting
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    (["draft=model", "decoder=speculative_match"], r"draft.model: not given; allowed: a text \(the other model, as model="),
+    ([*GIVEN, "draft.model=/nowhere/model"], r"draft.model: given '/nowhere/model'; allowed: a folder that exists, or a hub"),
+    ([*GIVEN, "draft.num_drafted=0"], r"draft.num_drafted: given 0; allowed: a whole number >= 1"),
+    ([*GIVEN, "engine=vllm"], r"decoder: given 'speculative_match'; allowed: plain with engine=vllm, or engine"),
+    (["draft=model", "draft.model=tiny", "blend=draft"], r"draft: given 'model'; allowed: tiny, smollm2 or dflash with"),
+    (["draft=self", "sampler=draft_mh"], r"draft: given 'self'; allowed: .*dflash.* model .*with sampler=draft_mh, which"),
+])
+def test_what_is_refused(make_config, given, line):
+    with pytest.raises(UserError, match=line):
+        make_config(*given)
+
+
+def test_a_tokenizer_with_other_tokens_is_refused(make_config, tmp_path):
+    folder = another_tokenizer(make_config, tmp_path / "other", swap_two)
+    config = make_config("draft=model", f"draft.model={folder}", "decoder=speculative_match", *SHORT)
+    with pytest.raises(ConfigError, match=r"draft.model: given '.*other'; allowed: a model with the target's tokenizer \(its "
+                       r"token 30 is '.', and the target's is '.'; 2 of \d+ differ\)"):
+        config.draft.check_model(config.model)
+    with pytest.raises(ConfigError, match=r"draft\.model: given"):
+        execute(config)
+
+
+def test_a_run_has_the_tokens_of_plain_and_counts_the_draft_apart(make_config, tmp_path):
+    folder = tmp_path / "draft"
+    shutil.copytree(make_config(*GIVEN).draft.model, folder)
+    drafted = records_of(execute(make_config(*SHORT, f"draft={folder}", "decoder=speculative_match")).folder)
+    plain = records_of(execute(make_config(*SHORT)).folder)
+    assert [record["tokens"] for record in drafted.values()] == [record["tokens"] for record in plain.values()]
+    for record in drafted.values():
+        assert record["companion_forwards"] == record["token_forwards"] > 0
+        assert record["tokens_drafted"] == 4 * record["blocks_drafted"] > 0
+    line = "draft=model: counted for the target alone; its model adds as many token-forwards"
+    assert line in cost.assumptions(make_config(*GIVEN))
