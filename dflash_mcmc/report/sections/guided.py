@@ -167,8 +167,8 @@ def _table(curves: Sequence[_Curve]) -> ReportTable:
              "problems": point.paired.difference.n, "agreement": point.agreement}
             for curve in curves for point in curve.points]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("beta", "beta", "g"),
-               differing("gain", "gain"), ReportColumn("p", lambda row: probability(row["p"])), numbered("problems", "problems", ",d"),
-               shared("agreement", "agreement")]
+               differing("gain", "gain"), ReportColumn("p", lambda row: probability(row["p"])),
+               numbered("problems", "problems", ",d"), shared("agreement", "agreement")]
     return ReportTable("guided", "Gain over the model alone", columns, rows)
 
 
