@@ -113,7 +113,8 @@ def test_temperature_has_the_law_by_hand(name, stop_ids):
         assert total_variation(law, product_law(engine.model, 3, beside, **options)) <= EXACT
     opposite = 1 - beside.beta if beside.of_probabilities else -beside.beta
     for wrong in (beside._replace(beta=opposite), beside._replace(beta=2 * beside.beta), beside._replace(alpha_mask=0.7),
-                  beside._replace(other=engine.model), beside._replace(beta=0.4, of_probabilities=not beside.of_probabilities)):
+                  beside._replace(other=engine.model),
+                  beside._replace(beta=0.4, of_probabilities=not beside.of_probabilities)):
         assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
     if beside.alpha_mask:
         assert total_variation(law, product_law(engine.model, 3, beside._replace(alpha_mask=0.0), **options)) > WRONG
