@@ -47,6 +47,18 @@ class Blend(Component):
         """The model whose logits `mix` takes, on the target's device; None without one. Raises UserError if it is unfit."""
         return None
 
+    def subtracts(self) -> bool:
+        """Whether there is a further model, `anti`."""
+        return False
+
+    def anti(self, target: LanguageModel) -> LanguageModel | None:
+        """A further model beside the companion, whose logits `mix` takes in place of the target's share; None without one."""
+        return None
+
+    def anti_shape(self, target: TargetShape) -> TargetShape | None:
+        """As `companion_shape`, of that model."""
+        return None
+
     def companion_shape(self, target: TargetShape) -> TargetShape | None:
         """What is known of that model without loading it; None without one, or before its download. Raises UserError.
 
@@ -125,13 +137,17 @@ class LogitsBlend(Blend):
                               "draws tokens without the blend: a chain could begin where the target has probability zero")
 
     def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
-        """(1 - beta) * last + beta * others[0] of logits (..., vocabulary), or the logarithm of this sum of probabilities.
+        """last + beta * (others[0] - others[1]) of logits (..., vocabulary), where others[1] is `last` unless it is there.
 
+        Without others[1] this is (1 - beta) * last + beta * others[0], or the logarithm of this sum of probabilities.
         It is -inf where `last` is, and where the mask forbids: p(x) < alpha_mask * max p of the target.
         """
         with np.errstate(invalid="ignore"):  # at -inf, which the end of this function puts back
-            mixed = (_log_of_probabilities(last, others[0], self.beta) if self.space == "probability"
-                     else (1.0 - self.beta) * last + self.beta * others[0])
+            if len(others) > 1:
+                mixed = last + self.beta * (others[0] - others[1])
+            else:
+                mixed = (_log_of_probabilities(last, others[0], self.beta) if self.space == "probability"
+                         else (1.0 - self.beta) * last + self.beta * others[0])
         allowed = last != -np.inf
         if self.alpha_mask:
             best = last.max(-1, keepdims=True) if isinstance(last, np.ndarray) else last.amax(dim=-1, keepdim=True)

@@ -46,7 +46,8 @@ from tests.targets import RememberingReference, random_model, rows_do_not_depend
 
 WRONG = 1e-3
 BLENDS = {"ensemble": (0.4, 0.0), "contrastive": (-0.7, 0.0), "masked": (-0.7, 0.4), "masked_ensemble": (0.4, 0.5),
-          "probabilities": (0.3, 0.0), "masked_probabilities": (0.3, 0.5)}
+          "probabilities": (0.3, 0.0), "masked_probabilities": (0.3, 0.5),
+          "experts": (0.7, 0.0), "masked_experts": (-0.6, 0.4)}
 
 
 def blend_of(name: str) -> ModelBlend:
@@ -67,8 +68,10 @@ def tables(name: str, size: int = 3, stop_ids=(0,), draft: TabularDraft | None =
     """
     seed, scale = {3: 3, 2: 7}[size], 0.5
     other = TabularModel(size, (), seed=seed + 90, scale=scale)
-    engine = TabularEngine(TabularModel(size, stop_ids, seed=seed, scale=scale), blend_of(name), speculation, draft, other)
-    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1], of_probabilities=of_probabilities(name))
+    anti = TabularModel(size, (), seed=seed + 50, scale=scale) if name.endswith("experts") else None
+    engine = TabularEngine(TabularModel(size, stop_ids, seed=seed, scale=scale), blend_of(name), speculation, draft, other,
+                           anti=anti)
+    return engine, Beside(BLENDS[name][0], other, BLENDS[name][1], of_probabilities=of_probabilities(name), anti=anti)
 
 
 @pytest.mark.parametrize("array", [np.array, torch.tensor])
@@ -192,6 +195,14 @@ def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 
 
+def test_an_expert_less_an_anti_expert_is_not_the_expert_less_the_target():
+    engine, beside = tables("experts")
+    law = of_temperature.law_under(of_temperature.make(temperature=0.7), engine)
+    assert total_variation(law, product_law(engine.model, 3, beside, temperature=0.7)) <= EXACT
+    for wrong in (beside._replace(anti=None), beside._replace(other=beside.anti, anti=beside.other)):
+        assert total_variation(law, product_law(engine.model, 3, wrong, temperature=0.7)) > WRONG
+
+
 # The batched engine, with a companion of another family, fewer layers and another number of rows in its head.
 
 PROMPTS = [prompt % 53 for prompt in ANY_PROMPTS]
@@ -210,12 +221,12 @@ def amateur(request):
     return random_model("llama", vocab_size=request.param, num_hidden_layers=2)
 
 
-def engine_of(model, amateur, blend, slots=8, num_pages=0, decoder=None, draft=None, **options) -> BatchedEngine:
+def engine_of(model, amateur, blend, slots=8, num_pages=0, decoder=None, draft=None, anti=None, **options) -> BatchedEngine:
     parts, other = LanguageModel(model, stop_ids=STOPS), LanguageModel(amateur)
     parts.forbid(range(amateur.config.vocab_size, 61))
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
     return BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, speculation,
-                         num_pages=num_pages, companion=other)
+                         num_pages=num_pages, companion=other, anti=None if anti is None else LanguageModel(anti))
 
 
 def chains(sampler):
@@ -265,6 +276,28 @@ def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler)
         assert done.cost.companion_forwards == done.cost.token_forwards
         if options.keys() <= {"slots", "order", "num_pages"} and options.get("num_pages") != 25:
             assert done.cost == plain(sampler)[tag].cost
+
+
+@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"num_pages": 25, "slots": 4}, {"keep_current": False},
+                                     {"decoder": match(), "draft": "dflash"}], ids=str)
+def test_a_subtracted_model_follows_the_rows_too(qwen3, options):
+    """An expert and an anti-expert, of two families, against the reference: each has a cache of its own."""
+    expert, anti = random_model("llama", vocab_size=53, num_hidden_layers=2), random_model("gpt2", vocab_size=53, n_layer=2)
+    blend, parts = ModelBlend(beta=0.6, model="x", anti_model="y", alpha_mask=0.02), LanguageModel(qwen3, stop_ids=STOPS)
+    parts.forbid(range(53, 61))
+    reference = RememberingReference(qwen3, parts, blend, None, expert, None, anti)
+    found = run(qwen3, expert, blend, anti=anti, **options)
+    for tag, chain in chains(SAMPLERS["power_mh"])[: len(PROMPTS)]:
+        same(found[tag].result, reference.run(chain))
+        assert found[tag].cost.companion_forwards == 2 * found[tag].cost.token_forwards
+
+
+def test_the_plan_counts_a_subtracted_model(qwen3):
+    other = LanguageModel(random_model("llama", num_hidden_layers=2))
+    one = Workload(LanguageModel(qwen3), 150, 100, Options(), None, other)
+    found, two = predict(one, 12), predict(one._replace(anti=other), 12)
+    assert two.caches - found.caches >= 12 * 150 * other.cache_shape.token_bytes()
+    assert two.step > found.step
 
 
 @pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
@@ -480,6 +513,20 @@ def test_a_run_counts_the_companions_forwards_apart(make_config):
     assert all("companion_forwards" not in record for record in records_of(plain.folder).values())
     line = "blend=model: counted for the target alone; its companion adds as many token-forwards"
     assert line in cost.assumptions(make_config(*given))
+
+
+def test_a_run_with_a_subtracted_model(make_config, tmp_path):
+    """The same model twice changes nothing, and counts twice."""
+    given = ("sampler=temperature", "dataset.limit=2", "dataset.max_new_tokens=12")
+    both = ("blend=model", "blend.model=tiny", "blend.anti_model=tiny", "blend.beta=1")
+    plain, twice = (records_of(execute(make_config(*given, *more)).folder) for more in ((), both))
+    assert [each["tokens"] for each in plain.values()] == [each["tokens"] for each in twice.values()]
+    assert all(each["companion_forwards"] == 2 * each["token_forwards"] for each in twice.values())
+    assert identity_hash(make_config(*both[:3])) != identity_hash(make_config(*both[:2]))
+    with pytest.raises(UserError, match=r"blend.space: given 'probability'; allowed: logit with blend.anti_model"):
+        make_config(*both[:3], "blend.space=probability")
+    with pytest.raises(UserError, match=r"^blend.anti_model: "):
+        make_config(*both[:2], f"blend.anti_model={tmp_path / 'none'}")
 
 
 def test_a_model_as_its_own_companion_changes_nothing(make_config):
