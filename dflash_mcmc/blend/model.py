@@ -60,7 +60,7 @@ class ModelBlend(ModelBeside, LogitsBlend):
 
     def resolved(self, config: Config) -> ModelBlend:
         """The blend with folders or hub names in place of options of `model`."""
-        (anti,) = [each.resolved(config).model for each in self._anti()] or [None]
+        anti = next((each.resolved(config).model for each in self._anti()), None)
         return dataclasses.replace(ModelBeside.resolved(self, config), anti_model=anti)
 
     def fingerprint(self) -> str:
