@@ -42,7 +42,7 @@ random differ sooner than greedy decoding does.
 """
 
 
-class _Point(NamedTuple):
+class _AtBeta(NamedTuple):
     """The runs at one beta, compared with the model alone."""
 
     beta: float
@@ -65,10 +65,10 @@ class _Curve(NamedTuple):
 
     sampler: str
     source: str
-    points: list[_Point]
+    points: list[_AtBeta]
 
     @property
-    def best(self) -> _Point:
+    def best(self) -> _AtBeta:
         """The point of the largest gain; of several, that with the beta closest to 0."""
         return max(self.points, key=lambda point: (point.gain, -abs(point.beta)))
 
@@ -121,7 +121,7 @@ def _names(runs: Sequence[Run], group: str) -> list[str]:
             for run in runs]
 
 
-def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[_Point]:
+def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[_AtBeta]:
     """The points that have problems in common with the runs of the model alone. Seeds are pooled."""
     found = []
     for beta, runs in sorted(part.items()):
@@ -129,7 +129,7 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[_
         if mine.problems:
             found.append((beta, compare(mine, theirs), _agreement(runs, alone)))
     adjusted = holm([paired.p_value for _, paired, _ in found])
-    return [_Point(beta, paired, 1.0 if p_value is None else p_value, same)
+    return [_AtBeta(beta, paired, 1.0 if p_value is None else p_value, same)
             for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
 
 
@@ -147,7 +147,7 @@ def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _side(point: _Point) -> str:
+def _side(point: _AtBeta) -> str:
     return "away, beta < 0" if point.beta < 0 else "towards, beta > 0"
 
 
@@ -172,7 +172,7 @@ def _table(curves: Sequence[_Curve]) -> ReportTable:
     return ReportTable("guided", "Gain over the model alone", columns, rows)
 
 
-def _gain(point: _Point) -> dict[str, float | None]:
+def _gain(point: _AtBeta) -> dict[str, float | None]:
     low, high = point.paired.difference.interval or (None, None)
     return {"gain": point.gain, "gain_low": low, "gain_high": high, "p": point.p_value}
 
