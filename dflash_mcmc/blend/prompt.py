@@ -53,7 +53,7 @@ class PromptBlend(LogitsBlend):
     def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
-        second_of: dict[bytes, np.ndarray] = {}
+        found: dict[bytes, np.ndarray] = {}
         for problem in problems:
             first = prompts.get(problem.id)
             if first is None:  # the problem is too long
@@ -65,5 +65,5 @@ class PromptBlend(LogitsBlend):
                 what = "another last token than the first" if fits else f"{len(second)} tokens, and the first {len(first)}"
                 raise ConfigError("blend.prompt", self.prompt, "null, or a text whose prompt is not longer than the problem's "
                                   f"and ends in the same token (that of problem {problem.id} has {what})")
-            second_of[first.tobytes()] = second
-        return second_of
+            found[first.tobytes()] = second
+        return found
