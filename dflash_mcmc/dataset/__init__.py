@@ -59,12 +59,14 @@ def warn_of_stops(strings: Sequence[str], field: str) -> None:
 
 
 def content_hash(problems: Iterable[Problem]) -> str:
-    """Hash of ids, questions, answers, solutions, conversations and tools."""
+    """Hash of ids, questions, answers, solutions, conversations, tools and second questions."""
     digest = hashlib.sha256()
     for problem in problems:
         digest.update(repr((problem.id, problem.question, problem.answer, problem.solution)).encode())
         if problem.messages or problem.tools:
             digest.update(json.dumps([problem.messages, problem.tools], sort_keys=True).encode())
+        if problem.second is not None:
+            digest.update(json.dumps({"second": problem.second}).encode())
     return digest.hexdigest()[:32]
 
 
@@ -72,9 +74,9 @@ def checked(problems: list[Problem]) -> list[Problem]:
     """The problems, after a check that each has its own id and parts of the right type. Raises UserError."""
     seen: set[str] = set()
     for problem in problems:
-        for name in ("id", "question", "answer", "solution", "subject"):
+        for name in ("id", "question", "answer", "solution", "subject", "second"):
             value = problem._asdict()[name]
-            if not _is_text(value) and (value is not None or name not in ("solution", "subject")):
+            if not _is_text(value) and (value is not None or name not in ("solution", "subject", "second")):
                 raise UserError(f"dataset.path: problem {problem.id!r} has {value!r:.80} for its {name}; allowed: a text")
         if problem.id in seen:
             raise UserError(f"dataset.path: the id {problem.id!r} occurs twice; allowed: a different id for each problem")
@@ -124,11 +126,11 @@ class ProblemSelection:
 
 def with_ids(problems: Sequence[Problem], ids: Sequence[str]) -> list[Problem]:
     """The problems with these ids, in their order. Raises ConfigError for an id that no problem has."""
-    known = [problem.id for problem in problems]
-    unknown = next((name for name in ids if name not in known), None)
+    own_ids = [problem.id for problem in problems]
+    unknown = next((name for name in ids if name not in own_ids), None)
     if unknown is not None:
-        raise ConfigError("dataset.ids", unknown, f"ids of the {len(known)} problems, such as {known[0]!r}"
-                          + did_you_mean(unknown, known))
+        raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
+                          + did_you_mean(unknown, own_ids))
     wanted = set(ids)
     return [problem for problem in problems if problem.id in wanted]
 
@@ -142,10 +144,10 @@ def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | Non
     """
     if shards is None or num_shards is None:
         return list(problems[:limit])
-    found = [problem for index, problem in enumerate(problems) if index % num_shards in shards][:limit]
-    if not found:
+    kept = [problem for index, problem in enumerate(problems) if index % num_shards in shards][:limit]
+    if not kept:
         raise ConfigError("dataset.shards", list(shards), f"shards with a problem in them: there are {len(problems)} problems")
-    return found
+    return kept
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,8 +238,8 @@ class Dataset(ProblemSelection, Component):
 
     def num_all(self) -> int:
         """Number of all problems. They are read only if their number is not known otherwise."""
-        known = self.num_known()
-        return len(self.all_problems()) if known is None else known
+        count = self.num_known()
+        return len(self.all_problems()) if count is None else count
 
     def num_chosen(self) -> int:
         """Number of requested problems. The problems are read only if their number is not known otherwise.
