@@ -289,7 +289,8 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
            "refine": DraftRefine(num_blocks=3, num_steps=2), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixture", "refine")))
+                                  for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
     """log p and log q of every answer, and the same answers by blocks, token by token, in pages and in few slots."""
     draft, sampler = other(), DRAWING[name]
@@ -327,7 +328,8 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_blocks": False}, {"num_pages": 120}], ids=str)
+@pytest.mark.parametrize("options", [{}, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (
+    {"whole_blocks": False}, {"num_pages": 120}))], ids=str)
 def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
     """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
     plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
