@@ -13,12 +13,13 @@ import torch
 
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.draft.model import ModelDraft
+from dflash_mcmc.engine.batching import step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -365,6 +366,14 @@ def test_beside_a_blend_with_a_model(qwen3):
         found.append({done.tag: done for done in engine.run(list(chains(SAMPLERS["power_mh"])))})
     all_same(found[1], found[0])
     assert all(done.cost.companion_forwards == 2 * done.cost.token_forwards for done in found[1].values())
+
+
+def test_steps_have_as_many_rows_as_without_a_second_model(make_config):
+    """On a machine whose products keep the bits of a row, a step with such a draft is not padded to eight rows either."""
+    target = make_config("model=tiny").model.load("cpu")
+    alone, beside = (step_bits.free_rows(target, step_bits.EngineSteps(drafter), step_bits.ATTENTION)
+                     for drafter in (SelfDrafter(3), ModelDrafter(target, 3)))
+    assert alone == beside
 
 
 @pytest.mark.parametrize("num_pages", [0, 60])
