@@ -23,11 +23,12 @@ PINS := .ci/constraints.txt
 pin = (head -n 1 $(2); $(1) -m pip freeze --exclude-editable | sed -E '/^(nvidia|cuda|triton)/d; s/[+].*//') > $(2).new && mv $(2).new $(2)
 
 # A demo needs the package alone. Tests, types and documentation add their packages when one of them is asked for. pip prints a
-# line and a bar for each package.
+# line and a bar for each download, and from 25.1 on a bar while it unpacks them; the pip of a Python may be older.
 $(BASE): pyproject.toml $(PINS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@echo "Making $(VENV) and installing what a run needs (PyTorch is the largest part; minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable .
 	@touch $@
 
@@ -48,7 +49,7 @@ report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
 real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
 	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
 	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions
 	$(BIN)/python -m dflash_mcmc.report outputs/real
@@ -147,7 +148,8 @@ HARNESS_READY := $(HARNESS)/.ready
 
 $(HARNESS_READY): pyproject.toml
 	$(PYTHON) -m venv $(HARNESS)
-	$(HARNESS)/bin/python -m pip install --quiet --editable '.[inspect,lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
+	$(HARNESS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(HARNESS)/bin/python -m pip install --editable '.[inspect,lm-eval]' 'pytest>=8' 'hypothesis>=6.100'
 	@touch $@
 
 harness: $(HARNESS_READY)  ##- the tests with lm-evaluation-harness and inspect_ai, in an environment of its own, .venv-harness (minutes)

@@ -8,7 +8,8 @@ imported when it is used. `__init__.pyi` lists them for editors and type checker
 """
 
 __version__ = "1.1.0"
-__all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component", "read", "run", "sample"]
+__all__ = ["ConfigError", "Engine", "Sample", "UserError", "compare", "component", "grade", "read", "run", "sample", "sweep",
+           "write_report"]
 
 import importlib
 import os

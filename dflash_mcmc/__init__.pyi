@@ -4,9 +4,13 @@ from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.api import Sample as Sample
 from dflash_mcmc.api import compare as compare
 from dflash_mcmc.api import component as component
+from dflash_mcmc.api import grade as grade
 from dflash_mcmc.api import read as read
 from dflash_mcmc.api import run as run
 from dflash_mcmc.api import sample as sample
+from dflash_mcmc.api import sweep as sweep
+from dflash_mcmc.api import write_report as write_report
+from dflash_mcmc.blend.confident import ConfidentBlend as ConfidentBlend
 from dflash_mcmc.blend.dola import DolaBlend as DolaBlend
 from dflash_mcmc.blend.draft import DraftBlend as DraftBlend
 from dflash_mcmc.blend.layer import LayerBlend as LayerBlend

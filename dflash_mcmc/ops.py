@@ -28,6 +28,11 @@ PENALTY = 100.0
 """Bound on the size of frequency and presence penalties, in nats. The APIs that define them allow 2."""
 
 
+UNENDED = 2.0**30
+"""Nats of log p that an answer without an end loses in `ended_only`. exp(-UNENDED) is 0 in float64. The number is finite, so
+that two such answers can be compared; a sum with it is rounded to 2e-7 nats."""
+
+
 class SamplingParams(NamedTuple):
     """How a token is drawn from logits. The order is: penalties, temperature, top-k, top-p, min-p.
 
@@ -200,6 +205,52 @@ def stopping(chain: Steps[Result], stop: tuple[str, ...]) -> Steps[Result]:
                 return end.value
             answer = yield (Together(tuple(each._replace(stop=stop) for each in request.operations))
                             if isinstance(request, Together) else request._replace(stop=stop))
+
+
+def ended_only(chain: Steps[Result], horizon: int) -> Steps[Result]:
+    """The chain on a target that has only answers which end within `horizon` tokens: log p of others is lower by `UNENDED`.
+
+    The weight of an answer is its alpha * log p - log q, so that every sampler that weighs leaves such answers at once. A
+    chain that has seen no other yet moves among them as it would without the limit.
+    """
+    answer = None
+    with closing(chain):
+        while True:
+            try:
+                request = chain.send(answer)
+            except StopIteration as end:
+                return end.value
+            answered = yield request
+            answer = (tuple(_lowered(each, horizon) for each in answered) if isinstance(request, Together)
+                      else _lowered(answered, horizon))
+
+
+def until_ended(begin: Callable[[Key], Chain], horizon: int, key: Key, most: int = 16) -> Chain:
+    """A chain of `ended_only`, which is drawn again under another key while its answer does not end, `most` times in all.
+
+    For a sampler of independent draws this is rejection: its law, given that an answer ends. If no try ends, the result is
+    the last, with a `law_error` of 1.
+    """
+    for number in range(most):
+        result = yield from ended_only(begin(key.fold_in("again", number) if number else key), horizon)
+        if result.trajectory.ended:
+            return result._replace(trace=_raised(result.trace))
+    path = result.trajectory
+    path = path._replace(log_p=np.where(path.log_p < -UNENDED / 2, path.log_p + UNENDED, path.log_p))
+    return result._replace(trajectory=path, trace=_raised(result.trace), law_error=1.0)
+
+
+def _lowered(path: Trajectory, horizon: int) -> Trajectory:
+    """The trajectory, with a lower log p of its last token if the horizon cuts it off and this is not done yet."""
+    if path.ended or path.length < horizon or path.log_p[-1] < -UNENDED / 2:
+        return path
+    return path._replace(log_p=np.append(path.log_p[:-1], path.log_p[-1] - UNENDED))
+
+
+def _raised(trace: tuple[dict[str, float | int | str], ...]) -> tuple[dict[str, float | int | str], ...]:
+    """The entries of a trace with the log p of the model."""
+    return tuple({**entry, "log_p": log_p + UNENDED} if isinstance(log_p := entry.get("log_p"), float)
+                 and log_p < -UNENDED / 2 else entry for entry in trace)
 
 
 def drive(chain: Steps[Result], answer: Callable[[Operation], Trajectory]) -> Result:

@@ -207,8 +207,7 @@ def report(regraded: Regraded) -> str:
              "", _verdicts(records)]
     strings = [record["same_string"] for record in records if record["same_string"] is not None]
     if strings:
-        lines += ["", "for comparison, by the string rule of published numbers: "
-                  f"{100 * sum(strings) / len(records):.1f} %"]
+        lines += ["", f"for comparison, by the string rule of published numbers: {100 * sum(strings) / len(records):.1f} %"]
     if changed:
         lines += ["", _changes(changed[:_SHOWN])]
     if len(changed) > _SHOWN:

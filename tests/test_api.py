@@ -26,6 +26,7 @@ from dflash_mcmc.api import sampling
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.runner import loop
 from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Cost
@@ -426,6 +427,64 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     assert "<pre>| condition" in done._repr_html_()
     with refused(start=f"compare: given {done.folder.parent}, which has 2 runs; allowed: the folder of one run"):
         dflash_mcmc.compare(done.folder.parent, done)
+
+
+def test_a_sweep_is_that_of_the_command_line_and_has_a_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    common = ["dataset.limit=2", "tracker=none", "sampler.num_steps=1", "sampler.num_blocks=2"]
+    drawn = dflash_mcmc.sweep("sampler.alpha=2,4,2.0", *common, condition=["ps", "blend_ps"], num_chains=1)
+    table = dflash_mcmc.read(*drawn)
+    assert [run.num_new for run in drawn] == [2] * 4
+    assert table.groupby(["run", "sampler.alpha"]).ngroups == 4
+    assert "4 jobs: 4 done now, 0 already complete, 0 failed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["-m", "condition=ps,blend_ps", "sampler.alpha=2,4", *common])
+    assert "4 jobs: 0 done now, 4 already complete" in capsys.readouterr().out
+    page = dflash_mcmc.write_report(*drawn, baseline="ps alpha=2 num_blocks=2 num_steps=1", out="shown")
+    assert page == Path("shown/report.html")
+    assert "compared with ps alpha=2 num_blocks=2 num_steps=1" in page.read_text()
+
+
+def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def failing(job):
+        if job.config.sampler.alpha == 2:
+            raise dflash_mcmc.UserError("a failure of the test")
+        return loop.execute(job)
+
+    monkeypatch.setattr("dflash_mcmc.api.runs.execute", failing)
+    with refused("sweep: points have failed, for the reasons above; the others are recorded"):
+        dflash_mcmc.sweep("sampler.alpha=2,4", "dataset.limit=1", "tracker=none", "sampler.num_steps=1",
+                          "sampler.num_blocks=1")
+    assert len(dflash_mcmc.read("outputs")) == 1
+    assert "failed: sampler.alpha=2: a failure of the test" in capsys.readouterr().err
+    with refused(start="sweep: given 'dry_run=true'; allowed: points that are run here"):
+        dflash_mcmc.sweep("dry_run=true")
+
+
+def test_samples_and_texts_are_graded_as_a_run_grades_them(loaded, tmp_path):
+    problems = dflash_mcmc.Arith(limit=4).problems()
+    drawn = dflash_mcmc.sample(*loaded, {problem.id: problem.question for problem in problems}, sampler="greedy",
+                               max_new_tokens=128, progress=False)
+    records = records_of(tmp_path, "condition=greedy", "dataset.limit=4", "dataset.max_new_tokens=128")
+    golds = {problem.id: problem.answer for problem in problems}
+    grades = dflash_mcmc.grade(drawn, golds)
+    assert [grade.verdict for grade in grades] == [record["verdict"] for record in records]
+    assert {"correct", "wrong"} == {grade.verdict for grade in grades}
+    assert dflash_mcmc.grade(drawn, list(golds.values()))[0].verdict == grades[0].verdict
+    texts, auto = ["The answer is 12.", "no number"], dflash_mcmc.MathGrader(extract="auto")
+    assert [grade.verdict for grade in dflash_mcmc.grade(texts, ["12", "3"], auto)] == ["correct", "no_answer"]
+    assert [grade.verdict for grade in dflash_mcmc.grade(texts, ["12", "3"])] == ["no_answer", "no_answer"]
+    failed = drawn[0]._replace(text="", failure="a failure of the test", finish_reason="not_drawn")
+    assert dflash_mcmc.grade([failed], golds)[0][:4] == ("not_drawn", None, "", "a failure of the test")
+    with refused(start="golds: given \"none for 'arith-000'\"; allowed: a gold answer for each prompt"):
+        dflash_mcmc.grade(drawn, {})
+    table = drawn.to_pandas()
+    assert table["text"].tolist() == [sample.text for sample in drawn]
+    assert table["token_forwards"].tolist() == [sample.cost.token_forwards for sample in drawn]
+    dataset = drawn.to_hf_dataset()
+    assert dataset["tokens"][:] == [sample.tokens for sample in drawn]
 
 
 def test_a_table_has_the_units_of_a_probe(tmp_path):

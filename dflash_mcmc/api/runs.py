@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_mcmc.api.choices import override
+from dflash_mcmc.api.choices import configuration, override
 from dflash_mcmc.config.identity import configuration_of, varying, with_names
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
@@ -18,10 +19,14 @@ from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import RUN, described, read_problems
 from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dflash_mcmc.api.sampling import Sample
+    from dflash_mcmc.config.schema import Job
+    from dflash_mcmc.grading import Grader
     from dflash_mcmc.report.reading import Run
     from dflash_mcmc.statistics.paired import Paired
 
@@ -52,12 +57,100 @@ def run(*overrides: str, **fields: Any) -> RunResult:
     command = checked(list(overrides))
     only_shown = command.shows or any(job.config.dry_run or job.config.show for job in command.jobs)
     if only_shown or command.sweep or command.launcher:
-        raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. For "
-                        "several runs call it for each; sweeps, jobs of SLURM, dry_run and show are for the command line")
+        raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. "
+                        "Several runs are made by sweep; jobs of SLURM, dry_run and show are for the command line")
     result = execute(within_budget(command).jobs[0])
     if result.num_beyond:
         note(f"{result.folder}: {result.num_beyond} recorded {result.unit}s that were not requested are counted as well")
     return result
+
+
+def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
+    """Makes the runs of a sweep as `python -m dflash_mcmc -m OVERRIDES...` does, and returns them in the order of its points.
+
+    Points that are the same run give one result. The same call continues a sweep that was stopped.
+
+    Args:
+        overrides: as on the command line, such as `"condition=greedy,ps", "sampler.alpha=2,4"`, or `"sweep=alpha_beta"`.
+        fields: overrides whose names have no dot; a list has the values of several points: `condition=["greedy", "ps"]`.
+
+    Raises:
+        UserError: for what the command line refuses, for a search, and after the last point if some have failed.
+    """
+    from dflash_mcmc.config.sweep import SweepOutcomes
+    from dflash_mcmc.runner.commands import checked, within_budget
+
+    command = checked(["-m", *overrides, *(_swept(name, value) for name, value in fields.items())])
+    points, only_shown = command.sweep, any(job.config.dry_run or job.config.show for job in command.jobs)
+    if points is None or points.searches or command.launcher or only_shown:
+        raise UserError(f"sweep: given {' '.join(overrides)!r:.120}; allowed: points that are run here. Searches, jobs of "
+                        "SLURM, dry_run and show are for the command line")
+    command, results = within_budget(command), dict[Path, RunResult]()
+    outcomes = SweepOutcomes(points, lambda job: _executed(job, results), command.jobs)
+    for job in command.jobs:
+        outcomes.run(job.overrides, job._replace)
+    if outcomes.report(command.jobs[0].config.objective):
+        raise UserError("sweep: points have failed, for the reasons above; the others are recorded")
+    return list(results.values())
+
+
+def _swept(name: str, value: Any) -> str:
+    """The override of a field; a list has the values of several points."""
+    written = [override(name, each) for each in (value if isinstance(value, list) else [value])]
+    return ",".join([written[0], *(text.removeprefix(f"{name}=") for text in written[1:])]) if written else f"{name}="
+
+
+def _executed(job: Job, results: dict[Path, RunResult]) -> RunResult:
+    result = execute(job)
+    results.setdefault(result.folder, result)
+    return result
+
+
+def write_report(*folders: Folder, baseline: str | None = None, out: str | Path | None = None) -> Path:
+    """Writes the report of runs as `python -m dflash_mcmc.report` does, and returns its page.
+
+    Args:
+        folders: run folders, experiment folders, or results of `run` and `sweep`.
+        baseline: the run that all others are compared with, by label, condition or identity; None takes greedy.
+        out: the folder to write to; None takes `report` in the folder of the runs.
+
+    Raises:
+        UserError: for a folder without runs, or with files that cannot be read.
+    """
+    from dflash_mcmc.report.build import build
+
+    built = build([_folder(folder) for folder in folders], None if out is None else Path(out), baseline=baseline)
+    for warning in built.heading.warnings:
+        note(warning)
+    return built.page
+
+
+def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, str],
+          grader: Grader | str = "math") -> list[Grade]:
+    """The verdict of each answer, by the rules of a run.
+
+    Args:
+        answers: samples of `sample`, or texts.
+        golds: the gold answer of each prompt, in the order of the prompts or by their ids; of texts, one for each.
+        grader: a component or a name; `dm.MathGrader(extract="auto")` reads answers without a box.
+
+    Raises:
+        UserError: for an answer without a gold answer, a gold answer that no text can be compared with, and what the grader
+            refuses.
+    """
+    found, rules = dict[int, Grade](), configuration({"grader": grader}, {}).grader
+    with closing(rules.start()) as pool:
+        for place, answer in enumerate(answers):
+            name, number, text = (place, place, answer) if isinstance(answer, str) else (answer.id, answer.prompt, answer.text)
+            if not (name in golds if isinstance(golds, Mapping) else number < len(golds)):
+                raise ConfigError("golds", f"none for {name!r}", "a gold answer for each prompt")
+            rules.check_gold(gold := golds[str(name)] if isinstance(golds, Mapping) else golds[number])
+            if not isinstance(answer, str) and answer.finish_reason in UNDRAWN:
+                found[place] = Grade(answer.finish_reason, None, reason=answer.failure)
+            else:
+                pool.submit(place, text, gold)
+        found.update(pool.finished(wait=True))
+    return [found[place] for place in range(len(answers))]
 
 
 def read(*folders: Folder) -> pd.DataFrame:
@@ -97,8 +190,7 @@ def _differing(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
     identities = with_names([described(folder / RUN).identity for folder in folders],
                             [configuration_of(folder) for folder in folders])
     names = varying(identities)
-    return {folder: {name: identity.get(name) for name in names}
-            for folder, identity in zip(folders, identities, strict=True)}
+    return {folder: {name: identity.get(name) for name in names} for folder, identity in zip(folders, identities, strict=True)}
 
 
 def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,8 @@ from dflash_mcmc.types import ChainResult, Cost, Trajectory
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    import datasets
+    import pandas as pd
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from dflash_mcmc.api.prompts import Prompts
@@ -370,6 +372,19 @@ class Sample(NamedTuple):
 
 class SampleList(list[Sample]):
     """Samples in order. A notebook shows them as a table."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A table with a row for each sample and a column for each field; the fields of `cost` are columns of their own."""
+        import pandas as pd
+
+        rows = [{**one._asdict(), **one.cost._asdict()} for one in self]
+        return pd.DataFrame(rows).drop(columns="cost", errors="ignore")
+
+    def to_hf_dataset(self) -> datasets.Dataset:
+        """The same table as a dataset of Hugging Face."""
+        import datasets
+
+        return datasets.Dataset.from_pandas(self.to_pandas(), preserve_index=False)
 
     def _repr_html_(self) -> str:
         from tabulate import tabulate

@@ -87,6 +87,10 @@ class Blend(Component):
             final_norm: the target's final norm.
         """
 
+    def norms_layers(self) -> bool:
+        """Whether the tapped layers' states pass the final norm before the head, for a blend with `mixes_logits`."""
+        return False
+
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
         return False
@@ -125,3 +129,53 @@ class LogitsBlend(Blend):
         if isinstance(mixed, np.ndarray):
             return np.where(allowed, mixed, -np.inf)
         return mixed.masked_fill(~allowed, -np.inf)
+
+
+@dataclass(kw_only=True)
+class ChosenLayerBlend(LogitsBlend):
+    """Base class of blends with a layer that is chosen for each token. A leaf needs `candidates` and `choice`."""
+
+    __slots__ = ()
+
+    layers: list[int] | None = identity(None, "candidates, 0-based decoder layers; negative counts from the end; null = those "
+                                        "of the method")
+
+    least: ClassVar[int] = 1
+    """The smallest number of candidates."""
+
+    @abstractmethod
+    def candidates(self, num_layers: int) -> tuple[range, range]:
+        """The layers, 0-based, that may be given, and those that are taken where none are."""
+
+    @abstractmethod
+    def choice(self, own: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The chosen logits of each token (..., vocabulary), among those of the candidates and the target's own."""
+
+    def check(self, config: Config) -> None:
+        """Checks that the layers exist, where the model's configuration is available, and the mask. Raises ConfigError."""
+        LogitsBlend.check(self, config)
+        num_layers = config.model.num_layers()
+        if num_layers is not None:
+            self.tapped_layers(num_layers)
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """The candidates as sorted numbers from 0."""
+        num_layers = config.model.num_layers()
+        return {} if num_layers is None else {"layers": list(self.tapped_layers(num_layers))}
+
+    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The candidates, 0-based. Raises ConfigError for a layer that cannot be one, and for too few."""
+        able, default = self.candidates(num_layers)
+        given = list(default) if self.layers is None else self.layers
+        layers = {layer % num_layers for layer in given if -num_layers <= layer < num_layers} & set(able)
+        if len(layers) < max(self.least, len(given)):
+            raise ConfigError("blend.layers", self.layers, f"{'one' if self.least == 1 else 'two'} and more different "
+                              f"layers from -{num_layers} to {able[-1]} (the model has {num_layers} layers)")
+        return tuple(sorted(layers))
+
+    def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
+        """The mixture with the chosen logits (..., vocabulary)."""
+        import torch
+
+        chosen = self.choice(torch.as_tensor(last), [torch.as_tensor(layer) for layer in others])
+        return LogitsBlend.mix(self, last, [chosen.numpy() if isinstance(last, np.ndarray) else chosen], final_norm)

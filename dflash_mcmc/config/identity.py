@@ -205,20 +205,20 @@ def configuration_of(folder: Path) -> dict[str, Any]:
     return recorded
 
 
-def _check_recorded(values: Mapping[str, Any]) -> None:
+def _check_recorded(recorded: Mapping[str, Any]) -> None:
     """Checks the fields of the whole run, and those of the groups that tables and reports read."""
-    check_types(Config, values, "")
-    names = values.get("aggregate")
+    check_types(Config, recorded, "")
+    names = recorded.get("aggregate")
     if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names or ""])):
         raise ConfigError("aggregate", names, "a name, or a list of names")
-    Vote.of(values.get("vote") or {})
+    Vote.of(recorded.get("vote") or {})
     for group in (*_GROUPS, "model", "draft", "dataset", "grader"):
-        fields = values.get(group) or {}
+        fields = recorded.get(group) or {}
         if not isinstance(fields, Mapping):
             raise ConfigError(group, fields, "the fields of a component")
         if option := components(group).get(str(fields.get("name"))):
             check_types(option.cls, fields, f"{group}.")
-    changes(values)
+    changes(recorded)
 
 
 def changes(values: Mapping[str, Any]) -> dict[str, object]:
@@ -244,16 +244,16 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
     return changed
 
 
-def _canonical(group: str, values: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
+def _canonical(group: str, recorded: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
     """The identity fields of a group's component by dotted name, in their canonical form.
 
     Fields that have no effect are left out.
 
     Args:
-        values: the run's configuration.
+        recorded: the run's configuration.
         fields: the fields of the component.
     """
-    config = _recorded({**values, group: fields})
+    config = _recorded({**recorded, group: fields})
     component: Any = getattr(config, group)
     shown = {**identity_values(component), **component.canonical(config)}
     return {group: fields["name"], **{f"{group}.{key}": value for key, value in shown.items() if value is not None}}
@@ -267,14 +267,14 @@ class _UnreadModel:
         """Not known."""
 
 
-def _recorded(values: Mapping[str, Any]) -> Config:
+def _recorded(recorded: Mapping[str, Any]) -> Config:
     """The configuration of a run, with the components that canonical values depend on."""
-    components_of_run = {group: _component(group, values.get(group)) for group in (*_GROUPS, "draft")}
+    components_of_run = {group: _component(group, recorded.get(group)) for group in (*_GROUPS, "draft")}
     return restored(Config, {**components_of_run, "model": _UnreadModel()})
 
 
-def _name(values: Mapping[str, Any], group: str) -> str:
-    fields = values.get(group)
+def _name(recorded: Mapping[str, Any], group: str) -> str:
+    fields = recorded.get(group)
     return str(fields.get("name")) if isinstance(fields, Mapping) else ""
 
 

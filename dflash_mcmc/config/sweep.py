@@ -187,7 +187,7 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
 
     Args:
         points: the text of each override, by name, for every point of the grid.
-        values: the texts of all points, by name.
+        texts_of: the texts of all points, by name.
         alike: the numbers of points that do the same.
         texts: the overrides of the first point in `alike`.
         effects: the effects of all points in `alike`.

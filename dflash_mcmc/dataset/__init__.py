@@ -167,6 +167,9 @@ class Dataset(ProblemSelection, Component):
     stop: list[str] = identity([], "strings that end an answer: it ends at the first token at which its text contains one, "
                                "and its text is what comes before; [] has none", off=[])
 
+    must_end: bool = identity(False, "whether the law has only answers that end within max_new_tokens, with a stop id or a "
+                              "string of stop; an answer that does not end is drawn again, at most 16 times", off=False)
+
     group = "dataset"
     answers_in_text: ClassVar[bool] = True
     """Whether a gold answer is the text of an answer, so that an example can show it. Gold answers of programs are tests."""
@@ -193,9 +196,14 @@ class Dataset(ProblemSelection, Component):
         self.check_choice()
         check_stops(self.stop, "dataset.stop")
         warn_of_stops(self.stop, "dataset.stop")
-        if self.stop and not config.probe.draws_with_stops:
-            able = options_with("probe", "draws_with_stops")
-            raise ConfigError("dataset.stop", self.stop, f"[] with probe={name_of(config.probe)}, or {able}")
+        for name, off in () if config.probe.draws_with_stops else (("stop", []), ("must_end", False)):
+            if getattr(self, name) != off:
+                able = options_with("probe", "draws_with_stops")
+                with_probe = f"{off} with probe={name_of(config.probe)}, or {able}"
+                raise ConfigError(f"dataset.{name}", getattr(self, name), with_probe)
+        if self.must_end and config.sampler.is_deterministic:
+            raise ConfigError("dataset.must_end", True, f"false with sampler={name_of(config.sampler)}, which draws the same "
+                              "answer again")
         prompting.template_of(self.prompt, self.prompt_file)
         if not (self.answers_in_text or config.grader.runs_answers) and "grader" in groups_of(config):
             raise ConfigError("grader", name_of(config.grader), f"{options_with('grader', 'runs_answers')}, with "

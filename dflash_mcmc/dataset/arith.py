@@ -233,8 +233,8 @@ def _in_full(times: int, number: int) -> str:
     """`17*24=240+168=408.`: one factor is split into tens and ones, the first factor if it has both."""
     if times > 10:
         tens, ones = times - times % 10, times % 10
-        parts = (tens * number, ones * number)
+        products = (tens * number, ones * number)
     else:
         tens, ones = number - number % 10, number % 10
-        parts = (times * tens, times * ones)
-    return f"{times}*{number}={parts[0]}+{parts[1]}={times * number}."
+        products = (times * tens, times * ones)
+    return f"{times}*{number}={products[0]}+{products[1]}={times * number}."

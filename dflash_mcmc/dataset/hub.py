@@ -50,10 +50,10 @@ def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
     Fields of nested values that are None are left out, because a table of `datasets` has every field in every row.
     """
     table = _loaded(place)
-    known = table.column_names
+    names = table.column_names
     for column in columns:
-        if column not in known:
-            raise MissingField(place.path, column, known)
+        if column not in names:
+            raise MissingField(place.path, column, names)
     if not len(table):
         raise UserError(f"dataset.path: the split {place.split!r} of {place.path} has no rows")
     return [{name: _without_none(value) for name, value in row.items()}
@@ -118,15 +118,15 @@ def _mistake(place: Place) -> UserError | None:
         except Exception:  # the first error says what is wrong with the dataset
             return []
 
-    known = names(datasets.get_dataset_config_names)
-    if known and place.name not in (known if len(known) > 1 else [*known, None]):
-        return _unknown("name", place.name, known)
+    configs = names(datasets.get_dataset_config_names)
+    if configs and place.name not in (configs if len(configs) > 1 else [*configs, None]):
+        return _unknown("name", place.name, configs)
     splits = names(datasets.get_dataset_split_names, *([place.name] if place.name else []))
     return _unknown("split", place.split, splits) if splits and place.split not in splits else None
 
 
-def _unknown(field: str, given: str | None, known: Sequence[str]) -> ConfigError:
-    return ConfigError(f"dataset.{field}", given, ", ".join(known) + did_you_mean(given or "", known))
+def _unknown(field: str, given: str | None, names: Sequence[str]) -> ConfigError:
+    return ConfigError(f"dataset.{field}", given, ", ".join(names) + did_you_mean(given or "", names))
 
 
 def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
@@ -139,8 +139,8 @@ def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_none(part) for name, part in value.items() if part is not None}
-    return [_without_none(part) for part in value] if isinstance(value, list) else value
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
 @register("dataset", "hub")
@@ -175,4 +175,4 @@ class HubDataset(NamedFields):
         if self.fewshot_split is None or self.fewshot_path is not None:
             return NamedFields.examples(self)
         other = dataclasses.replace(self, split=self.fewshot_split)
-        return checked([other.problem(row, number) for number, row in enumerate(other.rows())])
+        return checked([other.problem(row, index) for index, row in enumerate(other.rows())])

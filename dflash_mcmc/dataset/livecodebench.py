@@ -89,12 +89,12 @@ def _tests(value: object, where: str) -> list[dict[str, str]]:
 
 def _parsed(value: object, kind: type, where: str) -> Any:
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        content = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        found = None
-    if not isinstance(found, kind):
+        content = None
+    if not isinstance(content, kind):
         raise UserError(f"dataset.path: {where}: given {value!r:.80}; allowed: JSON of a {kind.__name__}")
-    return found
+    return content
 
 
 _TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
@@ -108,9 +108,9 @@ def text_of(pickle: bytes) -> str:
 
     The instructions are listed by `pickletools` and not executed. Only those that push a text or have no effect are accepted.
     """
-    found = [(instruction.name, argument) for instruction, argument, _ in pickletools.genops(pickle)]
-    texts = [argument for name, argument in found if name in _TEXTS]
-    other = next((name for name, _ in found if name not in (*_TEXTS, *_WITHOUT_EFFECT)), None)
+    instructions = [(instruction.name, argument) for instruction, argument, _ in pickletools.genops(pickle)]
+    texts = [argument for name, argument in instructions if name in _TEXTS]
+    other = next((name for name, _ in instructions if name not in (*_TEXTS, *_WITHOUT_EFFECT)), None)
     if other is not None or len(texts) != 1:
         raise ValueError(f"a pickle with {other or f'{len(texts)} texts'} instead of a single text")
     return str(texts[0])

@@ -81,15 +81,15 @@ class DFlashDraft(CheckpointDraft):
 
     def size(self) -> DraftSize | None:
         """See `CheckpointDraft.size`. A draft that learns keeps features instead of keys and values."""
-        found, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
-        if found is None or folder is None or self.adapt == "none":
-            return found
+        size, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
+        if size is None or folder is None or self.adapt == "none":
+            return size
         from dflash_mcmc.draft.adaptation.drafter import features_shape
 
-        shape, keys = self._shape(folder), found.companion
+        shape, keys = self._shape(folder), size.companion
         assert keys is not None  # every DFlash checkpoint has a cache
-        return found._replace(companion=features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
-                              token_bytes=keys.token_bytes())
+        return size._replace(companion=features_shape(shape.target_layers, shape.hidden_size, keys.dtype),
+                             token_bytes=keys.token_bytes())
 
     def load(self, target: LanguageModel) -> DFlashDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""

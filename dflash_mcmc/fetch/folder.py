@@ -137,11 +137,12 @@ def convert(file: Path, folder: Path) -> None:
     directory, name = str(file.parent), file.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, gguf_file=name)
     read = transformers.AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
+    # transformers marks what it reads from GGUF as quantised. These weights are not, so that the model is made anew.
     settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     with torch.device("meta"):
         model: Any = type(read)(type(read.config)(**settings))
     model.load_state_dict(read.state_dict(), assign=True)
-    model.tie_weights()
+    model.tie_weights()  # assigned tensors are apart
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
     model.generation_config = transformers.GenerationConfig(

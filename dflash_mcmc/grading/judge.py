@@ -149,7 +149,7 @@ class Endpoint(NamedTuple):
             wait = min(self.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0
             if closed.wait(wait):
                 break
-            try:
+            try:  # without redirects, which would take the key to another host
                 response = requests.post(f"{self.url.rstrip('/')}/chat/completions", json=self._request(question),
                                          headers=self._headers(), timeout=self.timeout_seconds, allow_redirects=False)
                 if response.status_code in _REFUSED:

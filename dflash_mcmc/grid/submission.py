@@ -54,8 +54,7 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
         return None
     outputs, name = Path(points[0].job.config.paths.outputs).absolute(), points[0].job.config.name
     made = [parent for parent in (outputs / name / GRIDS, outputs / name, outputs) if not parent.exists()]
-    grid = Grid.create(outputs, name, [*sys.orig_argv], launcher,
-                       [Point.of(point) for point in points])
+    grid = Grid.create(outputs, name, [*sys.orig_argv], launcher, [Point.of(point) for point in points])
     try:
         snapshot.copy_code(grid.folder / "code")
         for index, point in enumerate(points):

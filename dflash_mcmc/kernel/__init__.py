@@ -200,7 +200,7 @@ def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
 
 def doubling(num_blocks: int) -> list[int]:
     """Horizons that double from 1 to `num_blocks`, in blocks."""
-    return [2**number for number in range((num_blocks - 1).bit_length())] + [num_blocks]
+    return [2**exponent for exponent in range((num_blocks - 1).bit_length())] + [num_blocks]
 
 
 def doubling_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
@@ -219,5 +219,5 @@ def _cost(length: float, states: Sequence[tuple[float, float]], starts: Sequence
           mean_redrawn: Callable[[float, float], float]) -> ExpectedCost:
     """The cost of stages, given as (length of the state, horizon), and of extensions that start at these lengths."""
     redrawn = [mean_redrawn(state, reach) for state, reach in states]
-    prefixes = num_steps * sum(state - part for (state, _), part in zip(states, redrawn, strict=True))
+    prefixes = num_steps * sum(state - drawn for (state, _), drawn in zip(states, redrawn, strict=True))
     return ExpectedCost(length, num_steps * sum(redrawn), 0.0, len(starts) + num_steps * len(states), prefixes + sum(starts))

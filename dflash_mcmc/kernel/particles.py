@@ -39,7 +39,7 @@ def is_low(log_weights: np.ndarray, threshold: float) -> bool:
 def multinomial(log_weights: np.ndarray, count: int, key: Key) -> list[int]:
     """`count` independent parents, each drawn in proportion to its weight."""
     probabilities = shares(log_weights)
-    return [key.fold_in(number).categorical(probabilities) for number in range(count)]
+    return [key.fold_in(index).categorical(probabilities) for index in range(count)]
 
 
 def systematic(log_weights: np.ndarray, key: Key) -> list[int]:

@@ -50,9 +50,9 @@ class PublishedMH(NamedTuple):
             # As many more tokens as the stage is longer than the one before, since steps may have shortened the state.
             more = stage_horizon(block, self.num_blocks, horizon) - stage_horizon(block - 1, self.num_blocks, horizon)
             path = yield Draw(path, path.length + more, self.law, block_key.fold_in("extend"), self.source)
-            for number in range(1, self.num_steps + 1):
-                step = yield from self.step(path, block_key.fold_in("step", number))
-                trace.append(trace_entry(step, block, number, path.length))
+            for step_number in range(1, self.num_steps + 1):
+                step = yield from self.step(path, block_key.fold_in("step", step_number))
+                trace.append(trace_entry(step, block, step_number, path.length))
                 steps.append(step)
                 path = step.trajectory
             if path.ended:  # as in the code of the paper, which returns at the first stop id

@@ -164,7 +164,7 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
     tokens = torch.from_numpy(answer.tokens).to(model.device)
     standing: dict[str, Standing] = {}
     for last, outputs in layers.readings(model, answer, range(len(model.layers))):
-        if not standing:
+        if not standing:  # every group of layers comes with the same last states
             standing[TARGET] = layers.standings(model, layers.target_source(model, last), tokens)
         for layer, states in outputs.items():
             for norm in layers.NORMS:

@@ -27,8 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = program.OneLineParser("python -m dflash_mcmc.report",
                             description="Writes a report of any set of runs from their records: report.html, report.md, "
                             "tables/*.csv, figures/*.png and figures/*.svg.")
-    parser.add_argument("runs", nargs="*", metavar="RUN",
-                        help="run folder, experiment folder, glob, or W&B run id")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folder, experiment folder, glob, or W&B run id")
     parser.add_argument("--baseline", metavar="RUN",
                         help="run to compare all others with, by label, condition or identity; default: greedy")
     parser.add_argument("--pair", nargs=2, metavar=("A", "B"),
@@ -39,8 +38,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="folder that W&B run ids are looked up in; default: outputs")
     parser.add_argument("--alpha", nargs="+", type=float, default=(), metavar="ALPHA",
                         help="exponents of the power votes in the table of vote rules; default: vote.power.alpha of each run")
-    parser.add_argument("--lenient", action="store_true",
-                        help="skip corrupt files and lines, and list what was left out")
+    parser.add_argument("--lenient", action="store_true", help="skip corrupt files and lines, and list what was left out")
     return parser
 
 

@@ -44,8 +44,8 @@ def published() -> list[Published]:
         source = content["sources"][row["source"]]
         model = models.setdefault((row["source"], row["model"]), Published(row["model"], source["name"], source["text"],
                                                                            source["setting"], {}))
-        model.accuracy[row["method"]] = wilson(row["correct"], row["total"]) if "correct" in row \
-            else IntervalEstimate(float(row["accuracy"]), None, None, 0)
+        model.accuracy[row["method"]] = (wilson(row["correct"], row["total"]) if "correct" in row else
+                                         IntervalEstimate(float(row["accuracy"]), None, None, 0))
     return list(models.values())
 
 

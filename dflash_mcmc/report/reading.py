@@ -217,8 +217,9 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
             left_out.append(f"left out: {error}")
             continue
         left_out += messages
-        why = f"a probe run, probe={run.identity['probe']}; its tables and figures are in its folder" \
-            if "probe" in run.identity else "" if run.records else "no finished sample here"
+        why = "" if run.records else "no finished sample here"
+        if "probe" in run.identity:
+            why = f"a probe run, probe={run.identity['probe']}; its tables and figures are in its folder"
         if not why:
             runs.append(run)
         elif entry.named and not lenient:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.ops import until_ended
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Problem
@@ -78,4 +79,7 @@ def first_prompt(config: Config) -> str:
 
 def chain(config: Config, sampler: Sampler, problem: str, index: int, prompt: np.ndarray) -> Chain:
     """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
-    return sampler.chain(prompt, config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, index))
+    horizon, key = config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, index)
+    if config.dataset.must_end:
+        return until_ended(lambda key: sampler.chain(prompt, horizon, key), horizon, key)
+    return sampler.chain(prompt, horizon, key)

@@ -62,12 +62,12 @@ class BestOfN(Truncated, AtTemperature):
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has one entry per candidate."""
         candidates = yield Together(tuple(
-            Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", number, "token"))
-            for number in range(self.num_candidates)))
+            Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", index, "token"))
+            for index in range(self.num_candidates)))
         kept = self.choose(candidates, key.fold_in("select"))
-        trace = [{"candidate": number, "length": path.length, "log_p": float(path.log_p.sum()),
-                  "log_q": float(path.log_q.sum()), "decision": "keep" if number == kept else "leave"}
-                 for number, path in enumerate(candidates)]
+        trace = [{"candidate": index, "length": path.length, "log_p": float(path.log_p.sum()),
+                  "log_q": float(path.log_q.sum()), "decision": "keep" if index == kept else "leave"}
+                 for index, path in enumerate(candidates)]
         return ChainResult(candidates[kept], trace=tuple(trace))
 
     def choose(self, candidates: Sequence[Trajectory], key: Key) -> int:
@@ -76,10 +76,10 @@ class BestOfN(Truncated, AtTemperature):
         if self.select != "power":
             return int(np.argmax(weights))
         kept, total = 0, weights[0]
-        for number, weight in enumerate(weights[1:], start=1):  # a weighted reservoir of one (Chao 1982)
+        for index, weight in enumerate(weights[1:], start=1):  # a weighted reservoir of one (Chao 1982)
             total = np.logaddexp(total, weight)
-            if key.fold_in(number).log_uniform() < weight - total:
-                kept = number
+            if key.fold_in(index).log_uniform() < weight - total:
+                kept = index
         return kept
 
     def log_weight(self, path: Trajectory) -> float:

@@ -114,12 +114,12 @@ class DraftRefine(Staged, ProposesAt):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.ended:
                 path = yield from self.extend(path, stage, block_key.fold_in("extend"))
-            for number in range(1, self.num_steps + 1):
+            for step_number in range(1, self.num_steps + 1):
                 length = path.length
-                step = yield from self.step(path, stage, block_key.fold_in("step", number))
+                step = yield from self.step(path, stage, block_key.fold_in("step", step_number))
                 path = step.trajectory
                 steps.append(step)
-                trace.append(trace_entry(step, block, number, length))
+                trace.append(trace_entry(step, block, step_number, length))
         return result(path, steps, 0.0, trace)
 
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:

@@ -66,7 +66,7 @@ class Lookahead(Truncated, AtTemperature):
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Forwards that candidates share are not subtracted."""
         blocks = math.ceil(length / self.block_size)
-        rolled = sum(min(self.rollout_length, max(length - number * self.block_size, 0.0)) for number in range(1, blocks + 1))
+        rolled = sum(min(self.rollout_length, max(length - block * self.block_size, 0.0)) for block in range(1, blocks + 1))
         drawn = self.num_candidates * (length + self.num_rollouts * rolled)
         return ExpectedCost(drawn, num_draws=blocks * (self.num_candidates + self.width()))
 
@@ -76,8 +76,8 @@ class Lookahead(Truncated, AtTemperature):
         while not path.complete(horizon):
             block_key, stop = key.fold_in("block", len(sizes)), min(path.length + self.block_size, horizon)
             candidates: Sequence[Trajectory] = yield Together(tuple(
-                Draw(path, stop, self.law(), block_key.fold_in("candidate", number))
-                for number in range(self.num_candidates)))
+                Draw(path, stop, self.law(), block_key.fold_in("candidate", index))
+                for index in range(self.num_candidates)))
             log_weights = np.array([self._weight(candidate, path.length) for candidate in candidates])
             log_weights += yield from self._ahead(candidates, horizon, block_key)
             sizes.append(particles.effective_size(log_weights) / self.num_candidates)
@@ -89,16 +89,16 @@ class Lookahead(Truncated, AtTemperature):
         log_means = np.zeros(len(candidates))
         if not self.rollout_length:
             return log_means
-        rolled = [(number, rollout) for number, candidate in enumerate(candidates) if not candidate.complete(horizon)
+        rolled = [(index, rollout) for index, candidate in enumerate(candidates) if not candidate.complete(horizon)
                   for rollout in range(self.num_rollouts)]
         drawn = yield Together(tuple(
-            Draw(candidates[number], min(candidates[number].length + self.rollout_length, horizon), self.law(),
-                 key.fold_in("rollout", number, rollout)) for number, rollout in rolled))
+            Draw(candidates[index], min(candidates[index].length + self.rollout_length, horizon), self.law(),
+                 key.fold_in("rollout", index, rollout)) for index, rollout in rolled))
         weights: dict[int, list[float]] = {}
-        for (number, _), rollout in zip(rolled, drawn, strict=True):
-            weights.setdefault(number, []).append(self._weight(rollout, candidates[number].length))
-        for number, log_weights in weights.items():
-            log_means[number] = particles.log_mean(np.array(log_weights))
+        for (index, _), rollout in zip(rolled, drawn, strict=True):
+            weights.setdefault(index, []).append(self._weight(rollout, candidates[index].length))
+        for index, log_weights in weights.items():
+            log_means[index] = particles.log_mean(np.array(log_weights))
         return log_means
 
     def _weight(self, path: Trajectory, start: int) -> float:

@@ -104,13 +104,13 @@ class MultipleTry(Staged, Truncated, ProposesAt):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             if not path.complete(stage):
                 path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"))
-            for number in range(1, self.num_steps + 1):
+            for step_number in range(1, self.num_steps + 1):
                 length = path.length
-                step, abandoned = yield from self.tries(path, stage, block_key.fold_in("step", number))
+                step, abandoned = yield from self.tries(path, stage, block_key.fold_in("step", step_number))
                 path = step.trajectory
                 steps.append(step)
                 lost.append(abandoned / self.num_tries)
-                trace.append(trace_entry(step, block, number, length))
+                trace.append(trace_entry(step, block, step_number, length))
         outcome = result(path, steps, 0.0, trace)
         return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
@@ -125,8 +125,8 @@ class MultipleTry(Staged, Truncated, ProposesAt):
             return MetropolisStep(path, cut, path.length, 0.0, "identical"), 0
         contest = key.fold_in("choose").contest(self.num_tries + 1) if self.form == "isir" else None
         drawn: Sequence[Trajectory] = yield Together(tuple(
-            Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", number), along=path,
-                 floor=self._floor(path, horizon, cut, contest, number)) for number in range(1, self.num_tries + 1)))
+            Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", index), along=path,
+                 floor=self._floor(path, horizon, cut, contest, index)) for index in range(1, self.num_tries + 1)))
         if contest is None:
             return self._accepted(path, drawn, cut, key), 0
         # Only an upper bound on the weight of an abandoned try is known. Such a try cannot win.
@@ -165,12 +165,12 @@ class MultipleTry(Staged, Truncated, ProposesAt):
         weight = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
         return weight - math.log(path.length) if self.cut == "current" else weight
 
-    def _floor(self, path: Trajectory, horizon: int, cut: int, contest: Contest | None, number: int) -> Floor | None:
-        """The threshold below which try `number` cannot exceed the state; None without early rejection."""
+    def _floor(self, path: Trajectory, horizon: int, cut: int, contest: Contest | None, index: int) -> Floor | None:
+        """The threshold below which try `index` cannot exceed the state; None without early rejection."""
         if contest is None or not self.rejects_early():
             return None
         reference = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
-        return Floor(contest.lead(0, number), self.alpha, reference, path.length if self.cut == "current" else None,
+        return Floor(contest.lead(0, index), self.alpha, reference, path.length if self.cut == "current" else None,
                      ROUNDING * self.alpha * (horizon - cut))
 
     def _no_early_rejection(self) -> str:

@@ -93,6 +93,9 @@ class PowerMH(Staged, Penalised, ProposesAt):
         """Checks conditions that span fields. Raises ConfigError."""
         if self.rule == "published":
             check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
+            if config.dataset.must_end:
+                raise ConfigError("dataset.must_end", True, "false with sampler.rule=published, whose ratio leaves out the "
+                                  "end of the longer answer")
         if self.schedule == "adaptive" and self.after_eos == "return":
             raise ConfigError("sampler.after_eos", self.after_eos, "'continue' with sampler.schedule=adaptive, which makes "
                               "the last stage for every answer")

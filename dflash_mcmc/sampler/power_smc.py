@@ -164,8 +164,8 @@ class PowerSMC(Truncated, AtTemperature):
         cloud = yield from self.cloud(Trajectory.start(prompt), horizon, key.fold_in("run", 0))
         path, log_z = cloud.chosen(key.fold_in("choose", 0)), cloud.log_z
         steps, trace, clouds = list[MetropolisStep](), list[dict](), [cloud]
-        for number in range(1, self.num_steps + 1 if self.wrapper != "none" else 1):
-            length, step_key = path.length, key.fold_in("step", number)
+        for step_number in range(1, self.num_steps + 1 if self.wrapper != "none" else 1):
+            length, step_key = path.length, key.fold_in("step", step_number)
             if self.wrapper == "pimh":
                 step, cloud = yield from self.independent_step(path, log_z, horizon, step_key)
                 log_z = cloud.log_z if step.accepted else log_z
@@ -173,7 +173,7 @@ class PowerSMC(Truncated, AtTemperature):
                 step = yield from self.step(path, horizon, step_key)
             path = step.trajectory
             steps.append(step)
-            trace.append(trace_entry(step, 1, number, length))
+            trace.append(trace_entry(step, 1, step_number, length))
             clouds.append(cloud)
         outcome = result(path, steps, 0.0, trace)
         return outcome._replace(measures=self._measures(clouds if self.wrapper == "pimh" else clouds[:1], log_z))
@@ -211,13 +211,13 @@ class PowerSMC(Truncated, AtTemperature):
         for stop in self._stops(cut, horizon):
             before = [self._weight(path, cut, alpha) for path in paths]
             alpha = self._alpha_at(stop)
-            mine = [number for number, path in enumerate(paths)
-                    if not path.complete(stop) and not (forced is not None and number == 0)]
+            mine = [particle for particle, path in enumerate(paths)
+                    if not path.complete(stop) and not (forced is not None and particle == 0)]
             drawn = yield Together(tuple(
-                Draw(paths[number], stop, self._law_at(alpha), key.fold_in("particle", stop, number), self.source())
-                for number in mine))
-            for number, path in zip(mine, drawn, strict=True):
-                paths[number] = path
+                Draw(paths[particle], stop, self._law_at(alpha), key.fold_in("particle", stop, particle), self.source())
+                for particle in mine))
+            for particle, path in zip(mine, drawn, strict=True):
+                paths[particle] = path
             if forced is not None:
                 paths[0] = forced.prefix(stop)
             log_weights = log_weights + [self._weight(path, cut, alpha) - old for path, old in zip(paths, before, strict=True)]

@@ -134,14 +134,14 @@ class ReplicaExchange(Staged):
         for block in range(1, self.num_blocks + 1):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             ladder = yield from self._extend(ladder, stage, block_key)
-            for number in range(1, self.num_steps + 1):
+            for sweep in range(1, self.num_steps + 1):
                 for local in range(self.local_steps):
                     before = ladder
-                    ladder, rung_steps = yield from self.local_step(ladder, stage, block_key.fold_in("local", number, local))
+                    ladder, rung_steps = yield from self.local_step(ladder, stage, block_key.fold_in("local", sweep, local))
                     steps += rung_steps
-                    trace += [{**trace_entry(step, block, number, old.length), "rung": rung + 1}
+                    trace += [{**trace_entry(step, block, sweep, old.length), "rung": rung + 1}
                               for rung, (step, old) in enumerate(zip(rung_steps, before.paths, strict=True))]
-                ladder, swapped = self.swap(ladder, block_key.fold_in("swap", number))
+                ladder, swapped = self.swap(ladder, block_key.fold_in("swap", sweep))
                 swaps.append(swapped)
                 replicas.swap(swapped)
         outcome = result(ladder.paths[self.output_rung].under(self.output_rung), steps, 0.0, trace)

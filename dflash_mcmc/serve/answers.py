@@ -199,11 +199,11 @@ def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
-def _choice(chat: bool, reply: Reply, place: str) -> dict[str, Any]:
+def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
     answer, tokens = reply.answer, reply.path.tokens.tolist()
     listed = _chat_logprobs if chat else _logprobs
     text = ((reply.scored.echo or "") if reply.scored else "") + reply.text
-    content = {place: {"role": "assistant", "content": text}} if chat else {"text": text}
+    content = {key: {"role": "assistant", "content": text}} if chat else {"text": text}
     ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
     end = {} if answer is None else {"dflash_mcmc": answer.details()}
     return {"index": reply.number, **content, **ids, "logprobs": reply.texts and listed(reply, reply.texts),

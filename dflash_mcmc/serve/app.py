@@ -159,8 +159,8 @@ class Service:
         """A teller for each order. The parts of answers and the numbers of those that have ended come into the queue."""
         loop, texts = asyncio.get_running_loop(), self._texts if asked.logprobs else None
 
-        def put(found: Reply | int) -> None:
-            loop.call_soon_threadsafe(heard.put_nowait, found)
+        def put(item: Reply | int) -> None:
+            loop.call_soon_threadsafe(heard.put_nowait, item)
 
         def teller(number: int, order: Order) -> Teller:
             order.future.add_done_callback(lambda _: put(number))
@@ -179,13 +179,13 @@ class Service:
                 if clock() >= late:
                     raise self._too_late()
                 try:
-                    found = await asyncio.wait_for(heard.get(), max(0.0, min(late, quiet) - clock()))
+                    item = await asyncio.wait_for(heard.get(), max(0.0, min(late, quiet) - clock()))
                 except TimeoutError:
                     yield f"{len(whole)} of {len(orders)} answers, {sum(teller.steps for teller in tellers)} operations"
                 else:
-                    if isinstance(found, int):
-                        whole.append(found := self._reply(asked, found, orders[found].future.result(), tellers[found]))
-                    yield found
+                    if isinstance(item, int):
+                        whole.append(item := self._reply(asked, item, orders[item].future.result(), tellers[item]))
+                    yield item
                 quiet = clock() + self.options.keep_alive_seconds
             self._count(request, whole, prompt_tokens)
         except NotDrawn as error:

@@ -66,19 +66,19 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise ValueError(f"{text} is no number of JSON")
 
     try:
-        found = json.loads(body.decode(), parse_constant=constant)
+        content = json.loads(body.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
         reason = str(error)[:160] or type(error).__name__
         raise Refused(400, f"body: cannot be read: {reason}; allowed: a JSON object in UTF-8") from error
-    if not isinstance(found, dict):
-        refuse("body", type(found).__name__, "a JSON object")
-    return found
+    if not isinstance(content, dict):
+        refuse("body", type(content).__name__, "a JSON object")
+    return content
 
 
 def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     """The request of a body. Raises Refused."""
-    given = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
-    for name, value in given.items():
+    asked = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
+    for name, value in asked.items():
         if name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
                 refuse(name, value, "nothing: this server does not have it")
@@ -86,30 +86,30 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
             near = did_you_mean(name, _KNOWN[chat])
             raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the "
                           "sampler in sampler", name[:80])
-    if (named := _text(given, "model")) not in (None, model):
+    if (named := _text(asked, "model")) not in (None, model):
         raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
-    openai = {name: _number(given, name, *bounds) for name, bounds in PENALTIES.items() if name in given}
-    options = _mapping(given, "stream_options")
+    openai = {name: _number(asked, name, *bounds) for name, bounds in PENALTIES.items() if name in asked}
+    options = _mapping(asked, "stream_options")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')
-    logprobs, top, echo, stream = *_logprobs(given, chat), _flag(given, "echo"), _flag(given, "stream")
+    logprobs, top, echo, stream = *_logprobs(asked, chat), _flag(asked, "echo"), _flag(asked, "stream")
     if stream and (top or echo):
         refuse("stream", True, f"false with {'echo' if echo else 'the most likely tokens'}, since the text is read at its end")
-    return RequestFields(chat, _prompts(given, chat), _whole(given, "n", 1, 10_000) or 1,
-                 _whole(given, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(given), _max_tokens(given, 0 if echo else 1),
-                 logprobs, top, echo, _flag(given, "return_token_ids"), stream,
-                 options.get("include_usage", False), _sampler(given), openai)
+    return RequestFields(chat, _prompts(asked, chat), _whole(asked, "n", 1, 10_000) or 1,
+                 _whole(asked, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(asked), _max_tokens(asked, 0 if echo else 1),
+                 logprobs, top, echo, _flag(asked, "return_token_ids"), stream,
+                 options.get("include_usage", False), _sampler(asked), openai)
 
 
-def _max_tokens(given: Mapping[str, Any], least: int) -> int | None:
-    found = [_whole(given, name, least, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in given]
-    if len(set(found)) > 1:
-        refuse("max_tokens", found[1], f"nothing, or {found[0]}, since max_completion_tokens is given")
-    return found[0] if found else None
+def _max_tokens(asked: Mapping[str, Any], least: int) -> int | None:
+    limits = [_whole(asked, name, least, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in asked]
+    if len(set(limits)) > 1:
+        refuse("max_tokens", limits[1], f"nothing, or {limits[0]}, since max_completion_tokens is given")
+    return limits[0] if limits else None
 
 
-def _sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    value = given.get("sampler", {})
+def _sampler(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = asked.get("sampler", {})
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
@@ -120,13 +120,13 @@ def _sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _prompts(given: Mapping[str, Any], chat: bool) -> Sequence[Any]:
+def _prompts(asked: Mapping[str, Any], chat: bool) -> Sequence[Any]:
     if chat:
-        messages = given.get("messages")
+        messages = asked.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
             refuse("messages", messages, "a list of at least one message with role and content")
         return [[_turn(turn) for turn in messages]]
-    prompt = given.get("prompt")
+    prompt = asked.get("prompt")
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]
     if isinstance(prompt, list) and prompt and all(isinstance(each, str) or _is_ids(each) for each in prompt):
@@ -153,44 +153,44 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _whole(given: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = given.get(name)
+def _whole(asked: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = asked.get(name)
     if value is not None and (not _is_whole(value) or not low <= value <= high):
         refuse(name, value, f"a whole number >= {low} and <= {high}")
     return value
 
 
-def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
-    value = given[name]
+def _number(asked: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    value = asked[name]
     # In this order: a whole number of thousands of digits is no float, and NaN is not between bounds.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         refuse(name, value, f"a number >= {low:g} and <= {high:g}")
     return float(value)
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
+def _flag(asked: Mapping[str, Any], name: str) -> bool:
+    value = asked.get(name, False)
     if not isinstance(value, bool):
         refuse(name, value, "true or false")
     return value
 
 
-def _text(given: Mapping[str, Any], name: str) -> str | None:
-    value = given.get(name)
+def _text(asked: Mapping[str, Any], name: str) -> str | None:
+    value = asked.get(name)
     if value is not None and not isinstance(value, str):
         refuse(name, value, "a text")
     return value
 
 
-def _mapping(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = given.get(name, {})
+def _mapping(asked: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = asked.get(name, {})
     if not isinstance(value, dict):
         refuse(name, value, "an object")
     return value
 
 
-def _stop(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    value = given.get("stop")
+def _stop(asked: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = asked.get("stop")
     if value is None:
         return None
     strings = [value] if isinstance(value, str) else value
@@ -199,14 +199,14 @@ def _stop(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(allowed("stop", lambda: stop_strings(strings, "stop")))
 
 
-def _logprobs(given: Mapping[str, Any], chat: bool) -> tuple[bool, bool]:
+def _logprobs(asked: Mapping[str, Any], chat: bool) -> tuple[bool, bool]:
     """Whether log p of the tokens is asked for, and whether the most likely tokens are. No others are known."""
-    number = "top_logprobs" if chat else "logprobs"
-    if (top := _whole(given, number, 0, 20) or 0) > 1:
-        refuse(number, top, "0, or 1: the most likely token")
-    wanted = _flag(given, "logprobs") if chat else "logprobs" in given
+    field = "top_logprobs" if chat else "logprobs"
+    if (top := _whole(asked, field, 0, 20) or 0) > 1:
+        refuse(field, top, "0, or 1: the most likely token")
+    wanted = _flag(asked, "logprobs") if chat else "logprobs" in asked
     if top and not wanted:
-        refuse(number, top, "0 without logprobs=true")
+        refuse(field, top, "0 without logprobs=true")
     return wanted, bool(top)
 
 

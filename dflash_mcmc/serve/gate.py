@@ -63,10 +63,10 @@ class Metrics:
             counts, buckets, seconds = Counter(self._counts), list(self._buckets), self._seconds
         lines = []
         for name, meaning in _HELP.items():
-            found = sorted((labels, count) for (known, labels), count in counts.items() if known == name) or [("", 0)]
+            counted = sorted((labels, count) for (own, labels), count in counts.items() if own == name) or [("", 0)]
             lines += [f"# HELP dflash_mcmc_{name} {meaning}", f"# TYPE dflash_mcmc_{name} counter"]
             lines += [f"dflash_mcmc_{name}{{{labels}}} {count}" if labels else f"dflash_mcmc_{name} {count}"
-                      for labels, count in found]
+                      for labels, count in counted]
         lines += ["# HELP dflash_mcmc_request_seconds Seconds from a request to the end of its answer.",
                   "# TYPE dflash_mcmc_request_seconds histogram"]
         upto = 0
@@ -134,8 +134,8 @@ class Gate:
         """Whether the request has the key. The comparison takes the same time for every key of the same length."""
         if self._key is None:
             return True
-        given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
+        header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+        kind, _, key = header.partition(b" ")
         return kind.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
 
     def _refusal(self, scope: dict[str, Any]) -> Refused | None:
@@ -161,7 +161,7 @@ class Gate:
                     or _LOOPBACK.fullmatch(name))
 
     def _log(self, scope: dict[str, Any], status: int, seconds: float) -> None:
-        path = next((known for known in PATHS if scope["path"] in (known, known + "/")), "other")
+        path = next((each for each in PATHS if scope["path"] in (each, each + "/")), "other")
         self._metrics.add("requests_total", 1, f'path="{path}",status="{status}"')
         self._metrics.took(seconds)
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {scope['method'][:10]} {path} {status} {seconds:.3f}s"

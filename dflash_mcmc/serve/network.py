@@ -31,20 +31,20 @@ _LOOK_SECONDS = 0.5
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens, before a model is loaded. Raises ConfigError for an address that cannot be used."""
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = places[0]
-        found = socket.socket(family, kind, protocol)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:  # a name that cannot be one of a machine is a UnicodeError
         raise ConfigError("serve.host", host, f"an address of this machine ({getattr(error, 'strerror', error)})") from error
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
     except OSError as error:
-        found.close()
+        listener.close()
         raise ConfigError("serve.port", port, f"a port of {host} that is free and may be used ({error.strerror})") from error
-    found.set_inheritable(False)
-    return found
+    listener.set_inheritable(False)
+    return listener
 
 
 class PatientProtocol(H11Protocol):
@@ -124,12 +124,12 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        before = {signum: signal.signal(signum, self.handle_exit) for signum in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins to end. After an earlier signal it ends the process, whatever its threads do."""

@@ -142,7 +142,7 @@ def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
     try:
         while missing := [index for index, piece in enumerate(pieces) if not piece.is_file()]:
             for index in missing:
-                if locks.take(index) and not pieces[index].is_file():
+                if locks.take(index) and not pieces[index].is_file():  # it may be there by now
                     yield index
                 locks.free(index)
             bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
@@ -170,8 +170,7 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     length = prompt_length + horizon
     work = Workload(model, length, prompt_length, hardware.options())
     planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
-    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length,
-                         num_pages=planned.num_pages)
+    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length, num_pages=planned.num_pages)
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:

@@ -179,8 +179,7 @@ def run_folder(plan: TrainingPlan, tokenizer) -> Path:
     """`outputs/train/tiny-<hash>`. The hash covers all inputs to the weights: plan, architecture, tokenizer and texts."""
     from dflash_mcmc.model import tiny
 
-    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
-              if has_spec(f) and spec_of(f).role == "identity"}
+    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if has_spec(f) and spec_of(f).role == "identity"}
     recipe = (fields, tiny.build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return Path(plan.paths.outputs) / "train" / f"tiny-{digest}"

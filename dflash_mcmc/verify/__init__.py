@@ -45,5 +45,5 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
     target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
-    texts = (DrawnText(f"answer {number}", pair.prompt, pair.answer) for number, pair in enumerate(pairs))
+    texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
     return audit(target, texts, stated.law(), level)

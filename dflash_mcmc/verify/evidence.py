@@ -83,9 +83,9 @@ class Evidence:
         wealth = self._wealth + payments.cumsum(axis=0)
         together = log_mean(wealth + self._log_stake)
         paths = np.column_stack([wealth, together])
-        for place in np.flatnonzero(self._red_at == 0):
-            if len(crossed := np.flatnonzero(paths[:, place] >= -np.log(self.level))):
-                self._red_at[place] = self.tokens + crossed[0] + 1
+        for bet in np.flatnonzero(self._red_at == 0):
+            if len(crossed := np.flatnonzero(paths[:, bet] >= -np.log(self.level))):
+                self._red_at[bet] = self.tokens + crossed[0] + 1
         self._largest = np.maximum(self._largest, paths.max(axis=0))
         self._wealth = wealth[-1]
         self.tokens += len(payments)
@@ -96,10 +96,10 @@ class Evidence:
 
     def each(self) -> list[BetEvidence]:
         """The evidence of each bet. It says what is wrong, once all together say that something is."""
-        return [self._evidence_of(float(wealth), place) for place, wealth in enumerate(self._wealth)]
+        return [self._evidence_of(float(wealth), bet) for bet, wealth in enumerate(self._wealth)]
 
-    def _evidence_of(self, wealth: float, place: int) -> BetEvidence:
-        return BetEvidence(wealth / np.log(10.0), float(self._largest[place]) / np.log(10.0), int(self._red_at[place]) or None)
+    def _evidence_of(self, wealth: float, bet: int) -> BetEvidence:
+        return BetEvidence(wealth / np.log(10.0), float(self._largest[bet]) / np.log(10.0), int(self._red_at[bet]) or None)
 
 
 def log_mean(logs: np.ndarray) -> np.ndarray:
@@ -194,8 +194,8 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
     """
-    parts = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
-    return Payments(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
+    return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> Payments:
@@ -249,10 +249,10 @@ class Repeats:
             log_p: of the tokens under the stated law, as in `Payments`. A token that it cannot draw pays nothing.
         """
         paid = np.zeros((len(tokens), len(_PRIORS)))
-        for place, token in enumerate(tokens[:_LEARNED].tolist()):
-            seen = self._seen[prompt.tobytes(), tokens[:place].tobytes()]
-            if np.isfinite(log_p[place]):
-                paid[place] = np.log((seen[token] * np.exp(-log_p[place]) + _PRIORS) / (seen.total() + _PRIORS))
+        for position, token in enumerate(tokens[:_LEARNED].tolist()):
+            seen = self._seen[prompt.tobytes(), tokens[:position].tobytes()]
+            if np.isfinite(log_p[position]):
+                paid[position] = np.log((seen[token] * np.exp(-log_p[position]) + _PRIORS) / (seen.total() + _PRIORS))
             seen[token] += 1
         return paid
 

@@ -15,16 +15,12 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import total_variation
-from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
+from tests.blend.exact import EXACT, check_chain, check_decoder, check_power, speculation
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS, run_batched, same_as_reference
 from tests.laws import Farthest, product_law
 from tests.runs import execute, records_of
 from tests.sampler import test_best_of_n as of_best_of_n
 from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_multiple_try as of_multiple_try
-from tests.sampler import test_power_mh as of_power_mh
-from tests.sampler import test_power_smc as of_power_smc
-from tests.sampler import test_replica_exchange as of_replica_exchange
 from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model
@@ -57,18 +53,7 @@ def test_temperature_and_best_of_n_have_the_law_by_hand(name):
 @pytest.mark.parametrize("name", BLENDS)
 def test_the_samplers_of_the_power_target_are_exact(name):
     engine, blend = tables(name)
-    target = of_power_mh.target_by_hand(engine, 3, {}, blend, blend)
-    for early in ("off", "exact"):
-        of_power_mh.check_step(engine, of_power_mh.make(proposal="matched", early_reject=early), target, 3)
-    if not blend.alpha_mask:
-        target = of_power_mh.target_by_hand(engine, 3, {}, blend, None)
-        of_power_mh.check_step(engine, of_power_mh.make(proposal="base"), target, 3)
-    p, found = product_law(engine.model, 2, blend), of_power_smc.weights_of(of_power_smc.make(), engine)
-    assert max(abs(found[x] - p[x] ** 3.0) for x in p) < 1e-11
-    small, _ = tables(name, size=2)
-    assert max(of_multiple_try.errors(of_multiple_try.make(), small)) < EXACT
-    a_round = of_replica_exchange.round_of(small, 2)
-    assert of_replica_exchange.joint_error(small, of_replica_exchange.make(), 2, a_round) < EXACT
+    check_power(engine, tables(name, size=2)[0], blend)
 
 
 @pytest.mark.parametrize("name", ["away", "towards"])

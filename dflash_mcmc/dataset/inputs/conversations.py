@@ -106,7 +106,7 @@ def messages_of(value: object, where: str) -> tuple[Message, ...]:
 
 def turns_of(value: object) -> tuple[Message, ...] | None:
     """The turns of a list of role and content, without parts that are None; None if there is no turn of the user."""
-    turns = [{name: part for name, part in turn.items() if part is not None} if isinstance(turn, dict) else {}
+    turns = [{name: each for name, each in turn.items() if each is not None} if isinstance(turn, dict) else {}
              for turn in (value if isinstance(value, list) else [])]
     if not (all(map(_is_turn, turns)) and any(turn["role"] == "user" for turn in turns) and _is_json(turns)):
         return None
@@ -120,13 +120,13 @@ def is_answerable(turns: tuple[Message, ...]) -> bool:
 
 def tools_of(value: object, where: str) -> tuple[dict[str, Any], ...]:
     """The tools of a problem, from a list of JSON schemas or from its JSON text. Raises UserError."""
-    given = value
+    listed = value
     if isinstance(value, str):
         try:
-            given = json.loads(value) if value.strip() else []
+            listed = json.loads(value) if value.strip() else []
         except ValueError:
-            given = value
-    tools = [] if given is None else given
+            listed = value
+    tools = [] if listed is None else listed
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools) or not _is_json(tools):
         raise UserError(f"dataset.tools_field: {where} has {value!r:.80} for its tools; allowed: a list of JSON schemas, or "
                         "its JSON text")
@@ -178,14 +178,14 @@ def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[
             return [marked(each) for each in value]
         return value
 
-    parts, plain, length = [], [], 0
-    for part in re.split(f"([{''.join(marks)}])", _templated(tokenizer, marked(messages), marked(tools), enable_thinking)):
-        name = marks.get(part, part)
-        if part in marks:
+    texts, plain, length = [], [], 0
+    for piece in re.split(f"([{''.join(marks)}])", _templated(tokenizer, marked(messages), marked(tools), enable_thinking)):
+        name = marks.get(piece, piece)
+        if piece in marks:
             plain.append((length, length + len(name)))
-        parts.append(name)
+        texts.append(name)
         length += len(name)
-    text = PromptText("".join(parts))
+    text = PromptText("".join(texts))
     text.plain = tuple(plain)
     return text
 

@@ -74,16 +74,16 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
 def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[dict]:
     """Rows of a dataset on the hub at a commit. Each row has these columns. Raises UserError."""
     rows = _downloaded(source, revision)
-    for number, row in enumerate(rows):
-        _check_columns(row, columns, f"{source.name}@{revision}: row {number}")
+    for index, row in enumerate(rows):
+        _check_columns(row, columns, f"{source.name}@{revision}: row {index}")
     return [dict(row) for row in rows]
 
 
 def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        for number, row in enumerate(csv.DictReader(lines)):
-            _check_columns(row, columns, f"{file}: row {number}", field)
+        for index, row in enumerate(csv.DictReader(lines)):
+            _check_columns(row, columns, f"{file}: row {index}", field)
             yield row
 
 
@@ -99,15 +99,15 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
-    for number, line in lines_of(file):
+    for line_number, line in lines_of(file):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = reason_of(error, 120)
-            raise UserError(f"{field}: cannot read {file}: line {number} is not JSON: {reason}") from error
+            raise UserError(f"{field}: cannot read {file}: line {line_number} is not JSON: {reason}") from error
         if not isinstance(row, dict):
-            raise UserError(f"{field}: cannot read {file}: line {number} is no JSON object: {row!r:.60}")
-        _check_columns(row, columns, f"{file}: line {number}", field)
+            raise UserError(f"{field}: cannot read {file}: line {line_number} is no JSON object: {row!r:.60}")
+        _check_columns(row, columns, f"{file}: line {line_number}", field)
         yield row
 
 
@@ -165,11 +165,11 @@ class FromFile(Dataset):
         if self.fewshot_path is None:
             return self.all_problems()
         rows_of = of_file(self.fewshot_path, self.columns(), "dataset.fewshot_path")
-        return checked([self.problem(row, number) for number, row in enumerate(rows_of)])
+        return checked([self.problem(row, index) for index, row in enumerate(rows_of)])
 
     def all_problems(self) -> list[Problem]:
         """The problem of each row. Raises UserError."""
-        return checked([self.problem(row, number) for number, row in enumerate(self.rows())])
+        return checked([self.problem(row, index) for index, row in enumerate(self.rows())])
 
 
 @dataclass(slots=True, kw_only=True)

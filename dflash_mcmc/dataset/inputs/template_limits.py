@@ -60,10 +60,10 @@ def _exceeded(template: str, values: dict[str, Any]) -> str | None:
     """Renders the template in another process. Returns what it exceeded; None if it keeps the limits. Raises UserError."""
     content = json.dumps(values, default=str)
     room = MEGABYTES + (_COPIES * len(content) >> 20)
-    given = (f'{{"path": {json.dumps(sys.path)}, "megabytes": {room}, "seconds": {SECONDS}, '
-             f'"template": {json.dumps(template)}, "values": {content}}}')
+    request = (f'{{"path": {json.dumps(sys.path)}, "megabytes": {room}, "seconds": {SECONDS}, '
+               f'"template": {json.dumps(template)}, "values": {content}}}')
     try:
-        done = subprocess.run([sys.executable, "-I", template_program.__file__], input=given, stdout=subprocess.DEVNULL,
+        done = subprocess.run([sys.executable, "-I", template_program.__file__], input=request, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, text=True, timeout=_WALL_SECONDS)
     except subprocess.TimeoutExpired:
         return f"takes more than {_WALL_SECONDS} seconds"

@@ -17,8 +17,8 @@ TOO_LARGE = 3
 
 def main() -> None:
     """Reads the object, sets the limits and renders."""
-    given = json.load(sys.stdin)
-    sys.path[:] = given["path"]
+    request = json.load(sys.stdin)
+    sys.path[:] = request["path"]
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import CallBlock
@@ -45,10 +45,10 @@ def main() -> None:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    _limit(resource.RLIMIT_AS, given["megabytes"] << 20)
-    _limit(resource.RLIMIT_CPU, given["seconds"])
+    _limit(resource.RLIMIT_AS, request["megabytes"] << 20)
+    _limit(resource.RLIMIT_CPU, request["seconds"])
     try:
-        environment.from_string(given["template"]).render(**given["values"])
+        environment.from_string(request["template"]).render(**request["values"])
     except MemoryError:
         sys.exit(TOO_LARGE)
     except Exception:

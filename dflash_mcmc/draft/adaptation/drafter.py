@@ -242,9 +242,9 @@ class AdaptiveDrafter(DFlashDrafter):
 
     def _learn_verified(self, cache: SlotCache, tokens: torch.Tensor, row: int, bound: _Bound, law: Law) -> None:
         """Makes a step on the target's laws in the blocks since the last step."""
-        anchors, counts, every = (list(part) for part in zip(*bound.blocks, strict=True))
+        anchors, counts, every = (list(column) for column in zip(*bound.blocks, strict=True))
         started, bound.blocks, bound.stale = time.perf_counter(), [], True
-        target = law(tuple(torch.cat(parts) for parts in zip(*every, strict=True)))
+        target = law(tuple(torch.cat(pieces) for pieces in zip(*every, strict=True)))
         self._student.learn_verified(bound.adapter, self._features(cache, row, max(anchors[-1], 1)), np.array(anchors),
                                      tokens[anchors].cpu().numpy(), np.array(counts),
                                      target.view(len(anchors), self.num_drafted, -1))

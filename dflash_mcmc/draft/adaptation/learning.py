@@ -234,9 +234,9 @@ class Student:
     def logits(self, blocks: Blocks, values: torch.Tensor) -> torch.Tensor:
         """The draft's logits in blocks, float32 (blocks, n, vocabulary). Differentiable in `values`, (size,)."""
         shape = self.draft.network.shape
-        given = torch.full((len(blocks.anchors), self.num_drafted + 1), shape.mask_token_id, device=blocks.tokens.device)
-        given[:, 0] = blocks.tokens
-        embeddings = (embedding(given, self._table) * shape.embedding_scale).to(blocks.features.dtype)
+        input_ids = torch.full((len(blocks.anchors), self.num_drafted + 1), shape.mask_token_id, device=blocks.tokens.device)
+        input_ids[:, 0] = blocks.tokens
+        embeddings = (embedding(input_ids, self._table) * shape.embedding_scale).to(blocks.features.dtype)
         with self.draft.changed(values[None]) as network:
             keys, kept = network.keys_values(network.context(blocks.features), blocks.positions)
             hidden = block_pass(network, keys, kept, blocks.positions, blocks.anchors[None], embeddings[None])[0, :, 1:]
@@ -250,8 +250,8 @@ class Student:
             prompt: int64 (tokens,), at least two.
         """
         last = len(prompt) - 1
-        for number in range(1, self.settings.steps + 1):
-            chosen = Key(0).fold_in("draft", "prompt", number).uniforms(0, last).argsort()[: self.settings.blocks]
+        for step in range(1, self.settings.steps + 1):
+            chosen = Key(0).fold_in("draft", "prompt", step).uniforms(0, last).argsort()[: self.settings.blocks]
             at = np.sort(chosen)
             labels = prompt[np.minimum(at[:, None] + np.arange(1, self.num_drafted + 1), last)]
             self._step(adapter, features, at, prompt[at], last - at, token_loss, torch.from_numpy(labels))

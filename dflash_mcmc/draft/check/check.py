@@ -115,7 +115,7 @@ def trial(kind: str, name: str, cause: str, ours: Ratio, base: Ratio, not_number
     """Compares a change with the draft as it is. Both have the same problems, so that the difference is paired."""
     def difference(weights: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
-            one, two = ((weights @ part.tokens) / (weights @ part.forwards) for part in (ours, base))
+            one, two = ((weights @ ratio.tokens) / (weights @ ratio.forwards) for ratio in (ours, base))
         return np.where(np.isfinite(one - two), one - two, np.nan)
 
     return Trial(kind, name, cause, estimate(ours), float(base.tokens.sum() / base.forwards.sum()),
@@ -136,10 +136,10 @@ def slots(blocks: ForcedBlocks) -> list[dict[str, float | int | None]]:
     rows = []
     for slot in range(blocks.right.shape[2]):
         row: dict[str, float | int | None] = {"slot": slot + 1, "blocks": int(blocks.inside[SHIFTS.index(0), :, slot].sum())}
-        for number, shift in enumerate(SHIFTS):
-            count = int(blocks.inside[number, :, slot].sum())
+        for index, shift in enumerate(SHIFTS):
+            count = int(blocks.inside[index, :, slot].sum())
             row[f"shift {shift:+d}" if shift else "right"] = (
-                float(blocks.right[number, :, slot].sum() / count) if count else None)
+                float(blocks.right[index, :, slot].sum() / count) if count else None)
         rows.append(row)
     return rows
 
@@ -297,17 +297,17 @@ def _stated(record: dict) -> float | None:
 
 def _differences(config: Config, record: dict) -> list[Difference]:
     """Differences between the training record and the configuration."""
-    model, found = cast("HFModel", config.model), []
+    model, differences = cast("HFModel", config.model), []
     for name, mine in (("model.chat", model.chat), ("model.enable_thinking", model.enable_thinking if model.chat else None)):
         trained = record.get(name)
         if isinstance(trained, bool) and mine is not None and trained != mine:
-            found.append(Difference(f"{name} was {str(trained).lower()} in training and is {str(mine).lower()} here"))
+            differences.append(Difference(f"{name} was {str(trained).lower()} in training and is {str(mine).lower()} here"))
     weights, content = record.get("model.weights"), record.get("model.content")
     if weights is not None and weights != model.weights_fingerprint():
-        found.append(Difference("the target's weights are not those that it was trained for", of_target=True))
+        differences.append(Difference("the target's weights are not those that it was trained for", of_target=True))
     elif content is not None and content != model.fingerprint():
-        found.append(Difference(_OTHER_FILES, of_target=True) if weights is None else Difference(_OTHER_CONFIGURATION))
-    return found
+        differences.append(Difference(_OTHER_FILES, of_target=True) if weights is None else Difference(_OTHER_CONFIGURATION))
+    return differences
 
 
 def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
@@ -322,7 +322,7 @@ def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
 def _templates(config: Config, model: LanguageModel, drafter: DFlashDrafter, prompts: dict[str, np.ndarray],
                greedy: Sequence[BlockWalk]) -> tuple[list[Row], list[Trial]]:
     """tau in every template state, and the trials of those that differ from the given one."""
-    given = {walk.problem: walk for walk in greedy}
+    walks = {walk.problem: walk for walk in greedy}
     rows, trials = [Row("as given", estimate(of_walks(greedy)))], []
     for state in forced.template_states(config):
         empty = IntervalEstimate(None, None, None, 0)
@@ -334,14 +334,14 @@ def _templates(config: Config, model: LanguageModel, drafter: DFlashDrafter, pro
         if forced.same_prompts(prompts, theirs):
             rows.append(Row(state.name, empty, "the same prompts as given"))
             continue
-        drawn = [walk for walk in forced.draw(state.config, model, drafter, theirs, 0.0, state.name) if walk.problem in given]
+        drawn = [walk for walk in forced.draw(state.config, model, drafter, theirs, 0.0, state.name) if walk.problem in walks]
         if not drawn:
             rows.append(Row(state.name, empty, "no answer has two tokens"))
             continue
         rows.append(Row(state.name, estimate(of_walks(drawn))))
         cause = f"the draft knows other prompts: it accepts more with {state.name}"
         trials.append(trial("template", state.name, cause, of_walks(drawn),
-                                     of_walks([given[walk.problem] for walk in drawn])))
+                                     of_walks([walks[walk.problem] for walk in drawn])))
     return rows, trials
 
 
@@ -374,9 +374,9 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
     settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)
     with tqdm(total=len(settings) * forced.chunks(greedy), unit="forward", desc="drafts again",
               mininterval=0.5, dynamic_ncols=True) as bar:
-        base, *found = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
+        base, *redrafted = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
     drawn = np.concatenate([np.array(walk.gained)[chosen] for walk, chosen in zip(greedy, kept, strict=True)])
-    trials = [tried(each, blocks, base, len(greedy)) for each, blocks in zip(changed, found, strict=True)]
+    trials = [tried(each, blocks, base, len(greedy)) for each, blocks in zip(changed, redrafted, strict=True)]
     return _Redrafted(trials, slots(base), float((drawn == base.gained).mean()), _absent(subject))
 
 
@@ -401,11 +401,11 @@ def _logits(drafter: DFlashDrafter) -> Callable[[LanguageModel, torch.Tensor], t
 
 def _absent(subject: CheckedPair) -> list[str]:
     """Checks that are not made, with the reason."""
-    layers, found = subject.base.layers, []
+    layers, reasons = subject.base.layers, []
     if subject.float32 is None:
-        found.append("precision: the draft runs in float32")
+        reasons.append("precision: the draft runs in float32")
     if subject.other is None:
-        found.append("embedding and head of another model: give it with --trained-for")
+        reasons.append("embedding and head of another model: give it with --trained-for")
     if len(layers) == 1:
-        found.append("order of the features: the draft reads one layer")
-    return found
+        reasons.append("order of the features: the draft reads one layer")
+    return reasons

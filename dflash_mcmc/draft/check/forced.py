@@ -70,16 +70,16 @@ class TemplateState(NamedTuple):
 def template_states(config: Config) -> list[TemplateState]:
     """The other ways to present the problems, each with one thing changed: chat template, thinking, system turn."""
     model, dataset = cast("HFModel", config.model), config.dataset
-    found = [TemplateState(f"model.chat={_word(not model.chat)}", dataclasses.replace(
+    states = [TemplateState(f"model.chat={_word(not model.chat)}", dataclasses.replace(
         config, model=dataclasses.replace(model, chat=not model.chat)))]
     if model.chat:
         thinking = not model.enable_thinking
-        found.append(TemplateState(f"model.enable_thinking={_word(thinking)}", dataclasses.replace(
+        states.append(TemplateState(f"model.enable_thinking={_word(thinking)}", dataclasses.replace(
             config, model=dataclasses.replace(model, enable_thinking=thinking))))
     system = None if dataset.system is not None else SYSTEM
-    found.append(TemplateState("no system turn" if system is None else "a system turn", dataclasses.replace(
+    states.append(TemplateState("no system turn" if system is None else "a system turn", dataclasses.replace(
         config, dataset=dataclasses.replace(dataset, system=system))))
-    return found
+    return states
 
 
 def prompts_of(config: Config, model: LanguageModel) -> dict[str, np.ndarray]:
@@ -123,12 +123,12 @@ def same_prompts(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bo
 
 def by_position(walks: Sequence[BlockWalk], edges: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """(tokens, forwards) of each walk, in each range of positions of the answer. A block counts where it begins."""
-    parts = []
+    by_range = []
     for first, below in zip((0, *edges), (*edges, np.inf), strict=True):
         inside = [[gained for gained, start in zip(walk.gained, walk.anchors() + 1 - len(walk.prompt), strict=True)
                    if first <= start < below] for walk in walks]
-        parts.append((np.array([sum(each) for each in inside]), np.array([len(each) for each in inside])))
-    return parts
+        by_range.append((np.array([sum(each) for each in inside]), np.array([len(each) for each in inside])))
+    return by_range
 
 
 def _word(value: bool) -> str:
@@ -188,7 +188,7 @@ def kept_anchors(walks: Sequence[BlockWalk], most: int) -> list[np.ndarray]:
     """Numbers of the blocks of each walk that are drafted again, int64, at most about `most` of all, evenly spaced."""
     total = sum(len(walk.gained) for walk in walks)
     every = max(1, -(-total // most))
-    return [np.arange(number % every, len(walk.gained), every) for number, walk in enumerate(walks)]
+    return [np.arange(index % every, len(walk.gained), every) for index, walk in enumerate(walks)]
 
 
 @torch.no_grad()
@@ -200,26 +200,26 @@ def forced(model: LanguageModel, walks: Sequence[BlockWalk], kept: Sequence[np.n
         logits: logits(head's model, hidden) -> float32 (..., vocabulary), with the draft's scales.
         step: is called after each forward of the draft.
     """
-    found: list[list[ForcedBlocks]] = [[] for _ in settings]
+    of_settings: list[list[ForcedBlocks]] = [[] for _ in settings]
     layers = tuple(sorted({layer for setting in settings for layer in setting.layers}))
     for start in range(0, len(walks), _ROWS_AT_ONCE):
-        part = _WalkBatch(walks[start : start + _ROWS_AT_ONCE], kept[start : start + _ROWS_AT_ONCE], start, model)
-        reading = sequences.read(model, part.tokens, layers)
+        batch = _WalkBatch(walks[start : start + _ROWS_AT_ONCE], kept[start : start + _ROWS_AT_ONCE], start, model)
+        reading = sequences.read(model, batch.tokens, layers)
         outputs = dict(zip(layers, reading.outputs, strict=True))
-        for setting, pieces in zip(settings, found, strict=True):
-            pieces.append(part.measured(setting, _features(setting, model, reading.hidden, outputs), logits))
+        for setting, pieces in zip(settings, of_settings, strict=True):
+            pieces.append(batch.measured(setting, _features(setting, model, reading.hidden, outputs), logits))
             step()
-    return [_joined(pieces) for pieces in found]
+    return [_joined(pieces) for pieces in of_settings]
 
 
 def _features(setting: DraftSetting, model: LanguageModel, hidden: torch.Tensor,
               outputs: dict[int, torch.Tensor]) -> torch.Tensor:
     """(rows, length, features · hidden)."""
-    last, parts = len(model.layers) - 1, []
+    last, features = len(model.layers) - 1, []
     for layer in setting.layers:
         feature = outputs[layer]
-        parts.append(hidden if layer == last else model.final_norm(feature) if setting.all_normed else feature)
-    return torch.cat(parts, dim=-1)
+        features.append(hidden if layer == last else model.final_norm(feature) if setting.all_normed else feature)
+    return torch.cat(features, dim=-1)
 
 
 class _WalkBatch:
@@ -265,14 +265,14 @@ class _WalkBatch:
         """The most likely token of each slot, int64 (blocks, slots), -1 where logits are not numbers, and such blocks."""
         previous = self.tokens[rows[:, None], (places - 1).clamp(max=self.tokens.shape[1] - 1)]
         at_once = max(1, sequences.positions_at_once(setting.head.vocab_size) // places.shape[1])
-        found, broken = [torch.empty((0, places.shape[1]), dtype=torch.int64, device=hidden.device)], 0
-        for part, before in zip(hidden.split(at_once), previous.split(at_once), strict=True):
-            scores = setting.network.along(logits(setting.head, part), part, before)
+        likeliest, broken = [torch.empty((0, places.shape[1]), dtype=torch.int64, device=hidden.device)], 0
+        for states, before in zip(hidden.split(at_once), previous.split(at_once), strict=True):
+            scores = setting.network.along(logits(setting.head, states), states, before)
             best = scores.max(dim=-1)
             numbers = best.values.isfinite()  # NaN is the maximum of a row that has one
             broken += int((~numbers).any(dim=-1).sum())
-            found.append(best.indices.where(numbers, -1))
-        return torch.cat(found), broken
+            likeliest.append(best.indices.where(numbers, -1))
+        return torch.cat(likeliest), broken
 
     def _compared(self, rows: torch.Tensor, places: torch.Tensor,
                   proposed: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -324,9 +324,9 @@ class CheckedPair(NamedTuple):
 
 def alternatives(subject: CheckedPair, kinds: Sequence[str] | None = None) -> list[Alternative]:
     """All alternatives that apply, or those of some kinds. Settings that are the draft's own are left out."""
-    parts = {"layout": _layout, "layers": _layers, "norm": _norms, "mask": _masks, "rope": _rotations, "block": _blocks,
-             "dtype": _precision, "weights": _weights}
-    return [alternative for kind in (parts if kinds is None else kinds) for alternative in parts[kind](subject)]
+    makers = {"layout": _layout, "layers": _layers, "norm": _norms, "mask": _masks, "rope": _rotations, "block": _blocks,
+              "dtype": _precision, "weights": _weights}
+    return [alternative for kind in (makers if kinds is None else kinds) for alternative in makers[kind](subject)]
 
 
 def _layout(subject: CheckedPair) -> Iterator[Alternative]:
@@ -390,11 +390,11 @@ def _rotations(subject: CheckedPair) -> Iterator[Alternative]:
 
 
 def _blocks(subject: CheckedPair) -> Iterator[Alternative]:
-    given = subject.base.network.shape.block_size
-    for size in (given // 2, given * 2):
+    own = subject.base.network.shape.block_size
+    for size in (own // 2, own * 2):
         if size > 2:
-            word = "larger" if given > size else "smaller"
-            yield Alternative("block", f"block size {size}", f"the block size {given} is {word} than the trained one; {size} "
+            word = "larger" if own > size else "smaller"
+            yield Alternative("block", f"block size {size}", f"the block size {own} is {word} than the trained one; {size} "
                               "fits better", _with_shape(subject, block_size=size))
 
 

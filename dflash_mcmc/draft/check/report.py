@@ -26,7 +26,7 @@ _SLOT_LINES = (("right", "its own token"), ("shift +1", "the next token"), ("shi
 def text(checked: Checked) -> str:
     """The tables and the verdict."""
     trials = sorted(checked.trials, key=lambda each: -each.tau.known)
-    parts = [
+    paragraphs = [
         f"{checked.draft} on {checked.model}, {checked.problems} problems",
         _table(["situation", "tau", "note"], [[row.name, with_interval(row.tau, unknown="-"), row.note]
                                               for row in (*checked.positions, *checked.templates)]),
@@ -42,7 +42,7 @@ def text(checked: Checked) -> str:
         *(f"not tried: {clause}" for clause in checked.not_applicable),
         *(f"differs from the checkpoint's record: {clause}" for clause in checked.differences),
         f"{checked.verdict.outcome}: {checked.verdict.sentence}"]
-    return "\n\n".join(parts[:4]) + "\n\n" + "\n".join(parts[4:])
+    return "\n\n".join(paragraphs[:4]) + "\n\n" + "\n".join(paragraphs[4:])
 
 
 def write(checked: Checked, folder: Path) -> None:
@@ -75,11 +75,11 @@ def figure(checked: Checked) -> Figure:
     made = Figure(figsize=(15.0, 8.6), layout="constrained")
     (slots, positions), (templates, trials) = made.subplots(2, 2)
     _slots(slots, checked)
-    known = [row for row in checked.positions if row.tau.value is not None]
-    _rows(positions, [row.name for row in known], [row.tau for row in known], None)
+    measured = [row for row in checked.positions if row.tau.value is not None]
+    _rows(positions, [row.name for row in measured], [row.tau for row in measured], None)
     positions.set(title="By temperature and position in the answer", xlabel="tokens for each forward (tau)")
-    known = [row for row in checked.templates if row.tau.value is not None]
-    _rows(templates, [row.name for row in known], [row.tau for row in known], known[0].tau.value)
+    measured = [row for row in checked.templates if row.tau.value is not None]
+    _rows(templates, [row.name for row in measured], [row.tau for row in measured], measured[0].tau.value)
     templates.set(title="By template state, temperature 0", xlabel="tokens for each forward (tau)")
     best = sorted(checked.trials, key=lambda each: -each.tau.known)[:_SHOWN]
     _rows(trials, [each.name for each in best], [each.change for each in best], 0.0, [each.helps for each in best])
@@ -101,11 +101,11 @@ def _slots(axes: Axes, checked: Checked) -> None:
 
 def _rows(axes: Axes, names: list[str], estimates: list[IntervalEstimate], line: float | None,
           emphasised: list[bool] | None = None) -> None:
-    for place, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(names), strict=True)):
+    for y, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(names), strict=True)):
         colour = style.WRONG if strong else style.RIGHT
         if estimate.interval is not None:
-            axes.plot(list(estimate.interval), [place, place], color=colour, linewidth=2.2, alpha=0.55, solid_capstyle="butt")
-        axes.plot([estimate.known], [place], "D" if strong else "o", color=colour, markersize=6.0)
+            axes.plot(list(estimate.interval), [y, y], color=colour, linewidth=2.2, alpha=0.55, solid_capstyle="butt")
+        axes.plot([estimate.known], [y], "D" if strong else "o", color=colour, markersize=6.0)
     if line is not None:
         axes.axvline(line, color=style.INK, linewidth=0.9)
     axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -184,23 +184,23 @@ class DraftConfig:
     def check_architecture(self, names: Any) -> None:
         """Refuses another class than this network's. `names` is None if the config names none."""
         if names and (not isinstance(names, list) or len(names) > 1 or names[0] not in self.architectures):
-            found = names if isinstance(names, list) else [names]
-            self.refuse(f"is a checkpoint of {', '.join(map(str, found))}", self.allowed)
+            listed = names if isinstance(names, list) else [names]
+            self.refuse(f"is a checkpoint of {', '.join(map(str, listed))}", self.allowed)
 
     def _target_layers(self, num_layers: int) -> tuple[int, ...]:
         layers = self.get("target_layer_ids")
         if layers is None:  # a config that names its layers may omit the target's number of layers
             layers = list(default_target_layers(self.integer("num_target_layers"), num_layers))
-        known = isinstance(layers, list) and all(type(layer) is int and layer >= self.least_layer for layer in layers)
-        if not known or not layers:
+        valid = isinstance(layers, list) and all(type(layer) is int and layer >= self.least_layer for layer in layers)
+        if not valid or not layers:
             self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
         return tuple(layers)
 
     def _rope(self) -> dict:
-        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        if not isinstance(given, dict):
-            self.refuse(f"has parameters of the rotation {given!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
-        rope = dict(given)
+        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        if not isinstance(parameters, dict):
+            self.refuse(f"has parameters of the rotation {parameters!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
+        rope = dict(parameters)
         legacy = rope.pop("type", None)
         rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
         if rope["rope_type"] not in _ROPES:
@@ -217,8 +217,8 @@ class DraftConfig:
             first = self.integer("max_window_layers", _DEFAULT_FULL_LAYERS, least=0)
             slides = bool(use) and self.get("sliding_window") is not None
             kinds = ["sliding_attention" if slides and i >= first else "full_attention" for i in range(num_layers)]
-        known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
-        if not known or len(kinds) != num_layers:
+        valid = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+        if not valid or len(kinds) != num_layers:
             self.refuse(f"has layer_types {kinds!r:.100}", f"full_attention or sliding_attention for {num_layers} layers")
         if "sliding_attention" not in kinds:
             return (None,) * num_layers

@@ -64,11 +64,11 @@ class DFlash2Config(DraftConfig):
             self.refuse(f"has selector_top_k {shape.selector_top_k}", f"at most {shape.vocab_size}, the vocabulary")
 
     def _causal(self) -> bool | None:
-        given = {value for name in ("is_causal", "causal") for value in (self.own.get(name), self.top.get(name))
-                 if value is not None}
-        if len(given) > 1:
+        stated = {value for name in ("is_causal", "causal") for value in (self.own.get(name), self.top.get(name))
+                  if value is not None}
+        if len(stated) > 1:
             self.refuse("has is_causal and causal that contradict each other", "one of them, or equal ones")
-        return given.pop() if given else None
+        return stated.pop() if stated else None
 
 
 def to_config(shape: DFlash2Shape) -> dict[str, Any]:

@@ -170,8 +170,8 @@ class ConfidenceHead(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor | None) -> torch.Tensor:
         """Float32 (...), from hidden states (..., hidden) and embedded tokens before them (..., rank)."""
-        given = hidden if embedded is None else torch.cat([hidden, embedded], dim=-1)
-        return torch.nn.functional.linear(given.float(), self.proj.weight.float(), self.proj.bias.float())[..., 0]
+        inputs = hidden if embedded is None else torch.cat([hidden, embedded], dim=-1)
+        return torch.nn.functional.linear(inputs.float(), self.proj.weight.float(), self.proj.bias.float())[..., 0]
 
 
 class DSpark(SlotwiseNetwork):

@@ -84,7 +84,7 @@ def recurrent_shape(config: Any, dtype: torch.dtype) -> RecurrentShape | None:
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     values = config.linear_num_value_heads * config.linear_value_head_dim
     return RecurrentShape(
-        tuple(number for number, kind in enumerate(kinds) if kind == LINEAR), config.hidden_size,
+        tuple(index for index, kind in enumerate(kinds) if kind == LINEAR), config.hidden_size,
         config.linear_conv_kernel_dim - 1, 2 * keys + values, config.linear_num_value_heads, config.linear_key_head_dim,
         config.linear_value_head_dim, dtype)
 

@@ -85,12 +85,12 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
                                            for numbers in (rows, positions - start, places))
     longest = round_up(int((positions - start).max()), _ROW_STEP)
     at = np.minimum(start[:, None] + np.arange(longest), cache.length - 1)
-    for number, net in enumerate(nets):
-        windows, matrices = cache.snapshots.get(number, kept_in, kept_at)
+    for layer, net in enumerate(nets):
+        windows, matrices = cache.snapshots.get(layer, kept_in, kept_at)
         for first in range(0, longest, PIECE):
-            inputs = cache.inputs_at(number, rows, at[:, first : first + PIECE])
+            inputs = cache.inputs_at(layer, rows, at[:, first : first + PIECE])
             windows, matrices = _advance(net, inputs, windows, matrices, counts - first)
-        cache.recent.put(number, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)
+        cache.recent.put(layer, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)
     cache.known[rows] = positions
 
 
@@ -121,7 +121,7 @@ def _project(net: Any, hidden: torch.Tensor) -> _Projected:
     if hasattr(net, "in_proj_qkvz"):
         query, key, value, gate, rate, decay = net.fix_query_key_value_ordering(net.in_proj_qkvz(hidden),
                                                                                 net.in_proj_ba(hidden))
-        mixed = torch.cat([part.flatten(2) for part in (query, key, value)], dim=-1)
+        mixed = torch.cat([tensor.flatten(2) for tensor in (query, key, value)], dim=-1)
     else:
         mixed, gate = net.in_proj_qkv(hidden), net.in_proj_z(hidden).unflatten(-1, (-1, net.head_v_dim))
         rate, decay = net.in_proj_b(hidden), net.in_proj_a(hidden)
@@ -141,7 +141,7 @@ def _convolve(net: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     active = ACT2FN[net.activation](total.to(mixed.dtype)).float()
     query, key, value = active.split([net.key_dim, net.key_dim, net.value_dim], dim=-1)
     groups = net.num_v_heads // net.num_k_heads
-    query, key = (part.unflatten(-1, (-1, net.head_k_dim)).repeat_interleave(groups, dim=2) for part in (query, key))
+    query, key = (tensor.unflatten(-1, (-1, net.head_k_dim)).repeat_interleave(groups, dim=2) for tensor in (query, key))
     return query, key, value.unflatten(-1, (-1, net.head_v_dim))
 
 

@@ -81,4 +81,4 @@ class Float32Head:
             return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
         exact = hidden.float()
         rows = max(_PIECE // self.weight.shape[1] // _ROW_STEP, 1) * _ROW_STEP
-        return torch.cat([exact @ part.float().t() for part in self.weight.split(rows)], dim=1)
+        return torch.cat([exact @ piece.float().t() for piece in self.weight.split(rows)], dim=1)

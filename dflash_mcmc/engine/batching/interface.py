@@ -182,6 +182,10 @@ class TargetBlend(Protocol):
         """The blended state. The function is linear, so its arguments may be hidden states or the logits of one head."""
         return last
 
+    def norms_layers(self) -> bool:
+        """Whether the tapped layers' states pass the final norm before the head, for a blend that mixes logits."""
+        return False
+
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the generation."""
         return False

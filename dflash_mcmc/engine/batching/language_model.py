@@ -54,9 +54,9 @@ _REASONS = {
 
 def refuse(model: Any) -> None:
     """Raises UserError for a model of `transformers` whose layers the engine of slots does not compute."""
-    found = _refused_layers(model, model.config.get_text_config())
-    if found:
-        raise refused(model, f"has {found}", "attention over all earlier tokens, over a window or in chunks, or the linear "
+    layers = _refused_layers(model, model.config.get_text_config())
+    if layers:
+        raise refused(model, f"has {layers}", "attention over all earlier tokens, over a window or in chunks, or the linear "
                       "attention of Qwen3-Next and Qwen3.5, in every layer")
 
 
@@ -107,26 +107,26 @@ def batch_invariant_experts(module: Any, hidden: torch.Tensor, chosen: torch.Ten
         weights: (tokens, k).
     """
     numbers = chosen.reshape(-1)
-    given = torch.empty(len(numbers), hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+    outputs = torch.empty(len(numbers), hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
     for expert in numbers.unique().tolist():
         pairs = (numbers == expert).nonzero()[:, 0]
         rows = hidden[pairs // chosen.shape[1]]
         padded = torch.nn.functional.pad(rows, (0, 0, 0, round_up(len(rows), _ROW_STEP) - len(rows)))
-        given[pairs] = _expert(module, expert, padded)[: len(rows)]
-    return (given * weights.reshape(-1, 1)).view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+        outputs[pairs] = _expert(module, expert, padded)[: len(rows)]
+    return (outputs * weights.reshape(-1, 1)).view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
 
-def _expert(module: Any, number: int, rows: torch.Tensor) -> torch.Tensor:
+def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
     """The output of one expert, (rows, width)."""
-    inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", number, rows)
+    inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", expert, rows)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    output = _linear(module, "down_proj", number, inner)
+    output = _linear(module, "down_proj", expert, inner)
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 
-def _linear(module: Any, name: str, number: int, rows: torch.Tensor) -> torch.Tensor:
-    weight = getattr(module, name)[number]
-    bias = getattr(module, f"{name}_bias")[number] if module.has_bias else None
+def _linear(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    weight = getattr(module, name)[expert]
+    bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
     return torch.nn.functional.linear(rows, weight.t() if module.is_transposed else weight, bias)
 
 
@@ -195,7 +195,7 @@ class LanguageModel:
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.has_experts = has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
-        self.recurrent_nets = [self.layers[number].linear_attn for number in recurrent.layers] if recurrent else []
+        self.recurrent_nets = [self.layers[layer].linear_attn for layer in recurrent.layers] if recurrent else []
         delta_net.install(self.recurrent_nets)
         self.uncaptured = self._reason_without_graphs()
         self._float32_head = Float32Head(self.head, head_copy)
@@ -203,8 +203,8 @@ class LanguageModel:
         self.stop_strings: StopStrings | None = None
         self._known_strings: dict[tuple[str, ...], StopStrings] = {}  # shared by the copies of this model
         if tokenizer is not None:
-            known = set(tokenizer.get_vocab().values())
-            self.forbid([token for token in range(self.vocab_size) if token not in known])
+            token_ids = set(tokenizer.get_vocab().values())
+            self.forbid([token for token in range(self.vocab_size) if token not in token_ids])
         self._refuse_unsupported(model)
         self.cache_shape = self._measured_cache(model, recurrent)
         self.turn = Turn()
@@ -227,12 +227,12 @@ class LanguageModel:
 
     def strings(self, stop: tuple[str, ...]) -> StopStrings:
         """The tables of stop strings, at least one. Raises UserError for an unknown kind of tokenizer."""
-        known = self._known_strings
-        if stop not in known:
-            if len(known) >= _MOST_KNOWN:
-                del known[next(iter(known))]
-            known[stop] = StopStrings(stop, self._token_texts)
-        return known[stop]
+        cached = self._known_strings
+        if stop not in cached:
+            if len(cached) >= _MOST_KNOWN:
+                del cached[next(iter(cached))]
+            cached[stop] = StopStrings(stop, self._token_texts)
+        return cached[stop]
 
     @cached_property
     def _token_texts(self) -> TokenTexts:
@@ -353,7 +353,7 @@ class LanguageModel:
         with torch.inference_mode():
             self.hidden(torch.zeros(1, 1, dtype=torch.int64, device=self.device), cache)
         others = set(recurrent.layers) if recurrent else set()
-        layers: list[Any] = [layer for number, layer in enumerate(cache.layers) if number not in others]
+        layers: list[Any] = [layer for index, layer in enumerate(cache.layers) if index not in others]
         shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype) for layer in layers}
         if len(shapes) > 1:
             raise refused(model, "has layers whose keys differ in shape",

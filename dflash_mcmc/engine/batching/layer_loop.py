@@ -55,7 +55,7 @@ class LayerLoop:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(decoder.config._attn_implementation, self._eager)
         embedded = embedding(tokens, decoder.embed_tokens.weight)
         embedded = _hooked(decoder.embed_tokens, (tokens,), embedded)
-        cos, sin = (part[:, :, None] for part in decoder.rotary_emb(embedded, positions))
+        cos, sin = (table[:, :, None] for table in decoder.rotary_emb(embedded, positions))
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
         count, width = tokens.numel(), embedded.shape[-1]
@@ -69,10 +69,10 @@ class LayerLoop:
         return self._norm(flat)[:count].view(embedded.shape)
 
 
-def _hooked(module: Any, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+def _hooked(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
     """A module's output after its hooks, each of which may put another one in its place."""
     for hook in module._forward_hooks.values():
-        if (changed := hook(module, given, output)) is not None:
+        if (changed := hook(module, inputs, output)) is not None:
             output = changed
     return output
 

@@ -64,8 +64,8 @@ class History(NamedTuple):
 
 def counts_of(tokens: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """How often each token of the vocabulary is in `tokens`, int64 (n,), with the shape (vocabulary,) and type of `like`."""
-    given = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(like.device)
-    return torch.zeros_like(like).index_add_(0, given, torch.ones_like(given, dtype=like.dtype))
+    ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).to(like.device)
+    return torch.zeros_like(like).index_add_(0, ids, torch.ones_like(ids, dtype=like.dtype))
 
 
 NO_HISTORY = History()

@@ -208,6 +208,8 @@ class ModelRunner:
         tapped, drafted = tapped[:blended], tapped[blended:]
         if self.blend.mixes_logits:
             own, model = self.model.logits(hidden), self.companion.model if self.companion else self.model
+            if self.blend.norms_layers():
+                tapped = [self.model.final_norm(state) for state in tapped]
             logits = {"blended": self.blend.mix(own, [self._others(model, state) for state in tapped], lambda values: values)}
             return self._with_sources(logits, sources, own, said, drafted)
         last = hidden.float()

@@ -159,10 +159,10 @@ class PageTable:
         """Releases the row's other pages."""
         self.close(row)
         held = self.pages[row]
-        for part in (held[: pages.start], held[pages.stop :]):
-            if part.any():
-                self.pool.release(part.tolist(), spoiled)
-                part[:] = NO_PAGE
+        for dropped in (held[: pages.start], held[pages.stop :]):
+            if dropped.any():
+                self.pool.release(dropped.tolist(), spoiled)
+                dropped[:] = NO_PAGE
                 self._changed = True
 
     def swap(self, a: int, b: int) -> None:
@@ -349,8 +349,8 @@ class PagedCache(SlotCache):
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.send()
         at = self._places(rows, positions)
-        for memory, given in ((self._pages.keys, keys), (self._pages.values, values)):
-            memory.flatten(2, 3)[:, :, at] = given.transpose(1, 2)
+        for memory, new in ((self._pages.keys, keys), (self._pages.values, values)):
+            memory.flatten(2, 3)[:, :, at] = new.transpose(1, 2)
 
     def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.send()
@@ -382,8 +382,8 @@ class PagedCache(SlotCache):
         for page in self.table.span(start, stop):
             now, first, last = self._own(row, page), max(start, page * size), min(stop, (page + 1) * size)
             for cache, pages in zip(caches, self.memory.pages, strict=True):
-                for memory, given in zip((pages.keys, pages.values), cache.span(source_row, first, last), strict=True):
-                    memory[:, :, now, first - page * size : last - page * size] = given
+                for memory, copied in zip((pages.keys, pages.values), cache.span(source_row, first, last), strict=True):
+                    memory[:, :, now, first - page * size : last - page * size] = copied
 
     def _own(self, row: int, page: int) -> int:
         """Makes a page of a row its own, with what it held. Returns its number. Raises OutOfPages."""

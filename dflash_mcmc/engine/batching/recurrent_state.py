@@ -147,8 +147,8 @@ class HybridCache(SlotCache):
         self.row_ids = self.positions = torch.empty(0)
         self._every_row = torch.arange(self.num_rows, device=device)
         layers: list[SlotLayer] = list(self.slot_layers)
-        for number, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
-            layers.insert(layer, RecurrentLayer(self, number, shape, torch.device(device)))
+        for index, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
+            layers.insert(layer, RecurrentLayer(self, index, shape, torch.device(device)))
         self.layers = [*layers]
 
     @abstractmethod

@@ -40,13 +40,13 @@ def override(config: Any, given: Mapping[str, Any]) -> None:
         raise ConfigError(FIELD, dict(given), f"what transformers accepts ({reason_of(error, 200)})") from error
 
 
-def _merged(whole: Mapping[str, Any], before: Mapping[str, Any], given: Any) -> dict[str, Any]:
+def _merged(whole: Mapping[str, Any], before: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
     """The parameters of one embedding. Raises ConfigError for a name or a type that `transformers` does not have."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
     names, kinds = sorted(RopeParameters.__annotations__), sorted({"default", *ROPE_INIT_FUNCTIONS})
-    if not isinstance(given, Mapping) or not set(given) <= set(names):
+    if not isinstance(parameters, Mapping) or not set(parameters) <= set(names):
         raise ConfigError(FIELD, dict(whole), f"a mapping with {', '.join(names)}")
-    if given.get("rope_type") not in kinds:
+    if parameters.get("rope_type") not in kinds:
         raise ConfigError(FIELD, dict(whole), f"a rope_type of {', '.join(kinds)}")
-    return {**{name: before[name] for name in _KEPT if before.get(name) is not None}, **given}
+    return {**{name: before[name] for name in _KEPT if before.get(name) is not None}, **parameters}

@@ -346,11 +346,11 @@ def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.W
         further: the further laws.
         history: the tokens that penalties read.
     """
-    parts = [entropy(target)[:, None]]
+    columns = [entropy(target)[:, None]]
     for params in further:
         weights = laws.weigh(laws.process(logits, params, history))
-        parts += [weights.log_probability(tokens)[:, None], laws.intervals(weights, tokens)]
-    return torch.cat(parts, dim=1)
+        columns += [weights.log_probability(tokens)[:, None], laws.intervals(weights, tokens)]
+    return torch.cat(columns, dim=1)
 
 
 def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dict[str, torch.Tensor], target: laws.Weights,

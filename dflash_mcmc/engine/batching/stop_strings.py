@@ -52,14 +52,14 @@ class TokenTexts(NamedTuple):
     def joined(self, tokens: Sequence[int]) -> bytes:
         """The bytes of a whole answer."""
         pieces = [self.pieces[token] for token in tokens]
-        begin = next((number for number, piece in enumerate(pieces) if piece), None)
+        begin = next((index for index, piece in enumerate(pieces) if piece), None)
         if self.first is not None and begin is not None:
             pieces[begin] = self.first[tokens[begin]]
         return b"".join(pieces)
 
     def shown(self, tokens: Iterable[int]) -> list[bytes]:
         """The bytes of each token; those of special tokens are their names."""
-        names = {number: name for name, number in self.specials.items()}
+        names = {token_id: name for name, token_id in self.specials.items()}
         return [names[token].encode() if token in names else self.pieces[token] for token in tokens]
 
 
@@ -72,12 +72,12 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
     """
     names = tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, id_bound(tokenizer)))))
     added = tokenizer.added_tokens_decoder
-    specials = {number: token.content for number, token in added.items() if token.special}
-    specials.update({number: names[number] for number in tokenizer.all_special_ids if number < len(names)})
+    specials = {token_id: token.content for token_id, token in added.items() if token.special}
+    specials.update({token_id: names[token_id] for token_id in tokenizer.all_special_ids if token_id < len(names)})
     of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
-    pieces = [b"" if name is None or number in specials else of_name(name) for number, name in enumerate(names)]
+    pieces = [b"" if name is None or token_id in specials else of_name(name) for token_id, name in enumerate(names)]
     pieces += [b""] * (vocab_size - len(pieces))
-    texts = TokenTexts(tuple(pieces), _first(tokenizer, pieces), {text: number for number, text in specials.items()})
+    texts = TokenTexts(tuple(pieces), _first(tokenizer, pieces), {text: token_id for token_id, text in specials.items()})
     _check(tokenizer, texts, len(names))
     return texts
 
@@ -92,7 +92,7 @@ def _alphabet() -> dict[str, int]:
     """The byte of each character of a byte-level vocabulary: printable bytes stay, others are from U+0100 on (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _ALPHABET = _alphabet()
@@ -100,13 +100,13 @@ _ALPHABET = _alphabet()
 
 def _byte_level(name: str) -> bytes:
     """A token with a character outside the alphabet stands for its own text (added tokens)."""
-    known = [_ALPHABET.get(character) for character in name]
-    return name.encode() if None in known else bytes(byte for byte in known if byte is not None)
+    codes = [_ALPHABET.get(character) for character in name]
+    return name.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
 
 
 def _sentence_piece(name: str) -> bytes:
-    found = _BYTE.fullmatch(name)
-    return bytes([int(found[1], 16)]) if found else name.replace(_MARK, " ").encode()
+    match = _BYTE.fullmatch(name)
+    return bytes([int(match[1], 16)]) if match else name.replace(_MARK, " ").encode()
 
 
 def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -256,8 +256,8 @@ class StopStrings:
 
 def cut(text: str, strings: Sequence[str]) -> str:
     """A text up to the first place at which one of the strings begins."""
-    places = [place for string in strings if (place := text.find(string)) >= 0]
-    return text[:min(places)] if places else text
+    positions = [position for string in strings if (position := text.find(string)) >= 0]
+    return text[:min(positions)] if positions else text
 
 
 def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:
@@ -320,8 +320,8 @@ class StopTables:
             return _NONE
         if strings.strings not in self._offsets:
             self._add(strings)
-        found = strings.state(tokens)
-        return FOUND if found == strings.found else self._offsets[strings.strings] + found
+        state = strings.state(tokens)
+        return FOUND if state == strings.found else self._offsets[strings.strings] + state
 
     def after(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The states, int64 (rows,), after a token each, int64 (rows,). There must be a set."""
@@ -340,7 +340,7 @@ class StopTables:
         rows = len(self._steps) + width * torch.arange(states, device=self._device)
         self._vocabulary = torch.cat([self._vocabulary, torch.full_like(rows, len(self._classes))])
         self._row = torch.cat([self._row, rows])
-        self._classes, self._steps = (torch.cat([known, torch.from_numpy(more).to(self._device)]) for known, more in (
+        self._classes, self._steps = (torch.cat([old, torch.from_numpy(more).to(self._device)]) for old, more in (
             (self._classes, strings.classes), (self._steps, table.ravel())))
 
 
@@ -386,11 +386,11 @@ class Endings:
 
         if not self._tables.version:
             return None
-        state, found = rows.matched[: len(tokens)], list[torch.Tensor]()
+        state, states = rows.matched[: len(tokens)], list[torch.Tensor]()
         for slot in range(tokens.shape[1]):
             state = torch.where(offered[:, slot], self._tables.after(state, tokens[:, slot]), state)
-            found.append(state)
-        return torch.stack(found, dim=1)
+            states.append(state)
+        return torch.stack(states, dim=1)
 
     def ends(self, rows: Rows, tokens: torch.Tensor, at: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         """Whether a draw ends with the token of a slot, bool (rows, slots).

@@ -291,7 +291,13 @@ class TabularEngine:
         else:
             parts = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
                      for layer in self.blend.tapped_layers(self.model.num_layers)]
-        return self.blend.mix(last, parts, lambda hidden: hidden / np.sqrt(np.mean(hidden**2)))
+        if self.blend.norms_layers():
+            parts = [_normed(part) for part in parts]
+        return self.blend.mix(last, parts, _normed)
+
+
+def _normed(hidden: np.ndarray) -> np.ndarray:
+    return hidden / np.sqrt(np.mean(hidden**2))
 
 
 def _prefix(trajectory: Trajectory) -> tuple[int, ...]:

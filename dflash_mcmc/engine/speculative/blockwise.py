@@ -72,8 +72,8 @@ class BlockSteps:
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """See `TwoPartStepper.propose`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
-        number = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
-        started, offset = number >= 0, torch.remainder(number.clamp(min=0), self.reach)
+        last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
+        started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
         drafting = (state.status[:batch] == Status.LIVE) & started
         # A row of another group keeps its keys and values: it is fed only its last token.
         offset = torch.where(drafting, offset, 0)

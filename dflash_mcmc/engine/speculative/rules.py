@@ -248,9 +248,9 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     kind = torch.where(offer.bad, Status.FAILED, kind)
     ends = (kind != Status.LIVE) & offered
     ended, at = ends.any(dim=1), ends.long().argmax(dim=1)
-    found = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
+    status = torch.where(ended, kind.gather(1, at[:, None])[:, 0], Status.LIVE)
     # A token that ends its draw is kept. One whose logits were not numbers is not.
-    following = torch.where(ended, at + (found != Status.FAILED), offer.last + 1)
+    following = torch.where(ended, at + (status != Status.FAILED), offer.last + 1)
     gained = offered & (slot < following[:, None]) & live[:, None]
     count = gained.sum(dim=1)
     _keep(state, offer, gained)
@@ -264,7 +264,7 @@ def commit(state: Rows, offer: Proposal, endings: Endings, floors: bool) -> torc
     state.position[:batch] += count
     state.rounds[:batch] += live
     state.fed[:batch] += live * slots
-    state.status[:batch] = torch.where(live, found, state.status[:batch])
+    state.status[:batch] = torch.where(live, status, state.status[:batch])
     return count
 
 

@@ -262,11 +262,11 @@ class VllmCore:
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
         """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
-        found: dict[int, Drawn] = {}
+        drawn: dict[int, Drawn] = {}
         with self._failures():
             for of_worker in self._engine.collective_rpc("dflash_mcmc_take", _patience(), (list(numbers),)):
-                found |= of_worker
-        return found
+                drawn |= of_worker
+        return drawn
 
     def abort(self, numbers: Sequence[int]) -> None:
         """See `Core.abort`. After a failure there is nothing to end."""
@@ -298,10 +298,10 @@ class VllmCore:
         engine: Any = self._engine
         executor = getattr(getattr(engine.engine_core, "engine_core", None), "model_executor", None)
         codes = [worker.proc.exitcode for worker in getattr(executor, "workers", None) or [] if hasattr(worker, "proc")]
-        dead = [(number, code) for number, code in enumerate(codes) if code is not None]
+        dead = [(rank, code) for rank, code in enumerate(codes) if code is not None]
         if getattr(executor, "is_failed", False) and dead:  # vLLM ends the others, with SIGTERM
-            number, code = min(dead, key=lambda each: each[1] in (0, -signal.SIGTERM))
-            return f"worker {number} of {len(codes)} of vLLM has ended with exit code {code}"
+            rank, code = min(dead, key=lambda each: each[1] in (0, -signal.SIGTERM))
+            return f"worker {rank} of {len(codes)} of vLLM has ended with exit code {code}"
         return f"vLLM has failed: {type(error).__name__}: {reason_of(error, _LONGEST)}"
 
     def close(self) -> None:

@@ -70,10 +70,10 @@ class DrawnBatch(NamedTuple):
 def groups_of(tickets: Sequence[Ticket]) -> list[LawGroup]:
     """The rows by their laws."""
     members: dict[tuple, list[int]] = {}
-    for place, ticket in enumerate(tickets):
-        members.setdefault((ticket.params, ticket.laws, ticket.entropy), []).append(place)
-    return [LawGroup(tickets[places[0]], np.array(places), np.array([bool(tickets[place].forced) for place in places]))
-            for places in members.values()]
+    for row, ticket in enumerate(tickets):
+        members.setdefault((ticket.params, ticket.laws, ticket.entropy), []).append(row)
+    return [LawGroup(tickets[rows[0]], np.array(rows), np.array([bool(tickets[row].forced) for row in rows]))
+            for rows in members.values()]
 
 
 def draw(logits: torch.Tensor, groups: Sequence[LawGroup], asked: NextTokens) -> DrawnBatch:
@@ -86,15 +86,15 @@ def draw(logits: torch.Tensor, groups: Sequence[LawGroup], asked: NextTokens) ->
     finite = torch.isfinite(logits.amax(dim=-1))
     if logits.is_cuda or not finite.all():  # a GPU is not waited for
         logits = torch.where(finite[:, None], logits, 0.0)
-    parts = [(piece.places, _of_piece(logits, piece, asked)) for group in groups for piece in _pieces(group, logits)]
-    width = max(part.shape[1] for _, part in parts)
+    drawn = [(piece.places, _of_piece(logits, piece, asked)) for group in groups for piece in _pieces(group, logits)]
+    width = max(scores.shape[1] for _, scores in drawn)
     values = torch.zeros(len(logits), 1 + width, dtype=torch.float64, device=logits.device)
     values[:, 0] = finite
-    for places, part in parts:
-        values[places, 1 : 1 + part.shape[1]] = part
+    for places, scores in drawn:
+        values[places, 1 : 1 + scores.shape[1]] = scores
     values[:, 0] *= ~values.isnan().any(dim=1)  # processed logits are not finite
-    found = values.cpu().numpy()  # one copy from the device for all rows
-    return DrawnBatch(found[:, 1].astype(np.int64), found[:, 2:], found[:, 0] > 0)
+    host = values.cpu().numpy()  # one copy from the device for all rows
+    return DrawnBatch(host[:, 1].astype(np.int64), host[:, 2:], host[:, 0] > 0)
 
 
 def _pieces(group: LawGroup, logits: torch.Tensor) -> Iterator[LawGroup]:
@@ -118,11 +118,11 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
         forced = torch.from_numpy(asked.forced[places]).to(device)
         tokens = torch.where(torch.from_numpy(piece.forced).to(device), forced, tokens)
         interval = laws.intervals(weights, tokens)
-    parts = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
-             interval]
+    columns = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
+               interval]
     if ticket.laws or ticket.entropy:
-        parts.append(columns_of_tokens(tokens, logits, target, ticket.laws, history))
-    return torch.cat(parts, dim=1)
+        columns.append(columns_of_tokens(tokens, logits, target, ticket.laws, history))
+    return torch.cat(columns, dim=1)
 
 
 def _is_range(places: np.ndarray) -> bool:
@@ -135,7 +135,7 @@ def _history(piece: LawGroup, logits: torch.Tensor, asked: NextTokens) -> laws.H
     every = (piece.ticket.params, *piece.ticket.laws)
     if not any(params.has_penalty for params in every):
         return laws.NO_HISTORY
-    sequences, seen, counts = [asked.sequence(place) for place in piece.places.tolist()], None, None
+    sequences, seen, counts = [asked.sequence(index) for index in piece.places.tolist()], None, None
     if any(params.repetition_penalty != 1.0 for params in every):
         seen = torch.zeros_like(logits, dtype=torch.bool)
         for row, (tokens, _) in zip(seen, sequences, strict=True):
@@ -233,11 +233,11 @@ class RequestRows:
     def _layout_of(self, logits: torch.Tensor) -> _Layout:
         """The layout of the batch, which is computed again only if the batch has changed."""
         if self._layout is None or self._layout[0] != len(logits):
-            places = [place for place in sorted(self._requests) if place < len(logits)]
-            requests = [self._requests[place] for place in places]
+            rows = [row for row in sorted(self._requests) if row < len(logits)]
+            requests = [self._requests[row] for row in rows]
             ends = np.array([(*request.ticket.stop_ids, 0)[0] for request in requests], np.int64)
             self._layout = len(logits), _Layout(
-                requests, len(places) == len(logits), torch.tensor(places, dtype=torch.int64, device=logits.device),
+                requests, len(rows) == len(logits), torch.tensor(rows, dtype=torch.int64, device=logits.device),
                 np.array([request.row for request in requests], np.int64),
                 groups_of([request.ticket for request in requests]), ends)
         return self._layout[1]

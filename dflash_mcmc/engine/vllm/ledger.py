@@ -170,9 +170,9 @@ class Ledger:
 
     def open(self, ticket: Ticket) -> int:
         """The row of a request, which is new or was preempted."""
-        known = self._row_of.get(ticket.number)
-        if known is not None:
-            return known
+        existing = self._row_of.get(ticket.number)
+        if existing is not None:
+            return existing
         width = SCORES + (1 + 3 * len(ticket.laws) if ticket.laws or ticket.entropy else 0)
         self._grow(ticket.length, width)
         row = self._row_of[ticket.number] = self._free.pop()

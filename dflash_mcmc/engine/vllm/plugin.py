@@ -39,12 +39,12 @@ class _WithBlend:
         self._tapped = self._blend.tapped_layers(model.config.num_hidden_layers)
         model._set_aux_hidden_state_layers(tuple(layer + 1 for layer in self._tapped))
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The mixture, (tokens, width). A rank that does not have the last layer returns what vLLM's model returns."""
-        found = super().forward(*given, **named)  # type: ignore[misc]  # that of vLLM's class
-        if not isinstance(found, tuple):
-            return found
-        last, tapped = found
+        output = super().forward(*args, **kwargs)  # type: ignore[misc]  # that of vLLM's class
+        if not isinstance(output, tuple):
+            return output
+        last, tapped = output
         return self._blend.mix(last, tapped, self.model.norm)  # type: ignore[attr-defined]
 
 

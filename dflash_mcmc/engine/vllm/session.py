@@ -89,9 +89,9 @@ class VllmEngine:
         started, live = time.perf_counter(), len(run.live)
         ended = self._core.step()
         self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
-        found = self._answers(ended)
+        answers = self._answers(ended)
         self._meter.share(started, live)
-        return found
+        return answers
 
     def _begin(self, chain: LiveChain) -> None:
         """Asks vLLM for the operations of a chain's new request, but for those that are answered without it."""

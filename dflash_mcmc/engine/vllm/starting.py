@@ -83,12 +83,12 @@ def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:
     """
     outer = configuration(folder)
     config = outer.get_text_config()
-    known = set(tokenizer.get_vocab().values())
+    token_ids = set(tokenizer.get_vocab().values())
     if dtype == "auto":
         dtype = precision_name(getattr(config, "dtype", None) or getattr(outer, "dtype", None) or "float32")
     return VllmTarget(folder, dtype, device, config, tokenizer, positions(config), config.vocab_size,
                       _stop_ids(folder, outer, config, tokenizer),
-                      tuple(token for token in range(config.vocab_size) if token not in known))
+                      tuple(token for token in range(config.vocab_size) if token not in token_ids))
 
 
 def configuration(folder: Path) -> Any:
@@ -190,11 +190,11 @@ def _devices(device: str, count: int) -> tuple[int, ...]:
     `hardware.device=cuda` is `cuda:N` for local rank N, which with one GPU a process is its number. Raises ConfigError if the
     machine has fewer.
     """
-    number, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-    if (number + 1) * count > found:
-        most = f"at most {found // (number + 1)} for process {number} of this machine, which has {found} GPUs"
+    rank, num_gpus = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+    if (rank + 1) * count > num_gpus:
+        most = f"at most {num_gpus // (rank + 1)} for process {rank} of this machine, which has {num_gpus} GPUs"
         raise ConfigError("engine.tensor_parallel_size * engine.pipeline_parallel_size", count, most)
-    return tuple(range(number * count, (number + 1) * count))
+    return tuple(range(rank * count, (rank + 1) * count))
 
 
 def cache_need(engine: Vllm, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> int | None:
@@ -211,8 +211,8 @@ def cache_need(engine: Vllm, target: VllmTarget, max_model_len: int, max_num_seq
 
 def token_bytes(engine: Vllm, shape: CacheShape) -> int:
     """Bytes of the keys and values of a token on each device."""
-    parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
-    each = -(-shape.token_bytes() // parts)
+    num_parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
+    each = -(-shape.token_bytes() // num_parts)
     return each // shape.dtype.itemsize if engine.kv_cache_dtype.startswith("fp8") else each
 
 

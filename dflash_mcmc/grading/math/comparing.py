@@ -119,8 +119,7 @@ class AnswerComparison:
         try:
             difference, other_difference = left_minus_right(related), left_minus_right(other)
         except NotParsed:
-            sides, other_sides = ([token_values(side.tokens) for side in relation[1:]]
-                                  for relation in (related, other))
+            sides, other_sides = ([token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
             return sides == other_sides
         factor = values.ratio(difference, other_difference)
         if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
@@ -244,8 +243,7 @@ def _of_all(golds: Sequence[Answer], answers: Sequence[Answer]) -> Decision:
     in the second one. The second readings of the two sides are not compared with each other. If they are equal, the first
     readings are equal too.
     """
-    decisions = [_of_two(gold, answer) for i, gold in enumerate(golds) for j, answer in enumerate(answers)
-                 if not (i and j)]
+    decisions = [_of_two(gold, answer) for i, gold in enumerate(golds) for j, answer in enumerate(answers) if not (i and j)]
     return min(decisions, key=lambda decision: (CORRECT, UNSUPPORTED, WRONG).index(decision.verdict))
 
 

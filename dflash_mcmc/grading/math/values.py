@@ -160,7 +160,7 @@ def _numeric(node: Node, point: Mapping[str, mpc]) -> mpc:
     if node.kind == "constant":
         if node.value == "oo":
             raise NoValue("infinity")
-        return {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[node.name] * 1
+        return {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[node.name] * 1  # a constant of mpmath has no digits yet
     value = exact(node) if node.kind in ("power", "root", "factorial", "binomial") else None
     if value is not None:
         return mpmath.mpf(value.numerator) / value.denominator

@@ -58,12 +58,12 @@ def write(run: Run, folder: Path, form: str) -> Path:
     """
     make_folder(folder, "the log's folder")
     path = folder / f"{run.experiment}-{run.digest}.{form}"
-    part = folder / f".{path.stem}.{os.getpid()}.part"
+    partial = folder / f".{path.stem}.{os.getpid()}.part"
     try:
-        write_eval_log(log_of(run), part, format="eval" if form == "eval" else "json")
-        part.replace(path)
+        write_eval_log(log_of(run), partial, format="eval" if form == "eval" else "json")
+        partial.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return path
 
 

@@ -83,10 +83,10 @@ class DflashAPI(ModelAPI):
     def _composed(self, fields: dict[str, Any], max_new_tokens: int) -> Config:
         name = self.model_name
         if not Path(name).expanduser().is_dir() and name in option_files()["model"]:
-            given = {"model": name, **fields}
+            arguments = {"model": name, **fields}
         else:
-            given = {"pretrained": name, **fields}
-        config = chosen(given, ("max_new_tokens", "max_prompt_tokens"), "-M", _PLAIN).config
+            arguments = {"pretrained": name, **fields}
+        config = chosen(arguments, ("max_new_tokens", "max_prompt_tokens"), "-M", _PLAIN).config
         config.dataset.max_new_tokens, config.dataset.stop = max_new_tokens, []
         return config
 
@@ -147,8 +147,8 @@ class DflashAPI(ModelAPI):
         name = hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
         before = self._asked[name]
         self._asked[name] += asked.num_choices
-        for number in range(before, before + asked.num_choices):
-            key = Key(self._config.seed if asked.seed is None else asked.seed).fold_in(name, number)
+        for index in range(before, before + asked.num_choices):
+            key = Key(self._config.seed if asked.seed is None else asked.seed).fold_in(name, index)
             yield Order(lambda key=key: config.sampler.chain(  # type: ignore[misc]
                 tokens, config.dataset.max_new_tokens, key), asked.stop, Future())
 

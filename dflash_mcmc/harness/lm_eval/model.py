@@ -92,10 +92,10 @@ class DflashMcmcLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The text of a conversation. Without a generation prompt its last message is continued. Raises UserError."""
-        given = {"add_generation_prompt": add_generation_prompt, **self._template}
-        template_limits.check(self.tokenizer, chat_history, None, **given)
+        options = {"add_generation_prompt": add_generation_prompt, **self._template}
+        template_limits.check(self.tokenizer, chat_history, None, **options)
         return self.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, continue_final_message=not add_generation_prompt, **given)
+            chat_history, tokenize=False, continue_final_message=not add_generation_prompt, **options)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers, in the order of the requests, which share a batch whatever their generation_kwargs are.
@@ -104,12 +104,12 @@ class DflashMcmcLM(TemplateLM):
         """
         settings: dict[str, GenerationSettings] = {}
         asked = []
-        for name, given in zip(_names(requests), requests, strict=True):
-            kwargs = json.dumps(given.args[1], sort_keys=True)
+        for name, instance in zip(_names(requests), requests, strict=True):
+            kwargs = json.dumps(instance.args[1], sort_keys=True)
             if kwargs not in settings:
-                settings[kwargs] = request(self._args, given.args[1])
+                settings[kwargs] = request(self._args, instance.args[1])
             how = settings[kwargs]
-            tokens = np.asarray(self._context(given.args[0], how), np.int64)
+            tokens = np.asarray(self._context(instance.args[0], how), np.int64)
             asked.append(AnswerRequest(name, tokens, how.sampler, how.max_new_tokens, tuple(how.stop)))
         answers, config = [""] * len(requests), self._args.config
         with closing(self._engine.stream_each(asked, blend=config.blend, decoder=config.decoder, draft=config.draft,
@@ -135,10 +135,10 @@ class DflashMcmcLM(TemplateLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihoods of whole texts, in nats, in windows of `max_length` tokens."""
         windows, owners = [], []
-        for number, asked in enumerate(requests):
+        for index, asked in enumerate(requests):
             for window in get_rolling_token_windows(self.tok_encode(asked.args[0]), self.prefix_token_id, self.max_length, 1):
                 windows.append((None, *make_disjoint_window(window)))
-                owners.append(number)
+                owners.append(index)
         totals = [0.0] * len(requests)
         for owner, (log_p, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm), strict=True):
             totals[owner] += log_p
@@ -160,9 +160,9 @@ class DflashMcmcLM(TemplateLM):
             if len(answer) > self.max_length:
                 raise ConfigError("max_length", f"a continuation of {len(answer)} tokens", f"at most {self.max_length}")
             prompts.append(context[-(self.max_length + 1 - len(answer)):])
-        found = self._engine.score(prompts, [asked[2] for asked in requests], blend=config.blend, draft=config.draft,
-                                   progress=not disable_tqdm)
-        results = [(sum(scored.log_p), scored.is_greedy) for scored in found]
+        scores = self._engine.score(prompts, [asked[2] for asked in requests], blend=config.blend, draft=config.draft,
+                                    progress=not disable_tqdm)
+        results = [(sum(scored.log_p), scored.is_greedy) for scored in scores]
         for asked, result in zip(requests, results, strict=True):
             if (key := asked[0]) is not None:  # the windows of a text are no requests of their own
                 self.cache_hook.add_partial("loglikelihood", key, result)

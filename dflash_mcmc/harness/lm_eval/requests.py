@@ -72,20 +72,20 @@ def without_cache(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _until(given: Any) -> list[str]:
+def _until(until: Any) -> list[str]:
     """The stop strings. Raises ConfigError."""
-    texts = [given] if isinstance(given, str) else given or []
+    texts = [until] if isinstance(until, str) else until or []
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError("generation_kwargs.until", given, "a text or a list of texts")
+        raise ConfigError("generation_kwargs.until", until, "a text or a list of texts")
     return [text for text in texts if text]
 
 
-def _number(name: str, given: Any, kind: Callable[[Any], _Number], least: int) -> _Number:
+def _number(name: str, value: Any, kind: Callable[[Any], _Number], least: int) -> _Number:
     """A field as a number. A command line gives texts. Raises ConfigError."""
     try:
-        found = kind(given)
+        number = kind(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"generation_kwargs.{name}", given, "a number") from error
-    if not least <= found < math.inf:
-        raise ConfigError(f"generation_kwargs.{name}", given, f"a number >= {least}")
-    return found
+        raise ConfigError(f"generation_kwargs.{name}", value, "a number") from error
+    if not least <= number < math.inf:
+        raise ConfigError(f"generation_kwargs.{name}", value, f"a number >= {least}")
+    return number

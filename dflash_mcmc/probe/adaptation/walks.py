@@ -202,9 +202,9 @@ class Walks:
         tokens = [record["num_tokens"] for record in records]
         self.counts: Counts = tokens, [len(walk["blocks"]) for walk in own]
         self.frozen: Counts = tokens, [len(walk["blocks"]) for walk in frozen]
-        self.log_q, self.frozen_log_q, self.log_p = ([np.array(of_record) for of_record in column] for column in (
-            [walk["log_q"] for walk in own], [walk["log_q"] for walk in frozen], [record["log_p"] for record in records]))
-        self.drafted = [len(of_record) for of_record in self.log_q]
+        self.log_q, self.frozen_log_q = ([np.array(walk["log_q"]) for walk in walks] for walks in (own, frozen))
+        self.log_p = [np.array(record["log_p"]) for record in records]
+        self.drafted = list(map(len, self.log_q))
 
     @property
     def pace(self) -> int | None:

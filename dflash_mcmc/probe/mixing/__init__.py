@@ -117,8 +117,7 @@ class Mixing(ProblemProbe):
     def settings(self, config: Config) -> list[Setting]:
         """All cells of the grid; some may have equal effective values."""
         sampler = _chain_sampler(config)
-        axes = {field: getattr(self, name) or [getattr(sampler, field)]
-                for name, field in self._axes(config).items()}
+        axes = {field: getattr(self, name) or [getattr(sampler, field)] for name, field in self._axes(config).items()}
         settings = []
         for values in itertools.product(*axes.values()):
             chosen = dataclasses.replace(sampler, **dict(zip(axes, values, strict=True)))
@@ -368,8 +367,7 @@ def _histogram(axes: Axes, rows: list[dict]) -> None:
         if count:
             axes.text(x, under[x], f"{count:,}", ha="center", va="bottom", fontsize=7)
     axes.set_xticks(xs[:-1] + 0.5, [f"{row['high']:g}" for row in rows[:-1]], fontsize=7.5)
-    axes.set(ylabel=f"share of n={total:,} proposals", xlim=(-0.6, len(rows) - 0.4),
-             ylim=(0.0, 1.12 * max(under.max(), 1e-9)))
+    axes.set(ylabel=f"share of n={total:,} proposals", xlim=(-0.6, len(rows) - 0.4), ylim=(0.0, 1.12 * max(under.max(), 1e-9)))
     axes.grid(visible=False, axis="x")
 
 

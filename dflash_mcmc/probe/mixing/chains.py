@@ -419,18 +419,16 @@ class Lag(NamedTuple):
 
 def lags(cell: Cell, name: str) -> list[Lag]:
     """The autocorrelations at each lag up to `MOST_LAGS` that a chain has. Stuck chains have none and are counted."""
-    owners, curves, stuck = [], [], 0
+    curves, stuck = [], 0
     for problem, chains in cell.problems.items():
         steps = window(chains, name)
         if steps.log_p.shape[1] >= LEAST_STEPS:
-            moving = [autocorrelation(row) for row in steps.log_p[~steps.stuck]]
-            owners += [problem] * len(moving)
-            curves += moving
+            curves += [(problem, autocorrelation(row)) for row in steps.log_p[~steps.stuck]]
             stuck += int(steps.stuck.sum())
-    reaching = {lag: [index for index, curve in enumerate(curves) if lag < len(curve)] for lag in range(1, 1 + MOST_LAGS)}
-    return [Lag(cell, name, lag, Clusters([owners[index] for index in indices]), [curves[index][lag] for index in indices],
-                float(np.mean([independent_autocorrelation(len(curves[index]), lag) for index in indices])), stuck)
-            for lag, indices in reaching.items() if indices]
+    reaching = {lag: [pair for pair in curves if lag < len(pair[1])] for lag in range(1, 1 + MOST_LAGS)}
+    return [Lag(cell, name, lag, Clusters([problem for problem, _ in pairs]), [curve[lag] for _, curve in pairs],
+                float(np.mean([independent_autocorrelation(len(curve), lag) for _, curve in pairs])), stuck)
+            for lag, pairs in reaching.items() if pairs]
 
 
 def _inverted(value: float | None) -> float | None:

@@ -58,8 +58,7 @@ _ACCEPTANCE = ("acceptance", "share of proposals that are accepted", lambda row:
 _MOVED = ("moved_rate", "share of proposals that are accepted and differ from the state",
           lambda row: row.share(row.steps.moved))
 _ABANDONED = ("abandoned", "share of proposals that early rejection ends", lambda row: row.share(row.steps.abandoned))
-_RATES = (_ACCEPTANCE, _MOVED, _ABANDONED,
-          ("proposals", "proposals of the row", lambda row: row.share(row.steps.accepted).n))
+_RATES = (_ACCEPTANCE, _MOVED, _ABANDONED, ("proposals", "proposals of the row", lambda row: row.share(row.steps.accepted).n))
 
 
 def _chains(row: Any) -> Clusters:

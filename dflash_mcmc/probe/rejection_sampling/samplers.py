@@ -158,6 +158,7 @@ def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
     hidden = _hidden(model, drafter, reading, prefix)
     base, vocabulary = drafter.logits(hidden)[0, :_DRAFTED], model.vocab_size
     every = torch.arange(vocabulary, device=device)
+    # A draft may condition a slot on the token before it, so that the second slot has a row for each first token.
     previous = torch.stack([prefix[0, -1].expand(vocabulary), every], dim=1)
     rows = [value[0, :_DRAFTED].expand(vocabulary, -1, -1) for value in (drafter.logits(hidden), hidden)]
     corrected = drafter.network.along(rows[0], rows[1], previous)

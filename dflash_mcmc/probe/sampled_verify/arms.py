@@ -137,8 +137,7 @@ def agent_messages(key: Key, num_lines: int) -> list[dict[str, str]]:
         return f"{head}def {verb}_{noun}_{number}(x): return x + {value}\n"
 
     code = "".join(line(number) for number in range(num_lines))
-    return [{"role": "system", "content": _SYSTEM + code},
-            {"role": "user", "content": _REQUEST.format(path="src/main.py")}]
+    return [{"role": "system", "content": _SYSTEM + code}, {"role": "user", "content": _REQUEST.format(path="src/main.py")}]
 
 
 def agent_prompt(render: Callable[[list[dict[str, str]], list[dict] | None], np.ndarray], key: Key,
@@ -366,8 +365,7 @@ def _generations(records: Sequence[dict], workload: str) -> Generations:
 def _same(workload: str, drawn: Generations) -> Iterator[SameKey]:
     """The pairs of each temperature."""
     for temperature in dict.fromkeys(temperature for temperature, _ in drawn):
-        yield SameKey(workload, temperature,
-                      list(zip(drawn[temperature, PLAIN], drawn[temperature, SAME_KEY], strict=True)))
+        yield SameKey(workload, temperature, list(zip(drawn[temperature, PLAIN], drawn[temperature, SAME_KEY], strict=True)))
 
 
 def _rate(own: Sequence[Generation]) -> float:

@@ -182,8 +182,7 @@ class SpeculativeMCMC(ProblemProbe):
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         options = config.hardware.options()
-        timing = (Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha, PROPOSALS)
-                  if self.timed_rows else None)
+        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha, PROPOSALS) if self.timed_rows else None
         begun = time.perf_counter()
         for unit, answer in answers(config, model, work, "greedy"):
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
@@ -389,8 +388,7 @@ def _draw_positions(axes: Axes, summary: Summary) -> None:
     for index, name in enumerate(names):
         mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
         at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
-        _points(axes, at, mine, "acceptance",
-                    WRONG if name[0] == "target" else _SHADES[names.index(name) % 3], _label(*name))
+        _points(axes, at, mine, "acceptance", WRONG if name[0] == "target" else _SHADES[names.index(name) % 3], _label(*name))
     counts = {row["position"]: row["blocks"] for row in rows}
     axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
     axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),

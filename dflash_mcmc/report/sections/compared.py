@@ -131,8 +131,8 @@ def _improvements(study: Study, columns: dict[tuple[str, str], dict[str, Interva
         row: dict[str, object] = {"improvement": f"{METHODS[method]} over {METHODS[base]}"}
         for source, of in columns.items():
             if method in of and base in of:
-                row |= _measured(study, roles[method], roles[base]) if source[0] == _HERE else \
-                    _difference(labels[source], of[method].known, of[base].known)
+                row |= (_measured(study, roles[method], roles[base]) if source[0] == _HERE else
+                        _difference(labels[source], of[method].known, of[base].known))
         if len(row) > 1:
             rows.append(row)
 
@@ -183,8 +183,7 @@ def _acceptance(run: Run) -> IntervalEstimate:
 def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figure:
     from matplotlib.figure import Figure
 
-    methods = [method for method in METHODS
-               if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
+    methods = [method for method in METHODS if method not in _OF_ONE_SOURCE and any(method in of for of in columns.values())]
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for index, method in enumerate(methods):
