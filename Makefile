@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -196,6 +196,9 @@ docs: $(READY)  ## the documentation, in site/index.html
 
 docs-pictures: $(READY)  ##- the pictures of the documentation, by the commands that its pages show (minutes)
 	$(BIN)/python docs/pictures.py
+
+notebooks: $(READY)  ##- the example notebooks again, stored with what they show (minutes)
+	$(BIN)/python docs/notebooks.py
 
 train: $(BASE)  ##- train the embedded model again (an hour)
 	$(BIN)/python -m dflash_mcmc.train model=tiny

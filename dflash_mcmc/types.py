@@ -39,6 +39,8 @@ class Problem(NamedTuple):
     """The turns of a conversation up to the one that the model answers; empty where the question is the only turn."""
     tools: tuple[dict[str, Any], ...] = ()
     """Tools that the model may call, as JSON schemas for the chat template."""
+    second: str | None = None
+    """The question of the second prompt of `blend=prompt`, such as the question without its context."""
 
 
 class Trajectory(NamedTuple):

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dflash_mcmc.blend import LogitsBlend
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.dataset.inputs.prompting import QUESTION
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import register
+from dflash_mcmc.registry import name_of, register
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.types import Problem
+
+_SECOND = "{second}"
+"""What the dataset's `second_template` replaces in `blend.prompt`."""
 
 
 @register("blend", "prompt")
@@ -34,11 +38,18 @@ class PromptBlend(LogitsBlend):
     prompt lacks the context. The second prompt belongs to the problem, so the blend is a law for every sampler.
     """
 
-    prompt: str | None = identity(None, "second prompt: a text in which {question} is replaced by the problem's last turn, as "
-                                  "the only turn of the user, without system prompt, examples and earlier turns; null = the "
-                                  "prompt's last token")
+    prompt: str | None = identity(None, "second prompt: a text in which {question} is replaced by the problem's last turn and "
+                                  "{second} by that of dataset.second_template, as the only turn of the user, without system "
+                                  "prompt, examples and earlier turns; null = the prompt's last token")
 
     needs_companion = has_prompts = True
+
+    def check(self, config: Config) -> None:
+        """Checks that samples are drawn, which alone have second prompts; see `LogitsBlend.check`. Raises ConfigError."""
+        LogitsBlend.check(self, config)
+        if not config.probe.is_null:
+            raise ConfigError("blend", "prompt", f"another blend with probe={name_of(config.probe)}: only a run of samples "
+                              "has second prompts")
 
     def companion(self, target: LanguageModel) -> LanguageModel:
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""
@@ -53,17 +64,28 @@ class PromptBlend(LogitsBlend):
     def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
-        found: dict[bytes, np.ndarray] = {}
+        found: dict[bytes, tuple[str, np.ndarray]] = {}
         for problem in problems:
             first = prompts.get(problem.id)
             if first is None:  # the problem is too long
                 continue
             second = first[-1:] if self.prompt is None else model.encode(config.model.render(
-                model.tokenizer, Conversation.of(self.prompt.replace(QUESTION, problem.question))), not config.model.chat)
+                model.tokenizer, Conversation.of(self._text(problem))), not config.model.chat)
             fits = 0 < len(second) <= len(first)
             if not fits or second[-1] != first[-1]:
                 what = "another last token than the first" if fits else f"{len(second)} tokens, and the first {len(first)}"
                 raise ConfigError("blend.prompt", self.prompt, "null, or a text whose prompt is not longer than the problem's "
                                   f"and ends in the same token (that of problem {problem.id} has {what})")
-            found[first.tobytes()] = second
-        return found
+            name, other = found.setdefault(first.tobytes(), (problem.id, second))
+            if not np.array_equal(second, other):  # an engine knows a second prompt by the first
+                raise ConfigError("blend.prompt", self.prompt, "a text that gives problems with the same first prompt the "
+                                  f"same second one (problems {name} and {problem.id} differ only in the second)")
+        return {first: second for first, (_, second) in found.items()}
+
+    def _text(self, problem: Problem) -> str:
+        """The second prompt of a problem. Raises ConfigError if the dataset gives none for {second}."""
+        if self.prompt is not None and _SECOND in self.prompt and problem.second is None:
+            raise ConfigError("blend.prompt", self.prompt, "a text without {second}, or a dataset with "
+                              "dataset.second_template='{{ field }}', as dataset=jsonl and dataset=hub have it")
+        parts = {QUESTION: problem.question, _SECOND: problem.second or ""}
+        return re.sub("|".join(map(re.escape, parts)), lambda named: parts[named[0]], self.prompt or "")

@@ -59,12 +59,14 @@ def warn_of_stops(strings: Sequence[str], field: str) -> None:
 
 
 def content_hash(problems: Iterable[Problem]) -> str:
-    """Hash of ids, questions, answers, solutions, conversations and tools."""
+    """Hash of ids, questions, answers, solutions, conversations, tools and second questions."""
     digest = hashlib.sha256()
     for problem in problems:
         digest.update(repr((problem.id, problem.question, problem.answer, problem.solution)).encode())
         if problem.messages or problem.tools:
             digest.update(json.dumps([problem.messages, problem.tools], sort_keys=True).encode())
+        if problem.second is not None:
+            digest.update(json.dumps({"second": problem.second}).encode())
     return digest.hexdigest()[:32]
 
 
@@ -72,9 +74,9 @@ def checked(problems: list[Problem]) -> list[Problem]:
     """The problems, after a check that each has its own id and parts of the right type. Raises UserError."""
     seen: set[str] = set()
     for problem in problems:
-        for name in ("id", "question", "answer", "solution", "subject"):
+        for name in ("id", "question", "answer", "solution", "subject", "second"):
             value = problem._asdict()[name]
-            if not _is_text(value) and (value is not None or name not in ("solution", "subject")):
+            if not _is_text(value) and (value is not None or name not in ("solution", "subject", "second")):
                 raise UserError(f"dataset.path: problem {problem.id!r} has {value!r:.80} for its {name}; allowed: a text")
         if problem.id in seen:
             raise UserError(f"dataset.path: the id {problem.id!r} occurs twice; allowed: a different id for each problem")

@@ -86,23 +86,24 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
 
-    companion = None if blend is None else blend.companion(model)
-    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion)
+    companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
+    options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages, companion, second)
+                         drafter if uses_draft else None, planned.num_pages, companion, second, anti)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
                 drafter: Drafter | DraftSize | None, still_to_load: int = 0,
-                companion: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:
+                companion: LanguageModel | TargetShape | None = None,
+                anti: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:
     """The options and the memory of an engine with the configuration's hardware. Raises ConfigError if it does not fit.
 
     Args:
         num_draws: number of draws that all processes together can have in progress.
         still_to_load: bytes of weights that are not loaded yet.
-        companion: the model whose logits a blend mixes in; None without one.
+        companion, anti: the models whose logits a blend mixes in; None without one.
     """
     from dflash_mcmc.engine.batching.plan import Workload, plan
 
@@ -113,6 +114,6 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
     layers = len(config.blend.tapped_layers(model.config.num_hidden_layers)) if config.blend.mixes_logits else 0
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
     return options, planned

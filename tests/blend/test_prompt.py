@@ -11,6 +11,7 @@ import pytest
 from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import Job
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -18,7 +19,7 @@ from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import preflight
+from dflash_mcmc.runner import build, preflight
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same
@@ -210,6 +211,54 @@ def test_another_last_token_is_refused(make_config):
     config = make_config(*GIVEN, "model.chat=false", "blend.prompt='{question} 7'", "dataset.prompt='Well, then: {question}'")
     with pytest.raises(ConfigError, match=r"has another last token than the first\)"):
         preflight.check([Job(config)])
+
+
+ROWS = [{"context": "Write 7 after =.", "ask": "1 + 1 =", "answer": "2"},
+        {"context": "Write 9 after =.", "ask": "2 + {question} =", "answer": "4"}]
+OF_ROWS = ("dataset.question_template='{{ context }} {{ ask }}'", "dataset.second_template='{{ ask }}'",
+           "blend.prompt='{second}'", "dataset.prompt=plain")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return (*GIVEN, "dataset=jsonl", f"dataset.path={tmp_path / 'rows.jsonl'}", *OF_ROWS)
+
+
+def test_the_second_prompt_of_a_row(make_config, rows):
+    """Context-aware decoding: with the context, and without it. A text in braces of a row is a text."""
+    config = make_config(*rows)
+    model, problems = config.model.load("cpu"), config.dataset.problems()
+    first = build.encoded(config, model, problems)
+    found = config.blend.second_prompts(config, model, problems, first)
+    for problem, row in zip(problems, ROWS, strict=True):
+        text = config.model.render(model.tokenizer, Conversation.of(row["ask"]))
+        assert found[first[problem.id].tobytes()].tolist() == model.encode(text).tolist()
+    hashes = {identity_hash(make_config(*rows, *more)) for more in (
+        [], ["dataset.second_template='{{ ask }} '"], ["dataset.second_template=null", "blend.prompt=null"])}
+    assert len(hashes) == 3
+    assert all(record["num_tokens"] for record in records_of(execute(config).folder).values())
+
+
+def test_a_row_without_a_second_question_is_refused(make_config, rows):
+    with pytest.raises(ConfigError, match=r"blend.prompt: given '\{second\}'; allowed: a text without \{second\}, or a "
+                       r"dataset with dataset.second_template="):
+        preflight.check([Job(make_config(*rows, "dataset.second_template=null"))])
+    with pytest.raises(UserError, match=r"rows.jsonl: line 1 lacks the field 'bare'"):
+        preflight.check([Job(make_config(*rows, "dataset.second_template='{{ bare }}'"))])
+
+
+def test_equal_first_prompts_with_different_second_ones_are_refused(make_config, rows):
+    """An engine knows a second prompt by the tokens of the first."""
+    same = [*rows, "dataset.question_template='1 + 1 = 2, so what is 2 + 2?'"]
+    with pytest.raises(ConfigError, match=r"the same second one \(problems 00000 and 00001 differ only in the second\)"):
+        preflight.check([Job(make_config(*same))])
+    preflight.check([Job(make_config(*same, "dataset.second_template=same"))])
+
+
+def test_probes_are_refused_before_anything_is_loaded(make_config):
+    with pytest.raises(ConfigError, match=r"blend: given 'prompt'; allowed: another blend with probe=mixing: only a run of "):
+        make_config("probe=mixing", "blend=prompt", "sampler.num_blocks=2")
 
 
 def test_what_has_no_second_prompts_is_refused(make_config, qwen3):

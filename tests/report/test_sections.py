@@ -11,7 +11,7 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
-from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, swept
+from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, swept
 from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
@@ -85,6 +85,54 @@ class TestSwept:
         for seed in (0, 1):
             write(tmp_path / "demo", "ps", solved(5), identity("ps", seed=seed))
         assert swept.section(study_over(tmp_path)) is None
+
+
+class TestGuided:
+    """Greedy decoding solves 20 of 40 problems; a layer helps at beta 0.1, hurts at -0.1, and its rotation does nothing."""
+
+    @pytest.fixture
+    def study(self, tmp_path):
+        def answered(correct: int, text: str) -> list[dict]:
+            return solved(correct, 40, text=text)
+
+        write(tmp_path / "demo", "greedy", answered(20, "abcd"))
+        for beta, correct, text, rest in ((0.1, 32, "abxx", {}), (-0.1, 8, "axxd", {}), (0.2, 20, "abcd", {}),
+                                          (0.1, 20, "abcdefgh", {"blend__direction": "random"})):
+            made = identity("blend_greedy", blend__beta=beta, **rest)
+            write(tmp_path / "demo", "blend_greedy", answered(correct, text), made)
+        write(tmp_path / "demo", "blend_ps", answered(40, "x"), identity("blend_ps"))  # has no run of the model alone
+        return study_over(tmp_path)
+
+    def test_the_gain_of_each_point_and_the_best_beta(self, study):
+        section = guided.section(study)
+        found = {(row["source"], row["beta"]): row for row in rows(section, "guided")}
+        assert {key: row["gain"] for key, row in found.items()} == pytest.approx({
+            ("layer", -0.1): -0.3, ("layer", 0.1): 0.3, ("layer", 0.2): 0.0, ("layer direction=random", 0.1): 0.0})
+        assert {key: row["agreement"] for key, row in found.items()} == {
+            ("layer", -0.1): 0.25, ("layer", 0.1): 0.5, ("layer", 0.2): 1.0, ("layer direction=random", 0.1): 0.5}
+        assert {row["sampler"] for row in found.values()} == {"greedy"}
+        for row in found.values():
+            assert row["gain_low"] < row["gain"] < row["gain_high"]
+            assert row["problems"] == 40
+        # 12 problems differ, all to one side: 2 / 2**12, times the three betas of the curve, of which two are equal
+        assert found["layer", 0.1]["p"] == pytest.approx(3 * 2 / 2**12)
+        best = {row["source"]: row for row in rows(section, "guided_best")}
+        assert (best["layer"]["beta"], best["layer"]["side"], best["layer"]["resolved"]) == (0.1, "towards, beta > 0", "yes")
+        other = best["layer direction=random"]
+        assert (other["side"], other["resolved"], other["p"]) == ("none: no beta gains", "no", 1.0)
+
+    def test_figures_have_a_line_for_each_source_and_fill_what_is_resolved(self, study):
+        over_beta, over_agreement = (drawing.make() for drawing in guided.section(study).drawings)
+        (axes,) = over_beta.axes
+        filled = [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_markerfacecolor() not in ("white", "None")
+                  and line.get_marker() == "o"]
+        assert [(x, round(y)) for x, y in filled] == [(-0.1, -30), (0.1, 30)]
+        assert [text.get_text() for text in over_agreement.axes[0].texts] == ["-0.1", "0.1", "0.2", "0.1"]
+
+    def test_a_single_point_is_no_section(self, tmp_path):
+        for condition in ("greedy", "blend_greedy"):
+            write(tmp_path / "demo", condition, solved(5))
+        assert guided.section(study_over(tmp_path)) is None
 
 
 class TestSeveralChains:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -49,20 +50,27 @@ class NamedFields(FromFile):
                                          "last turn of the user or a tool; null uses the question alone")
     tools_field: str | None = runtime(None, "field of the tools that the chat template shows, a list of JSON schemas or its "
                                       "JSON text; null = no tools")
+    second_template: str | None = runtime(None, "what {second} of blend.prompt stands for, as a Jinja template over the row's "
+                                          "fields, such as '{{ question }}' where question_template has a context too; null = "
+                                          "nothing")
 
     def check(self, config: Config) -> None:
         """Checks the templates, in addition to the checks of every dataset. Raises ConfigError."""
         FromFile.check(self, config)
-        for field, source in (("question_template", self.question_template), ("answer_template", self.answer_template)):
+        for field, source in self._templates().items():
             if source is not None:
                 _template(field, source)
+
+    def _templates(self) -> dict[str, str | None]:
+        return {name: getattr(self, name) for name in ("question_template", "answer_template", "second_template")}
 
     def columns(self) -> tuple[str, ...]:
         """Fields that each row must have."""
         question = None if self.question_template or self.messages_field else self.question_field
         answer = None if self.answer_template else self.answer_field
+        templated = itertools.chain.from_iterable(map(_variables, self._templates().values()))
         named = (question, answer, self.id_field, self.level_field, self.subject_field, self.solution_field,
-                 self.messages_field, self.tools_field, *_variables(self.question_template), *_variables(self.answer_template))
+                 self.messages_field, self.tools_field, *templated)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def all_problems(self) -> list[Problem]:
@@ -75,7 +83,7 @@ class NamedFields(FromFile):
 
     def reads_whole_rows(self) -> bool:
         """Whether a template reads `row`, which can give it any field."""
-        return any(_ROW in _undeclared(source) for source in (self.question_template, self.answer_template))
+        return any(_ROW in _undeclared(source) for source in self._templates().values())
 
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row; `number` counts from 0. Raises UserError."""
@@ -85,8 +93,9 @@ class NamedFields(FromFile):
         subject, solution = (None if field is None else row[field] for field in (self.subject_field, self.solution_field))
         messages = () if self.messages_field is None else messages_of(row[self.messages_field], where)
         tools = () if self.tools_field is None else tools_of(row[self.tools_field], where)
+        second = None if self.second_template is None else _rendered("second_template", self.second_template, row, where)
         return Problem(name, self._question(row, where) if not messages else last_question(messages), self._answer(row, where),
-                       level, subject, solution, messages, tools)
+                       level, subject, solution, messages, tools, second)
 
     def _question(self, row: dict, where: str) -> Any:
         if self.question_template is None:

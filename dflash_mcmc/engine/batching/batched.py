@@ -130,15 +130,17 @@ class BatchedEngine:
         num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
         companion: the model whose logits the blend mixes in; None for a blend without one.
         second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
+        anti: a further model for the blend, after the companion; None without one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
-                 companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None):
+                 companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
+                 anti: LanguageModel | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion)
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti)
         _check_positions(work)
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
@@ -146,15 +148,17 @@ class BatchedEngine:
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation) and _free_companion(companion, work):
+        if step_bits.free_rows(model, made, implementation) and all(
+                _free_companion(each, work) for each in (companion, anti)):
             ladder = ladder._replace(row_step=1)
-        beside, drafting = (None if each is None else ModelRunner(
+        beside, subtracted, drafting = (None if each is None else ModelRunner(
             each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
-            for each in (companion, proposer.model if isinstance(proposer, ModelDrafter) else None))
+            for each in (companion, anti, proposer.model if isinstance(proposer, ModelDrafter) else None))
         grid = None if drafter is None else _grid(drafter, blend, num_rows, ladder.row_step, model.device)
         runner = ModelRunner(model, blend, implementation, longest, ladder.key_step, options.prefill_chunk,
                              proposer if proposer and proposer.companion else None, grid, beside,
-                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting)
+                             None if second is None else SecondPrompts(second, num_rows, model.device), drafting,
+                             subtracted)
         states = num_recent(options, proposer.num_drafted if proposer else 0)
         caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
@@ -238,7 +242,7 @@ def _check_positions(work: Workload) -> None:
     """Raises UserError if the longest sequence exceeds the positions of a model."""
     for model in work.models:
         name = "the model's" if model is work.model else "those of " + (
-            "blend.model" if model is work.companion else "draft.model")
+            "blend.model" if model is work.companion else "blend.anti_model" if model is work.anti else "draft.model")
         if model.max_positions is not None and work.max_length > model.max_positions:
             raise UserError(f"dataset.max_new_tokens: prompt and generation need {work.max_length} positions; allowed: "
                             f"{model.max_positions} ({name})")

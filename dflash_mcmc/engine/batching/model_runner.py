@@ -54,18 +54,20 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
-        companion: runs the companion, whose cache is the last of `SlotCache.chain`; None without one.
+        companion: runs the companion, whose cache is the last of `SlotCache.chain` but for `anti`'s; None without one.
         drafting: runs the model of a `ModelDrafter`, whose cache is `SlotCache.drafts`; None without one.
         second: the prompts of the companion; None if it reads the target's.
+        anti: runs a further companion, whose cache is then the last; None without one.
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, attention: str, length: int, key_step: int,
                  prefill_chunk: int, drafter: Drafter | None = None, grid: BlockGrid | None = None,
                  companion: ModelRunner | None = None, second: SecondPrompts | None = None,
-                 drafting: ModelRunner | None = None):
+                 drafting: ModelRunner | None = None, anti: ModelRunner | None = None):
         self.model, self.attention, self.drafter, self.grid = model, attention, drafter, grid
         self.companion, self.second, self.drafting = companion, second, drafting
-        self.beside = [runner for runner in (companion, drafting) if runner is not None]
+        self._companions = [runner for runner in (companion, anti) if runner is not None]
+        self.beside = [*self._companions, *([] if drafting is None else [drafting])]
         self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
         self.blend: TargetBlend = Unblended() if blend is None else blend
@@ -120,7 +122,9 @@ class ModelRunner:
             if self.second is not None and beside is None:
                 beside = self.second.of_step(rows, tokens)
             fed, skipped = (tokens, None) if beside is None else beside
-            self._beside = [self.companion._forward(cache.chain()[-1], rows, fed, positions, key_length, window, skipped)]
+            caches = cache.chain()[-len(self._companions):]
+            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped)
+                            for runner, own in zip(self._companions, caches, strict=True)]
         if self.drafting is not None:
             self._drafted = [] if is_block else [
                 self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
@@ -204,13 +208,14 @@ class ModelRunner:
             sources: values of `ops.Draw.source`.
             said: the draft's hidden states, if they are used.
         """
-        blended = 1 if self.companion else len(self._blended_layers)
+        blended = len(self._companions or self._blended_layers)
         tapped, drafted = tapped[:blended], tapped[blended:]
         if self.blend.mixes_logits:
-            own, model = self.model.logits(hidden), self.companion.model if self.companion else self.model
+            own, models = self.model.logits(hidden), [runner.model for runner in self._companions] or [self.model] * blended
             if self.blend.norms_layers():
                 tapped = [self.model.final_norm(state) for state in tapped]
-            logits = {"blended": self.blend.mix(own, [self._others(model, state) for state in tapped], lambda values: values)}
+            others = [self._others(model, state) for model, state in zip(models, tapped, strict=True)]
+            logits = {"blended": self.blend.mix(own, others, lambda values: values)}
             return self._with_sources(logits, sources, own, said, drafted)
         last = hidden.float()
         if said is not None and said.hidden is not None and self.blend.needs_draft:

@@ -97,7 +97,8 @@ class DraftSize(NamedTuple):
 class Workload(NamedTuple):
     """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages.
 
-    `companion` is another model that reads every token with the target, and `mixed_layers` counts those that a blend mixes in.
+    `companion` and `anti` are other models that read every token with the target, and `mixed_layers` counts those that a blend
+    mixes in.
     """
 
     model: LanguageModel | TargetShape
@@ -107,12 +108,13 @@ class Workload(NamedTuple):
     drafter: Drafter | DraftSize | None = None
     companion: LanguageModel | TargetShape | None = None
     mixed_layers: int = 0
+    anti: LanguageModel | TargetShape | None = None
 
     @property
     def models(self) -> list[LanguageModel | TargetShape]:
-        """The target, a model that drafts, and a companion."""
+        """The target, a model that drafts, and companions."""
         drafting = self.drafter.model if isinstance(self.drafter, DraftSize | ModelDrafter) else None
-        return [self.model, *(each for each in (drafting, self.companion) if each is not None)]
+        return [self.model, *(each for each in (drafting, self.companion, self.anti) if each is not None)]
 
     @property
     def padding(self) -> int:
@@ -143,8 +145,8 @@ class Workload(NamedTuple):
     def companions(self) -> tuple[CacheShape, ...]:
         """Shapes of the caches that follow the target's: a draft's and another model's, as far as there are any."""
         drafted = self.drafter.companion if self.drafter else None
-        other = None if self.companion is None else self.companion.cache_shape
-        return tuple(shape for shape in (drafted, other) if shape is not None)
+        others = [None if model is None else model.cache_shape for model in (self.companion, self.anti)]
+        return tuple(shape for shape in (drafted, *others) if shape is not None)
 
     def state_bytes(self, num_rows: int, length: int, num_copies: int) -> int:
         """Bytes of the recurrent states and their inputs in `num_copies` caches of so many rows and positions."""
@@ -259,7 +261,7 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
     caches = states + positions * work.token_bytes + rows * length * row_bytes
-    others = work.mixed_layers + (work.companion is not None)
+    others = work.mixed_layers + (work.companion is not None) + (work.anti is not None)
     copies = (_BLOCK_COPIES if work.drafter else _LOGIT_COPIES) + (_OTHER_COPIES + others if others else 0)
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
