@@ -138,19 +138,19 @@ def grade(answers: Sequence[Sample | str], golds: Sequence[str] | Mapping[str, s
         UserError: for an answer without a gold answer, a gold answer that no text can be compared with, and what the grader
             refuses.
     """
-    found, rules = dict[int, Grade](), configuration({"grader": grader}, {}).grader
+    grades, rules = dict[int, Grade](), configuration({"grader": grader}, {}).grader
     with closing(rules.start()) as pool:
-        for place, answer in enumerate(answers):
-            name, number, text = (place, place, answer) if isinstance(answer, str) else (answer.id, answer.prompt, answer.text)
+        for index, answer in enumerate(answers):
+            name, number, text = (index, index, answer) if isinstance(answer, str) else (answer.id, answer.prompt, answer.text)
             if not (name in golds if isinstance(golds, Mapping) else number < len(golds)):
                 raise ConfigError("golds", f"none for {name!r}", "a gold answer for each prompt")
             rules.check_gold(gold := golds[str(name)] if isinstance(golds, Mapping) else golds[number])
             if not isinstance(answer, str) and answer.finish_reason in UNDRAWN:
-                found[place] = Grade(answer.finish_reason, None, reason=answer.failure)
+                grades[index] = Grade(answer.finish_reason, None, reason=answer.failure)
             else:
-                pool.submit(place, text, gold)
-        found.update(pool.finished(wait=True))
-    return [found[place] for place in range(len(answers))]
+                pool.submit(index, text, gold)
+        grades.update(pool.finished(wait=True))
+    return [grades[index] for index in range(len(answers))]
 
 
 def read(*folders: Folder) -> pd.DataFrame:

@@ -202,9 +202,9 @@ class ChosenLayerBlend(LogitsBlend):
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
         """The candidates, 0-based. Raises ConfigError for a layer that cannot be one, and for too few."""
         able, default = self.candidates(num_layers)
-        given = list(default) if self.layers is None else self.layers
-        layers = {layer % num_layers for layer in given if -num_layers <= layer < num_layers} & set(able)
-        if len(layers) < max(self.least, len(given)):
+        asked = list(default) if self.layers is None else self.layers
+        layers = {layer % num_layers for layer in asked if -num_layers <= layer < num_layers} & set(able)
+        if len(layers) < max(self.least, len(asked)):
             raise ConfigError("blend.layers", self.layers, f"{'one' if self.least == 1 else 'two'} and more different "
                               f"layers from -{num_layers} to {able[-1]} (the model has {num_layers} layers)")
         return tuple(sorted(layers))

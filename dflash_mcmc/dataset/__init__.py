@@ -126,11 +126,11 @@ class ProblemSelection:
 
 def with_ids(problems: Sequence[Problem], ids: Sequence[str]) -> list[Problem]:
     """The problems with these ids, in their order. Raises ConfigError for an id that no problem has."""
-    known = [problem.id for problem in problems]
-    unknown = next((name for name in ids if name not in known), None)
+    own_ids = [problem.id for problem in problems]
+    unknown = next((name for name in ids if name not in own_ids), None)
     if unknown is not None:
-        raise ConfigError("dataset.ids", unknown, f"ids of the {len(known)} problems, such as {known[0]!r}"
-                          + did_you_mean(unknown, known))
+        raise ConfigError("dataset.ids", unknown, f"ids of the {len(own_ids)} problems, such as {own_ids[0]!r}"
+                          + did_you_mean(unknown, own_ids))
     wanted = set(ids)
     return [problem for problem in problems if problem.id in wanted]
 
@@ -144,10 +144,10 @@ def chosen(problems: Sequence[T], limit: int | None, shards: Sequence[int] | Non
     """
     if shards is None or num_shards is None:
         return list(problems[:limit])
-    found = [problem for index, problem in enumerate(problems) if index % num_shards in shards][:limit]
-    if not found:
+    kept = [problem for index, problem in enumerate(problems) if index % num_shards in shards][:limit]
+    if not kept:
         raise ConfigError("dataset.shards", list(shards), f"shards with a problem in them: there are {len(problems)} problems")
-    return found
+    return kept
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,8 +238,8 @@ class Dataset(ProblemSelection, Component):
 
     def num_all(self) -> int:
         """Number of all problems. They are read only if their number is not known otherwise."""
-        known = self.num_known()
-        return len(self.all_problems()) if known is None else known
+        count = self.num_known()
+        return len(self.all_problems()) if count is None else count
 
     def num_chosen(self) -> int:
         """Number of requested problems. The problems are read only if their number is not known otherwise.

@@ -134,8 +134,8 @@ class CheckpointDraft(Draft):
 
         Raises UserError.
         """
-        found, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
-        return found if folder is None else found._replace(reads_layers=tuple(self._shape(folder).target_layers))
+        size, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
+        return size if folder is None else size._replace(reads_layers=tuple(self._shape(folder).target_layers))
 
     def learns(self) -> bool:
         """Whether the draft changes while it is used."""

@@ -112,11 +112,11 @@ class ModelBeside:
     @contextmanager
     def named(self) -> Iterator[None]:
         """A context in which the errors of a model name this component's fields."""
-        names = {"path": self._field, "revision": f"{self.group}.revision", "dtype": f"{self.group}.dtype"}
         try:
             yield
         except UserError as error:
-            error.args = (re.sub(r"\bmodel\.(path|revision|dtype)\b", lambda found: names[found[1]], str(error)),)
+            line = str(error).replace("model.path", self._field)
+            error.args = (re.sub(r"\bmodel\.(revision|dtype)\b", rf"{self.group}.\1", line),)
             raise
 
 

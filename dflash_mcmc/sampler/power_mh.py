@@ -202,8 +202,8 @@ class PowerMH(Staged, Penalised, ProposesAt):
             if path.ended and self.schedule == "adaptive":  # no horizon extends it, so that the last stage follows
                 block, reach, block_key = self.num_blocks, horizon, key.fold_in("block", self.num_blocks)
             stage_steps = yield from self.stage(path, reach, block_key)
-            for number, step in enumerate(stage_steps, 1):
-                trace.append(trace_entry(step, block, number, path.length))
+            for step_number, step in enumerate(stage_steps, 1):
+                trace.append(trace_entry(step, block, step_number, path.length))
                 path = step.trajectory
             steps += stage_steps
             if block == self.num_blocks or (path.ended and self.after_eos == "return"):
@@ -214,8 +214,8 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def stage(self, path: Trajectory, horizon: int, key: Key) -> Steps[list[MetropolisStep]]:
         """The steps of a stage. Their number depends on nothing, so that together they leave the law of a step invariant."""
         steps: list[MetropolisStep] = []
-        for number in range(1, self.num_steps + 1):
-            steps.append((yield from self.step(path, horizon, key.fold_in("step", number))))
+        for step_number in range(1, self.num_steps + 1):
+            steps.append((yield from self.step(path, horizon, key.fold_in("step", step_number))))
             path = steps[-1].trajectory
         return steps
 

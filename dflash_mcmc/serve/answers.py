@@ -129,15 +129,15 @@ class TextScorer:
         path = Trajectory.start(text[:first])
         if first < len(text):
             path = yield Score(path, text[first:], greedy)
-        self.path, found = path, []
-        for place in range(path.length if self._top else 0):
+        self.path, most_likely = path, []
+        for position in range(path.length if self._top else 0):
             # log q of temperature 0 is 0 for the most likely token, and -inf for others.
-            if path.log_q[place] != 0.0:
-                one: Trajectory = yield Draw(path.prefix(place), place + 1, greedy, Key(0))
+            if path.log_q[position] != 0.0:
+                one: Trajectory = yield Draw(path.prefix(position), position + 1, greedy, Key(0))
             else:
-                one = path.prefix(place + 1)
-            found.append((int(one.tokens[place]), float(one.log_p[place])))
-        self.most_likely = found if self._top else None
+                one = path.prefix(position + 1)
+            most_likely.append((int(one.tokens[position]), float(one.log_p[position])))
+        self.most_likely = most_likely if self._top else None
         return result
 
 
@@ -214,8 +214,8 @@ def _most_likely(reply: Reply, texts: TokenTexts) -> list[tuple[bytes, float]] |
     """The bytes and log p of the most likely token at each place; None if they were not asked for."""
     if reply.scored is None or reply.scored.most_likely is None:
         return None
-    numbers = [number for number, _ in reply.scored.most_likely]
-    return [(piece, log_p) for piece, (_, log_p) in zip(texts.shown(numbers), reply.scored.most_likely, strict=True)]
+    tokens = [token for token, _ in reply.scored.most_likely]
+    return [(piece, log_p) for piece, (_, log_p) in zip(texts.shown(tokens), reply.scored.most_likely, strict=True)]
 
 
 def _entry(piece: bytes, log_p: float) -> dict[str, Any]:
@@ -225,8 +225,8 @@ def _entry(piece: bytes, log_p: float) -> dict[str, Any]:
 def _chat_logprobs(reply: Reply, texts: TokenTexts) -> dict[str, Any]:
     path, top = reply.shown_path, _most_likely(reply, texts)
     each = zip(texts.shown(path.tokens.tolist()), path.log_p.tolist(), strict=True)
-    content = [{**_entry(piece, value), "top_logprobs": [] if top is None else [_entry(*top[place])]}
-               for place, (piece, value) in enumerate(each)]
+    content = [{**_entry(piece, value), "top_logprobs": [] if top is None else [_entry(*top[position])]}
+               for position, (piece, value) in enumerate(each)]
     return {"content": content[reply.begin:], "refusal": None}
 
 

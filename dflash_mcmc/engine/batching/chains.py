@@ -112,9 +112,9 @@ class CachedPrefix:
         if like is not None:
             forked = min(others[like].in_row(sequence), end)
         elif options.reuse_prefix and restored < end:
-            for number, other in enumerate(others):
+            for index, other in enumerate(others):
                 if (reach := min(other.in_row(sequence), end)) > forked:
-                    source, forked = number, reach
+                    source, forked = index, reach
         self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
         saved = (0, 0)
         if spare and along is not None:

@@ -37,7 +37,7 @@ def until_abandoned(draw: Draw, along: Trajectory) -> int:
     if floor is None or along.length == start:
         return along.length - start
     weights = floor.weights(along, start)
-    crossed = [floor.crossed(float(weight), start + number) for number, weight in enumerate(weights, start=1)]
+    crossed = [floor.crossed(float(weight), start + num_tokens) for num_tokens, weight in enumerate(weights, start=1)]
     return crossed.index(True) + 1 if True in crossed else len(crossed)
 
 
@@ -100,22 +100,22 @@ def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[ScoreRequest],
     """
     spans = [each.span() for each in asked]
     todo = [list(chunks(span.start, span.stop, runner.prefill_chunk)) for span in spans]
-    parts: list[list[Scored] | None] = [[] for _ in asked]
-    while waiting := [number for number, left in enumerate(todo) if left and parts[number] is not None]:
+    scored: list[list[Scored] | None] = [[] for _ in asked]
+    while waiting := [index for index, left in enumerate(todo) if left and scored[index] is not None]:
         size = todo[waiting[0]][0][1]
-        together = [number for number in waiting if todo[number][0][1] == size][:most_rows]
-        pieces = [spans[number]._replace(start=todo[number].pop(0)[0]) for number in together]
+        together = [index for index in waiting if todo[index][0][1] == size][:most_rows]
+        pieces = [spans[index]._replace(start=todo[index].pop(0)[0]) for index in together]
         hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
-        for place, (number, piece) in enumerate(zip(together, pieces, strict=True)):
-            score, found = asked[number].score, parts[number]
-            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[place],
-                                      [state[place] for state in tapped], {score.source})
-            part = _piece(logits, score, piece.sequence, piece.start)
-            if part is None or found is None:
-                parts[number] = None
+        for row, (index, piece) in enumerate(zip(together, pieces, strict=True)):
+            score, own = asked[index].score, scored[index]
+            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[row],
+                                      [state[row] for state in tapped], {score.source})
+            new = _piece(logits, score, piece.sequence, piece.start)
+            if new is None or own is None:
+                scored[index] = None
             else:
-                found.append(part)
-    return [None if found is None else tuple(np.concatenate(values) for values in zip(*found, strict=True)) for found in parts]
+                own.append(new)
+    return [None if own is None else tuple(np.concatenate(values) for values in zip(*own, strict=True)) for own in scored]
 
 
 def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> Scored | None:
@@ -129,9 +129,9 @@ def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, 
     further = values[:, :0].double()
     if num_columns(score):
         further = columns_of_tokens(targets, values, target, score.laws, history)
-    found = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
-                                            laws.intervals(weights, targets), further))
-    return None if any(np.isnan(values).any() for values in found) else found  # processed logits are not finite
+    scores = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
+                                             laws.intervals(weights, targets), further))
+    return None if any(np.isnan(values).any() for values in scores) else scores  # processed logits are not finite
 
 
 def _history(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
@@ -224,8 +224,8 @@ class Operations:
         if self._adaptive:
             # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
             # early rejection, change what earlier draws have verified.
-            known = slot.adapter if self._speculation and not self._speculation.noisy else None
-            self._adaptive.begin(slot.place, slot.in_progress.prompt, known)
+            learned = slot.adapter if self._speculation and not self._speculation.noisy else None
+            self._adaptive.begin(slot.place, slot.in_progress.prompt, learned)
         if isinstance(slot.operation, Score):
             if not self.score([slot])[0]:
                 raise UnusableLogits
@@ -310,20 +310,20 @@ class Operations:
             slot.chain.charge(slot.number, target_forwards=len(pieces))
             self._memory.open_to_score(slot, span.start, len(each.sequence))
         scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
-        for slot, each, found in zip(slots, asked, scored, strict=True):
+        for slot, each, result in zip(slots, asked, scored, strict=True):
             self._memory.close(slot)
             self._end_adapting(slot)
-            if found is not None:
-                self._note_score(slot, each, found)
-        return [found is not None for found in scored]
+            if result is not None:
+                self._note_score(slot, each, result)
+        return [result is not None for result in scored]
 
-    def _note_score(self, slot: Slot, asked: ScoreRequest, found: Scored) -> None:
+    def _note_score(self, slot: Slot, asked: ScoreRequest, scored: Scored) -> None:
         _, score, sequence = asked
         start = len(sequence) - len(score.tokens)
         slot.contents.hold(sequence[:-1])
         slot.chain.charge(slot.number, token_forwards=len(score.tokens),
                           blocks_drafted=self._blocks(score, start, len(sequence)))
-        log_p, log_q, interval, columns = found
+        log_p, log_q, interval, columns = scored
         ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
         slot.chain.note(slot.number, score.trajectory.extended(
             sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
@@ -340,5 +340,5 @@ def _asked(slot: Slot) -> ScoreRequest:
     """The score of a slot that has a row. Raises TypeError for a draw."""
     if not isinstance(slot.operation, Score):
         raise TypeError(f"{slot.operation} is no score")
-    given = np.asarray(slot.operation.tokens, dtype=np.int64)
-    return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, given]))
+    tokens = np.asarray(slot.operation.tokens, dtype=np.int64)
+    return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, tokens]))

@@ -191,9 +191,9 @@ class BatchRows:
             self._memory.swap(row, gap, slots, [self._held(slot) for slot in slots])
             self._loop.swap(row, gap)
             self._slots[gap], self._slots[row] = slots
-            for slot, place in zip(slots, (gap, row), strict=True):
+            for slot, new_row in zip(slots, (gap, row), strict=True):
                 if slot is not None:
-                    slot.row = place
+                    slot.row = new_row
 
     def _held(self, slot: Slot | None) -> int:
         """Positions of a slot's row that hold keys and values."""

@@ -80,13 +80,13 @@ def free_rows(model: LanguageModel, steps: EngineSteps, implementation: str) -> 
     """
     if implementation != ATTENTION or not fits(model, steps.drafter):
         return False
-    known, key = _KNOWN.setdefault(model.decoder, {}), steps.key()
-    if key not in known:
+    agreed, key = _KNOWN.setdefault(model.decoder, {}), steps.key()
+    if key not in agreed:
         with ExitStack() as stack:
             for each in sorted((model, *steps.models), key=lambda each: id(each.turn)):  # as in `ModelRunner.ready`
                 stack.enter_context(each.turn.taken(nests=True))
-            known[key] = draws_agree(model.vocab_size, steps) and steps_agree(model, steps)
-    return known[key]
+            agreed[key] = draws_agree(model.vocab_size, steps) and steps_agree(model, steps)
+    return agreed[key]
 
 
 def fits(model: LanguageModel, drafter: Drafter | None = None) -> bool:
@@ -106,7 +106,7 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
         expected = laws.weigh(logits)
         chosen = laws.argmax(logits)
         log_p = expected.log_probability(chosen)
-        for count in (number * tokens for number in _COUNTS):
+        for count in (num_rows * tokens for num_rows in _COUNTS):
             few = laws.weigh(logits[:count].clone())
             if not (_same(few, expected, count) and torch.equal(few.log_probability(chosen[:count]), log_p[:count])):
                 return False
@@ -132,7 +132,8 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
         for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
     drafting = [ModelRunner(each, None, ATTENTION, length, _KEY_STEP, _KEY_STEP) for each in steps.models]
-    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion else None,
+    # What a model that drafts keeps is not compared, since its proposal writes the token before the anchor.
+    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion and not drafting else None,
                          drafting=drafting[0] if drafting else None)
     step = _Step(runner, steps, cache, sequences, anchors)
     with runner.ready():
@@ -199,11 +200,11 @@ class _Step:
 
     def _drafted(self, count: int) -> Iterator[torch.Tensor]:
         """The logits of a proposal, and the states of a block for rows that are not the first ones of a cache."""
-        drafter, given = self._steps.drafter, list[torch.Tensor]()
+        drafter, collected = self._steps.drafter, list[torch.Tensor]()
         assert drafter is not None
 
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-            given.extend([logits] if offered is None else [logits, offered])
+            collected.extend([logits] if offered is None else [logits, offered])
             return laws.argmax(logits.flatten(0, 1)).view(count, -1)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -211,7 +212,7 @@ class _Step:
 
         at = Anchors(slice(0, count), self._cache, self._sequences, self._anchors[:count], self._cache.length, forward)
         yield drafter.propose(at, draw)
-        yield from given
+        yield from collected
         if isinstance(drafter, DFlashDrafter):
             yield drafter.hidden_aside(at._replace(rows=torch.arange(count)))
 

@@ -281,12 +281,12 @@ class NgramDrafter:
             same = tokens.gather(1, there.clamp(min=0).expand_as(tokens)) == tokens.gather(1, here.clamp(min=0))
             unbroken = unbroken & same & (there >= 0)
             length = length + unbroken
-        found = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
-        last = torch.where(found >= 0, found % tokens.shape[1], position - 1)
+        best = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
+        last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
         period = position - last
         ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
         drafted = tokens.gather(1, last + 1 + ahead)
-        return torch.where(found >= 0, drafted, tokens.gather(1, position))
+        return torch.where(best >= 0, drafted, tokens.gather(1, position))
 
 
 class SlotwiseNetwork(DFlash):

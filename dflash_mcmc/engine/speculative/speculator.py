@@ -153,7 +153,7 @@ class Speculator:
 
         The weights are None if the draft is a point mass, and the number is None if every block is whole.
         """
-        batch, parts, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
+        batch, weights, goes_on = len(position), list[laws.Weights](), dict[int, torch.Tensor]()
         certain = all(self.speculation.draft_params(group.params).temperature == 0.0 for group in groups)
 
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
@@ -165,7 +165,7 @@ class Speculator:
             drawn = laws.weigh(self._processed(
                 {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1],
                 laws.NO_HISTORY))
-            parts.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
+            weights.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
             return self.speculation.draft(drawn, uniforms, first)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ class Speculator:
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
         drafted = self.drafter.propose(anchors, draw)
-        return drafted, joined(parts) if parts else None, _offered(goes_on, drafted)
+        return drafted, joined(weights) if weights else None, _offered(goes_on, drafted)
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
