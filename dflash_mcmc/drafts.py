@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dflash_mcmc.config.command import check_command
+from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.process import program
 
@@ -46,9 +46,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--expected", type=float)
     parser.add_argument("--trained-for")
     parser.add_argument("--out", type=Path)
-    options, overrides = parser.parse_known_args(arguments[1:])
-    if unknown := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.drafts --help")
+    options, overrides = options_of(parser, arguments[1:])
     if options.expected is not None and not options.expected >= 1.0:
         raise UserError(f"--expected: given {options.expected:g}; allowed: a number >= 1, tokens for each forward")
     config, names = configured(overrides)
@@ -68,15 +66,12 @@ def main(arguments: list[str]) -> None:
 
 def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
-    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
-    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
-        raise UserError(f"{min(others)}: given with drafts check; allowed: {', '.join(_GIVEN)}, and their fields")
-    added = [f"{field}={value}" for field, value in (("dataset.limit", _LIMIT), ("dataset.max_new_tokens", _TOKENS))
-             if field not in names and not (field == "dataset.limit" and "dataset.ids" in names)]
-    command = check_command([*_FIXED, *added, *overrides])
-    if len(command.jobs) != 1 or command.sweep is not None:
-        raise UserError("drafts check: given several values or a flag of Hydra; allowed: one model, draft and dataset")
-    return command.jobs[0].config, dict(command.jobs[0].choices)
+    def added(names: set[str]) -> list[str]:
+        return [*_FIXED, *([f"dataset.limit={_LIMIT}"] if names.isdisjoint({"dataset.limit", "dataset.ids"}) else []),
+                *([f"dataset.max_new_tokens={_TOKENS}"] if "dataset.max_new_tokens" not in names else [])]
+
+    job = single_job("drafts check", overrides, _GIVEN, added)
+    return job.config, dict(job.choices)
 
 
 def _other(config: Config, path: str) -> HFModel:

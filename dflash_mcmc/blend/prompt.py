@@ -64,7 +64,7 @@ class PromptBlend(LogitsBlend):
     def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
-        found: dict[bytes, tuple[str, np.ndarray]] = {}
+        second_of: dict[bytes, tuple[str, np.ndarray]] = {}
         for problem in problems:
             first = prompts.get(problem.id)
             if first is None:  # the problem is too long
@@ -76,11 +76,11 @@ class PromptBlend(LogitsBlend):
                 what = "another last token than the first" if fits else f"{len(second)} tokens, and the first {len(first)}"
                 raise ConfigError("blend.prompt", self.prompt, "null, or a text whose prompt is not longer than the problem's "
                                   f"and ends in the same token (that of problem {problem.id} has {what})")
-            name, other = found.setdefault(first.tobytes(), (problem.id, second))
+            name, other = second_of.setdefault(first.tobytes(), (problem.id, second))
             if not np.array_equal(second, other):  # an engine knows a second prompt by the first
                 raise ConfigError("blend.prompt", self.prompt, "a text that gives problems with the same first prompt the "
                                   f"same second one (problems {name} and {problem.id} differ only in the second)")
-        return {first: second for first, (_, second) in found.items()}
+        return {first: second for first, (_, second) in second_of.items()}
 
     def _text(self, problem: Problem) -> str:
         """The second prompt of a problem. Raises ConfigError if the dataset gives none for {second}."""

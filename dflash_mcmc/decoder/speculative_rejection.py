@@ -32,15 +32,16 @@ class SpeculativeRejection(SpeculativeDecoder):
         "token", "unit of verification: token = each token by itself; block = the longest prefix that passes, on average at "
         "least as long as with token (Sun et al. 2024, arXiv 2403.10444)")
     trace: bool = runtime(False, "record the outcome of every block, position by position")
-    fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty"]
-            | None) = identity(
+    fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty",
+                    "block_residual"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
 
     def check(self, config: Config) -> None:
-        """Checks that a fault is run in experiment=faults and with the token rule. Raises ConfigError."""
+        """Checks that a fault is run in experiment=faults and with the rule that has it. Raises ConfigError."""
         SpeculativeDecoder.check(self, config)
-        if self.fault is not None and self.verification != "token":
-            raise ConfigError("decoder.verification", self.verification, "token with decoder.fault")
+        needed = "block" if self.fault == "block_residual" else "token"
+        if self.fault is not None and self.verification != needed:
+            raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
@@ -48,6 +49,6 @@ class SpeculativeRejection(SpeculativeDecoder):
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
-        rule, fault = rules.REJECTION[self.fault] if self.fault else (right, Fault())
+        rule, fault = (rules.REJECTION | rules.BLOCK)[self.fault] if self.fault else (right, Fault())
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
                            fault=fault, trace=self.trace)

@@ -44,9 +44,9 @@ class ModelBeside:
 
     def resolved(self, config: Config) -> Self:
         """The component with the folder or hub name, and the precision, of an option of `model`."""
-        found: Any = self._component(config)
-        dtype = self.dtype if found.dtype == "auto" else found.dtype
-        return dataclasses.replace(self, model=found.path, revision=found.revision, dtype=dtype)
+        component: Any = self._component(config)
+        dtype = self.dtype if component.dtype == "auto" else component.dtype
+        return dataclasses.replace(self, model=component.path, revision=component.revision, dtype=dtype)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
@@ -94,7 +94,7 @@ class ModelBeside:
         """
         with self.named():
             mine, theirs = own.get_vocab(), self.component().tokenizer().get_vocab()
-        differing = sorted({number for _, number in mine.items() ^ theirs.items()})
+        differing = sorted({token_id for _, token_id in mine.items() ^ theirs.items()})
         if differing:
             there, here = (_token(differing[0], vocabulary) for vocabulary in (theirs, mine))
             raise ConfigError(self._field, self.model, f"a model with the target's tokenizer (its token {differing[0]} is "
@@ -106,17 +106,17 @@ class ModelBeside:
             return self.component()
         root = {"paths": dataclasses.asdict(config.paths), "model": _fields(self.model)}
         resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
-        given = {name: value for name, value in (("revision", self.revision), ("dtype", self.dtype)) if value is not None}
-        return components("model")["hf"].cls(**resolved["model"] | given)
+        overrides = {name: value for name, value in (("revision", self.revision), ("dtype", self.dtype)) if value is not None}
+        return components("model")["hf"].cls(**resolved["model"] | overrides)
 
     @contextmanager
     def named(self) -> Iterator[None]:
         """A context in which the errors of a model name this component's fields."""
-        names = {"path": self._field, "revision": f"{self.group}.revision", "dtype": f"{self.group}.dtype"}
         try:
             yield
         except UserError as error:
-            error.args = (re.sub(r"\bmodel\.(path|revision|dtype)\b", lambda found: names[found[1]], str(error)),)
+            line = str(error).replace("model.path", self._field)
+            error.args = (re.sub(r"\bmodel\.(revision|dtype)\b", rf"{self.group}.\1", line),)
             raise
 
 
@@ -127,7 +127,7 @@ def _fields(option: str) -> dict[str, Any]:
     return {name: value for fields in (*extended, own) for name, value in fields.items()}
 
 
-def _token(number: int, vocabulary: Mapping[str, int]) -> str:
+def _token(token_id: int, vocabulary: Mapping[str, int]) -> str:
     """A token for an error."""
-    found = next((token for token, place in vocabulary.items() if place == number), None)
-    return "none" if found is None else repr(found[:30])
+    text = next((token for token, own_id in vocabulary.items() if own_id == token_id), None)
+    return "none" if text is None else repr(text[:30])

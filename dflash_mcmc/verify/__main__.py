@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.command import check_command
 from dflash_mcmc.config.identity import configuration_of, node_of
+from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import program
@@ -44,8 +45,9 @@ what explains it, and report.html and verify.json in the folder. Exit code: 0 gr
 
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
-  --distance N      also the distance between the law that this package's engine draws from in model.dtype and the one of
-                    float32, in total variation a token, from N places of the texts
+  --against OTHER   how often, where and by how much the texts part from a run folder or a file that should have the same
+  --distance N      total variation a token between the law of this package's engine in model.dtype and that of float32,
+                    from N places of the texts
   --width TOKENS    for --distance: tokens that a step of the engine reads, k + 1 with blocks of k; default 1
 """
 
@@ -64,9 +66,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--distance", type=int)
     parser.add_argument("--width", type=int, default=1)
-    given, overrides = parser.parse_known_args(arguments)
-    if unknown := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"{unknown[0]}: not an option; see python -m dflash_mcmc.verify --help")
+    parser.add_argument("--against", type=Path)
+    given, overrides = options_of(parser, arguments)
     if not 0.0 < given.level < 1.0:
         raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
     for name in ("distance", "width"):
@@ -80,13 +81,14 @@ def main(arguments: list[str]) -> None:
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
-    found, more = _audited(folder / "drawn.jsonl" if is_server else path, config, given, given.target if is_server else None)
+    server = given.target.rstrip("/") if is_server else None
+    found, more = _audited(folder / "drawn.jsonl" if server else path, config, given, server)
     from dflash_mcmc.verify import report
 
     report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
-    if found.is_red:
+    if found.is_red or any(row.get("outcome") == "wrong" for part in more for row in part.values):
         sys.exit(RED)
 
 
@@ -94,30 +96,34 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     """The audit, and the further parts of the report that were asked for."""
     from tqdm.auto import tqdm
 
-    from dflash_mcmc.verify import drawn, report
+    from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
     note("reading the model")
-    model, law, more = config.model.load(config.hardware.resolve()), _token_law(config), []
+    model, law = config.model.load(config.hardware.resolve()), _token_law(config)
+    read, more, found = law or SamplingParams(), [], []
+
+    def texts(source: Path = path) -> Iterator[DrawnText]:
+        return drawn.of_run(source, model, config.model.chat) if source.is_dir() else drawn.of_file(source, model, read)
+
     if server is not None:
-        assert law is not None
-        drawn.draw(server.rstrip("/"), config, model, law, path)
-
-    def texts() -> Iterator[DrawnText]:
-        if path.is_dir():
-            return drawn.of_run(path, model, config.model.chat)
-        assert law is not None
-        return drawn.of_file(path, model, law)
-
-    found = audit(model, tqdm(texts(), unit=" text", desc="auditing"), law, given.level, config.blend)
+        drawn.draw(server, config, model, read, path)
+        answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
+        found += behaviour.judge(model, answers, read, config.blend)
+    if given.against is not None:
+        pairs, is_greedy = behaviour.twice(texts(), texts(given.against)), read.temperature == 0.0
+        found.append(behaviour.compare(model, f"the texts of {given.against}", pairs, is_greedy, config.blend))
+    if found:
+        more.append(report.of_findings(found))
+    audited = audit(model, tqdm(texts(), unit=" text", desc="auditing"), law, given.level, config.blend)
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 
         reference = replace(cast("HFModel", config.model), dtype="float32").load(config.hardware.resolve())
-        measured = distances(model, reference, list(texts()), law or SamplingParams(), given.distance, given.width,
-                             given.level, config.seed, config.blend)
+        measured = distances(model, reference, list(texts()), read, given.distance, given.width, given.level, config.seed,
+                             config.blend)
         more.append(report.of_distances(measured, given.level))
-    return found, more
+    return audited, more
 
 
 def _write_cases(arguments: list[str]) -> None:
@@ -131,16 +137,13 @@ def _write_cases(arguments: list[str]) -> None:
 
 def _stated(overrides: list[str]) -> Config:
     """The checked configuration of overrides. Raises UserError."""
-    names = {text.partition("=")[0].lstrip("+~") for text in overrides}
-    if others := [name for name in names if name.partition(".")[0] not in _GIVEN]:
-        raise UserError(f"{min(others)}: given with verify; allowed: {', '.join(_GIVEN)}, and their fields")
-    fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
-    if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
-        fixed.append("sampler.temperature=1.0")  # the sampler's own is 1/alpha
-    command = check_command([*fixed, *overrides])
-    if len(command.jobs) != 1 or command.sweep is not None:
-        raise UserError("verify: given several values or a flag of Hydra; allowed: one model and one law")
-    config = command.jobs[0].config
+    def added(names: set[str]) -> list[str]:
+        fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
+        if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
+            fixed.append("sampler.temperature=1.0")  # the sampler's own is 1/alpha
+        return fixed
+
+    config = single_job("verify", overrides, _GIVEN, added).config
     if _token_law(config) is None:
         raise ConfigError("sampler", name_of(config.sampler), "temperature or greedy: the law of each token")
     return config

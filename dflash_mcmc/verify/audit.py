@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NEAR, _NEAR_BFLOAT16 = 0.1, 0.5
 """The distance of logits within which a token outside counts as a near-tie of another rounding. bfloat16 rounds logits between
 16 and 32 to multiples of 0.125, after many roundings on the way."""
-_OFF = 0.02
+OFF = 0.02
 """The mean distance a token of a stated log p, in nats, above which it is wrong."""
 
 
@@ -64,7 +64,7 @@ class Audit(NamedTuple):
     def is_red(self) -> bool:
         """Whether the texts do not follow what was stated."""
         impossible = len(self.outside) > self.near_ties
-        wrong = self.log_p_error is not None and self.log_p_error[0] > _OFF
+        wrong = self.log_p_error is not None and self.log_p_error[0] > OFF
         return impossible or wrong or self.together.red_at is not None
 
     @property
@@ -88,12 +88,12 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     if blend is not None and (blend.needs_draft or blend.mixes_logits):
         raise ConfigError("blend", name_of(blend), "none, or a blend of the target's own hidden states")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
-    near = _NEAR_BFLOAT16 / (read.temperature or 1.0) if model.dtype == torch.bfloat16 else _NEAR
+    near = near_of(model, read.temperature or 1.0)
     learned = Repeats() if read.temperature > 0.0 else None
     evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)
     course, tops, outside, errors, again, kept_before = [], [], [], [], 0, True
     for text in texts:
-        paid = _read(model, text, read, blend)
+        paid = read_text(model, text, read, blend)
         more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
         evidence.add(np.hstack([paid.log, *more]))
         if text.log_p is not None:
@@ -113,8 +113,14 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 
 
+def near_of(model: LanguageModel, temperature: float) -> float:
+    """The distance in nats at a temperature within which tokens are near-ties of another rounding."""
+    return _NEAR_BFLOAT16 / temperature if model.dtype == torch.bfloat16 else _NEAR
+
+
 @torch.no_grad()
-def _read(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
+def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
+    """What the tokens of a text pay, and their log p."""
     layers = () if blend is None else blend.tapped_layers(len(model.layers))
     sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)
     reading, first = sequences.read(model, sequence[None], layers), len(text.prompt) - 1

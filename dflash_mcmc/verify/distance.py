@@ -1,15 +1,16 @@
 """The distance a token between the law that an engine of this package draws from and the stated one: that of rounding.
 
-The drawn law is computed as the engine does, in its own precision, with so many tokens a step: 1 without speculation, k + 1
-with blocks of k drafted tokens. The stated one is that of the same weights in float32, read in long pieces. Both are whole
-vectors at a place of a text, so that their total variation there is exact. Its mean over places that are drawn with equal
-probability estimates the mean over all tokens without bias, and an interval by betting (Waudby-Smith and Ramdas, arXiv
-2010.09686, section 4) covers that mean, since a distance lies in [0, 1] and nothing else is assumed.
+The drawn law is the engine's, in its own precision, with so many tokens a step: 1 without speculation, k + 1 with blocks of k.
+The stated one is that of the same weights in float32. Both are whole vectors at a place of a text, so that their total
+variation there is exact. Its mean over places that are drawn with equal probability estimates the mean over all tokens without
+bias. An interval by betting covers that mean (Waudby-Smith and Ramdas, arXiv 2010.09686, section 4). It assumes only that a
+distance lies in [0, 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.verify.drawn import DrawnText
 
-_KEYS = 64
-"""Lengths of keys are multiples of it, as in the engine."""
-_PIECE = 256
-"""The longest piece in which a prompt is read."""
+_KEYS, _PIECE = 64, 256
+"""Lengths of keys are multiples of the first, as in the engine. A prompt is read in pieces of at most the second."""
 _SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95])
 """The shares of the stake that a value can lose in the bets of an interval."""
 
@@ -46,8 +45,8 @@ class Distance(NamedTuple):
         tv: the mean total variation a token with its interval.
         largest: the largest one.
         nats: the mean distance of log p of the tokens that were drawn, where both laws can draw them.
-        answer: the total variation of a whole answer is at most this: the mean number of its tokens times `tv.high`.
-        places, tokens: the number of places that were drawn, with replacement, and of all tokens.
+        answer: `tv.high` times the mean number of tokens of an answer, which bounds the total variation of whole answers.
+        places, tokens: the numbers of places that were drawn and of all tokens.
     """
 
     between: str
@@ -68,32 +67,31 @@ def distances(model: LanguageModel, reference: LanguageModel, texts: Sequence[Dr
         width: tokens that a step of the engine reads.
         level: the probability that an interval does not cover its mean.
 
-    Raises:
-        ConfigError: for a model with recurrent layers.
+    Raises ConfigError for a model with recurrent layers.
     """
     if model.recurrent_nets:
         raise ConfigError("--distance", "a model with recurrent layers", "a model of attention layers")
-    total = sum(len(text.tokens) for text in texts)
+    total, ends = sum(len(text.tokens) for text in texts), np.cumsum([len(text.tokens) for text in texts])
     chosen, times = sampled(total, count, seed)
-    names = [f"{width} token{'s' * (width > 1)} a step, {_named(model)}, against float32",
-             *([f"{width} tokens a step against 1, {_named(model)}"] if width > 1 else [])]
-    found: list[list[np.ndarray]] = [[] for _ in names]
-    for text, places in _by_text(texts, chosen):
-        laws = [laws_of(model, text, law, places, width, blend), laws_of(reference, text, law, places, None, blend),
-                *([laws_of(model, text, law, places, 1, blend)] if width > 1 else [])]
-        drawn = torch.from_numpy(text.tokens[places])[:, None].to(laws[0].device)
-        for other, kept in zip(laws[1:], found, strict=True):
-            kept.append(np.stack([total_variation(laws[0], other),
-                                  (laws[0].gather(1, drawn) - other.gather(1, drawn)).abs()[:, 0].cpu().numpy()]))
-    return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level)
-            for name, each in zip(names, found, strict=True)]
+    precision, plural = str(model.dtype).removeprefix("torch."), "s" * (width > 1)
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    for text, end in zip(texts, ends.tolist(), strict=True):
+        start = end - len(text.tokens)
+        if not len(places := chosen[(chosen >= start) & (chosen < end)] - start):
+            continue
+        law_drawn = laws_of(model, text, law, places, width, blend)
+        others = {f"{width} token{plural} a step, {precision}, against float32": (reference, None)} | (
+            {f"{width} tokens a step against 1, {precision}": (model, 1)} if width > 1 else {})
+        tokens = torch.from_numpy(text.tokens[places])[:, None].to(law_drawn.device)
+        for between, (other, steps) in others.items():
+            stated = laws_of(other, text, law, places, steps, blend)
+            nats = (law_drawn.gather(1, tokens) - stated.gather(1, tokens)).abs()[:, 0].cpu().numpy()
+            found[between].append(np.stack([total_variation(law_drawn, stated), nats]))
+    return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level) for name, each in found.items()]
 
 
 def sampled(total: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Different places below `total`, int64, and the place in them of each draw, of which there are `count`, with replacement.
-
-    If `count` is at least `total`, these are all places, each drawn once.
-    """
+    """Different places below `total`, and for each of `count` draws with replacement its place in them; or all, each once."""
     if count >= total:
         return np.arange(total), np.arange(total)
     return np.unique(np.random.default_rng(seed).integers(total, size=count), return_inverse=True)
@@ -102,9 +100,8 @@ def sampled(total: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def mean_interval(values: np.ndarray, level: float) -> Shift:
     """The mean of independent values in [0, 1] with an interval that covers their expectation with probability 1 - level.
 
-    Two players bet on each mean m, one that values are larger and one that they are smaller. A player divides the stake among
-    shares of it that a value can lose, pays with each value, and has a fair game if m is the expectation. Means at which one
-    of them has multiplied the stake by 2 / level are left out. No order of the values matters.
+    Two players bet against each mean, on larger and on smaller values, in a game that is fair if it is the expectation. A mean
+    at which one of them has multiplied the stake by 2 / level is left out. The order of the values does not matter.
     """
     def is_out(mean: float, above: bool) -> bool:
         gain = values / mean - 1.0 if above else (mean - values) / (1.0 - mean)
@@ -148,20 +145,9 @@ def laws_of(model: LanguageModel, text: DrawnText, law: SamplingParams, places: 
                 at = torch.from_numpy(wanted).to(model.device)
                 rows.append(runner.logits(hidden[at], [state[0, at] for state in runner.tapped], ())["blended"])
     logits = sequences.checked(torch.cat(rows))
-    laws = []
-    for row, place in enumerate(places.tolist()):
-        history = history_of(logits[row, None], text.prompt, text.tokens, law, slice(place, place + 1))
-        laws.append(torch.log_softmax(process(logits[row, None], law, history).double(), dim=-1))
-    return torch.cat(laws)
-
-
-def _by_text(texts: Sequence[DrawnText], chosen: np.ndarray) -> Iterator[tuple[DrawnText, np.ndarray]]:
-    """Each text that has chosen places, and these places in its answer."""
-    ends = np.cumsum([len(text.tokens) for text in texts])
-    for text, end in zip(texts, ends.tolist(), strict=True):
-        mine = chosen[(chosen >= end - len(text.tokens)) & (chosen < end)]
-        if len(mine):
-            yield text, mine - (end - len(text.tokens))
+    kept = [process(each[None], law, history_of(each[None], text.prompt, text.tokens, law, slice(place, place + 1)))
+            for each, place in zip(logits, places.tolist(), strict=True)]
+    return torch.log_softmax(torch.cat(kept).double(), dim=-1)
 
 
 def _distance(between: str, measured: np.ndarray, times: np.ndarray, total: int, texts: int, level: float) -> Distance:
@@ -170,7 +156,3 @@ def _distance(between: str, measured: np.ndarray, times: np.ndarray, total: int,
     finite = nats[np.isfinite(nats)]
     return Distance(between, tv, float(measured[0].max()), float(finite.mean()) if len(finite) else 0.0,
                     min(1.0, tv.high * total / texts), len(values), total)
-
-
-def _named(model: LanguageModel) -> str:
-    return str(model.dtype).removeprefix("torch.")

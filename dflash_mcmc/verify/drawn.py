@@ -134,7 +134,7 @@ def write_cases(config: Config, folder: Path) -> None:
                    if not name.startswith("model.layers.") or int(name.split(".")[2]) < kept["num_hidden_layers"]}
         save_file(tensors, folder / "assistant" / "model.safetensors", {"format": "pt"})
         for name, (law, number, tokens) in _CASES.items():
-            case = {"prompt_ids": prompt.tolist(), "n": number, "max_tokens": tokens, **_asked(law)}
+            case = {"prompt_ids": prompt.tolist(), "n": number, "max_tokens": tokens, **asked_of(law)}
             (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 
@@ -149,7 +149,7 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
     prompts = build.prompts(config, model, config.dataset.problems())
-    name = _served(url)
+    name = served(url)
     known = _known(file)
     wanted = [(problem, chain) for problem in prompts for chain in range(config.num_chains) if (problem, chain) not in known]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,9 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
     def ask(key: tuple[str, int]) -> dict[str, object]:
         problem, chain = key
         body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
-                "seed": config.seed + chain, "return_token_ids": True, **_asked(law)}
-        found = _sent(f"{url}/completions", json.dumps(body).encode())
-        return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], **_answer(found, url), **law._asdict()}
+                "seed": config.seed + chain, "return_token_ids": True, **asked_of(law)}
+        (answer,) = answers_of(sent(f"{url}/completions", json.dumps(body).encode()), url)
+        return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], "ids": answer["ids"], **law._asdict()}
 
     from tqdm.auto import tqdm
 
@@ -169,33 +169,40 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
             lines.flush()
 
 
-def _asked(law: SamplingParams) -> dict[str, float]:
+def asked_of(law: SamplingParams) -> dict[str, float]:
     """The parameters of a request. What has no effect is not sent: servers refuse what they do not know."""
     always = ("temperature", "top_p")
     return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
 
 
 def _known(file: Path) -> Collection[tuple[str, int]]:
-    """The texts of a file by problem and chain. A last line that a killed process has left unfinished is cut off."""
-    if not file.exists():
-        return ()
-    with writing(file), file.open("rb+") as lines:
-        lines.truncate(lines.read().rfind(b"\n") + 1)
-    known = {(row["problem"], row["chain"]) for row in (json.loads(line) for _, line in lines_of(file))}
-    note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another engine")
+    """The texts of a file by problem and chain."""
+    if known := {(row["problem"], row["chain"]) for row in kept_rows(file)}:
+        note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
+             "engine")
     return known
 
 
-def _served(url: str) -> str:
+def kept_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier audit's file. A last line that a killed process has left unfinished is cut off."""
+    if not file.exists():
+        return []
+    with writing(file), file.open("rb+") as lines:
+        lines.truncate(lines.read().rfind(b"\n") + 1)
+    return [json.loads(line) for _, line in lines_of(file)]
+
+
+def served(url: str) -> str:
     """The name of the only model, or of the first one, of a server."""
-    found = _sent(f"{url}/models")
+    found = sent(f"{url}/models")
     try:
         return found["data"][0]["id"]
     except (LookupError, TypeError) as error:
         raise ConfigError("TARGET", url, "an OpenAI-style server: its /models names no model") from error
 
 
-def _sent(url: str, content: bytes | None = None) -> Any:
+def sent(url: str, content: bytes | None = None) -> Any:
+    """The JSON of an answer. Raises UserError, from an HTTPError if the server has refused the request."""
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
@@ -207,14 +214,14 @@ def _sent(url: str, content: bytes | None = None) -> Any:
                         "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
 
 
-def _answer(found: Any, url: str) -> dict[str, object]:
-    """The token ids of an answer, wherever a server puts them."""
+def answers_of(found: Any, url: str) -> list[dict[str, Any]]:
+    """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids."""
     try:
-        choice = found["choices"][0]
-        ids = choice.get("token_ids")
+        answers = [{"ids": each.get("token_ids"), "text": each.get("text") or "",
+                    "logprobs": (each.get("logprobs") or {}).get("token_logprobs") or []} for each in found["choices"]]
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
-    if not ids:
+    if not answers or not all(each["ids"] for each in answers):
         raise UserError(f"{url}: returns no token ids; allowed: a server that has return_token_ids (vLLM, "
                         "python -m dflash_mcmc.serve), or a JSON Lines file of texts")
-    return {"ids": ids, "finish_reason": choice.get("finish_reason")}
+    return answers

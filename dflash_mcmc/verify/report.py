@@ -14,6 +14,7 @@ from dflash_mcmc.report import figure as style
 from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import Audit
+from dflash_mcmc.verify.behaviour import Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,14 +102,21 @@ def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
                ReportColumn("largest", lambda row: f"{row['largest']:.2g}"),
                ReportColumn("log p, nats", lambda row: f"{row['nats']:.2g}")]
     rows = [each._asdict() for each in measured]
-    places, tokens = measured[0].places, measured[0].tokens
-    said = "Rounding alone moves the law by so much. It is no fault. " + (
-        f"All {tokens:,} tokens were read." if places == tokens else
-        f"The interval is from {places:,} places and covers the mean over all {tokens:,} tokens with a probability of "
-        f"{100 * (1 - level):g} %.")
+    said = ("Rounding alone moves the law by so much. It is no fault. The interval covers the mean over all "
+            f"{measured[0].tokens:,} tokens with probability {100 * (1 - level):g} %, from {measured[0].places:,} places.")
     table = ReportTable("distance", "The law that the engine draws from, and another one", columns, rows)
     return FurtherPart(Section("distance", "The distance of rounding", [said], [table]),
                 [{**row, "tv": row["tv"]._asdict()} for row in rows])
+
+
+def of_findings(found: Sequence[Finding]) -> FurtherPart:
+    """The part of what is promised besides the law. The wrong ones come first."""
+    rows = [each._asdict() for each in sorted(found, key=lambda each: (each.outcome != "wrong", each.outcome == "right"))]
+    columns = [ReportColumn("check", lambda row: row["check"], False),
+               ReportColumn("outcome", lambda row: row["outcome"], False),
+               ReportColumn("what was found", lambda row: row["says"], False)]
+    table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
+    return FurtherPart(Section("behaviour", "Besides the law", ["What differs is measured, and no mistake."], [table]), rows)
 
 
 def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:

@@ -45,6 +45,14 @@ def test_faults_are_caught(draft, name):
     assert speculative_error(rule(draft, fault=name), LAWS["temperature"], 2, SMALL) > 0.005
 
 
+def test_the_fault_of_block_verification_is_caught():
+    """It is small, since both residuals are alike where a prefix is kept that the draft proposes too rarely."""
+    wrong, right = (rule("parallel", fault=fault, verification="block") for fault in ("block_residual", None))
+    assert speculative_error(wrong, LAWS["temperature"], horizon=2) > 1e-3
+    assert speculative_error(right, LAWS["temperature"], horizon=2) <= 1e-12
+    assert list(rules.BLOCK) == ["block_residual"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
 @pytest.mark.parametrize("draft", ["parallel", "sequential"])
@@ -93,3 +101,5 @@ def test_a_fault_requires_its_experiment(make_config):
     with pytest.raises(UserError, match=r"decoder.verification: given 'block'; allowed: token with decoder.fault"):
         make_config("decoder=speculative_rejection", "draft=self", "decoder.fault=argmax_proposal", "name=faults",
                     "decoder.verification=block")
+    with pytest.raises(UserError, match=r"given 'token'; allowed: block with decoder.fault=block_residual"):
+        make_config("decoder=speculative_rejection", "draft=self", "decoder.fault=block_residual", "name=faults")

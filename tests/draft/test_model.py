@@ -13,12 +13,13 @@ import torch
 
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.draft.model import ModelDraft
+from dflash_mcmc.engine.batching import step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -289,7 +290,8 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
            "refine": DraftRefine(num_blocks=3, num_steps=2), "smc": power_smc(proposal="draft")}
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixture", "refine")))
+                                  for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
     """log p and log q of every answer, and the same answers by blocks, token by token, in pages and in few slots."""
     draft, sampler = other(), DRAWING[name]
@@ -327,7 +329,8 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_blocks": False}, {"num_pages": 120}], ids=str)
+@pytest.mark.parametrize("options", [{}, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (
+    {"whole_blocks": False}, {"num_pages": 120}))], ids=str)
 def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
     """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
     plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
@@ -363,6 +366,14 @@ def test_beside_a_blend_with_a_model(qwen3):
         found.append({done.tag: done for done in engine.run(list(chains(SAMPLERS["power_mh"])))})
     all_same(found[1], found[0])
     assert all(done.cost.companion_forwards == 2 * done.cost.token_forwards for done in found[1].values())
+
+
+def test_steps_have_as_many_rows_as_without_a_second_model(make_config):
+    """On a machine whose products keep the bits of a row, a step with such a draft is not padded to eight rows either."""
+    target = make_config("model=tiny").model.load("cpu")
+    alone, beside = (step_bits.free_rows(target, step_bits.EngineSteps(drafter), step_bits.ATTENTION)
+                     for drafter in (SelfDrafter(3), ModelDrafter(target, 3)))
+    assert alone == beside
 
 
 @pytest.mark.parametrize("num_pages", [0, 60])

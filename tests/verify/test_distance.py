@@ -79,6 +79,12 @@ def test_the_interval_covers_the_exact_distance(coarse, exact):
         assert covered >= 93
 
 
+def test_total_variation_is_half_the_absolute_difference():
+    one, other = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2, 0.0], [0.25, 0.3, 0.2, 0.25]))
+    assert total_variation(one, other) == pytest.approx([0.25])
+    assert total_variation(one, one) == pytest.approx([0.0])
+
+
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
 def test_the_interval_covers_the_mean_of_rare_large_values(share):
     """Values that are 0 or 1, the hardest case: 400 repetitions of 60 values at a level of 0.2."""

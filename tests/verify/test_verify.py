@@ -249,6 +249,8 @@ def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
         code, out, _ = told(arguments, capsys)
         assert code == 0
         assert "tokens of 12 texts" in out
+        assert "the same seed in a batch" in out
+        assert out.count("| right ") == 8
         file = tmp_path / "verify" / f"127.0.0.1-{port}-v1" / "drawn.jsonl"
         kept = file.read_text()
         file.write_text("".join(kept.splitlines(keepends=True)[:5]) + kept.splitlines()[5][:30])  # as a killed audit leaves it

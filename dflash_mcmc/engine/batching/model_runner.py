@@ -100,8 +100,7 @@ class ModelRunner:
     def tapped(self) -> list[torch.Tensor]:
         """What `logits` takes of the latest forward, each (rows, queries, width).
 
-        It is outputs of the blend's layers, or hidden states of the companion, and then those of a model that drafts, if it
-        reads the tokens too.
+        Outputs of the blend's layers, or hidden states of the companion; then those of a model that drafts, where it reads.
         """
         return [*(self._beside or self._tapped[: len(self._blended_layers)]), *self._drafted]
 

@@ -321,7 +321,7 @@ class SlotMemory:
         """Positions before and after its anchor that a block of the draft's grid may write, or that a draft reads again."""
         if self.runner.adaptive:
             return self.runner.adaptive.num_drafted + 1
-        return self.runner.grid.block_size if self.runner.grid else 1 if self.runner.drafting else 0
+        return self.runner.grid.block_size if self.runner.grid else 0
 
     def _new_offloaded(self, length: int) -> SlotPlace:
         return SlotPlace(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))

@@ -132,7 +132,8 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
         for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
     drafting = [ModelRunner(each, None, ATTENTION, length, _KEY_STEP, _KEY_STEP) for each in steps.models]
-    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion else None,
+    # What a model that drafts keeps is not compared, since its proposal writes the token before the anchor.
+    runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion and not drafting else None,
                          drafting=drafting[0] if drafting else None)
     step = _Step(runner, steps, cache, sequences, anchors)
     with runner.ready():

@@ -241,13 +241,13 @@ class TabularEngine:
 
     def _slot(self, operation: Draw, prefix: tuple[int, ...], length: int, drafted: tuple[int, ...]) -> np.ndarray:
         """Log-probabilities of the target in the slot after `drafted`. `length`: generated tokens of the prefix."""
-        whole, number = (*prefix, *drafted), length + len(drafted)
+        whole, count = (*prefix, *drafted), length + len(drafted)
         fault = self._blockwise.fault
         if not fault.late_history and fault.window is None:
-            return self._law(whole, number, operation.params, operation.source)
+            return self._law(whole, count, operation.params, operation.source)
         read = whole if fault.window is None else whole[-fault.window:]
-        history, counted = ((*prefix, *drafted[:-1]), number - bool(drafted)) if fault.late_history else (whole, number)
-        return exact_law.process(self._logits(read, number, operation.source), operation.params, *_history(history, counted))
+        history, counted = ((*prefix, *drafted[:-1]), count - bool(drafted)) if fault.late_history else (whole, count)
+        return exact_law.process(self._logits(read, count, operation.source), operation.params, *_history(history, counted))
 
     def _choose(self, operation: Draw, trajectory: Trajectory) -> int:
         log_q = self.log_q(trajectory, operation.params, operation.source)
@@ -286,16 +286,16 @@ class TabularEngine:
         if source == "draft" and slot:
             return drafted
         if self.blend.needs_draft:
-            parts = [drafted]
+            others = [drafted]
         elif self.companion is not None:
             read = prefix if self.second is None else (*self.second, *prefix[len(prefix) - length :])
-            parts = [model.logits(read, "last") for model in (self.companion, self.anti) if model is not None]
+            others = [model.logits(read, "last") for model in (self.companion, self.anti) if model is not None]
         else:
-            parts = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
-                     for layer in self.blend.tapped_layers(self.model.num_layers)]
+            others = [self.model.logits(prefix, f"tapped {layer}" if layer else "tapped")
+                      for layer in self.blend.tapped_layers(self.model.num_layers)]
         if self.blend.norms_layers():
-            parts = [_normed(part) for part in parts]
-        return self.blend.mix(last, parts, _normed)
+            others = [_normed(part) for part in others]
+        return self.blend.mix(last, others, _normed)
 
 
 def _normed(hidden: np.ndarray) -> np.ndarray:

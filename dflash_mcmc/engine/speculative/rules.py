@@ -40,6 +40,12 @@ def reject_block(block: Block, chance: BlockRandom) -> Verdict:
     probability Z_i / (Z_i + 1 - w_i). The whole block passes with probability w_n. The token after the kept prefix i is
     drawn from (w_i p - q_(i+1))+. A block that ends early is judged as a whole block of the offered tokens.
     """
+    accepted, weight = _kept_prefix(block, chance)
+    return replaced(block, chance, accepted, residual(block, accepted, weight))
+
+
+def _kept_prefix(block: Block, chance: BlockRandom) -> tuple[torch.Tensor, torch.Tensor]:
+    """The number i of tokens that `reject_block` keeps, and w_i, each (rows,)."""
     ratio = ratios(block)
     weight, weights = torch.ones_like(ratio[:, 0]), []
     for slot in range(ratio.shape[1]):
@@ -55,8 +61,7 @@ def reject_block(block: Block, chance: BlockRandom) -> Verdict:
     passes = torch.where(offered[:, 1:], passes, kept[:, :-1])  # the last offered token ends the block
     yes = chance.accepts(torch.cat([passes, kept[:, -1:]], dim=1) * offered, each=True)
     accepted = (yes * torch.arange(1, drafted + 1, device=yes.device)).amax(dim=1)
-    weight = torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1).gather(1, accepted[:, None])[:, 0]
-    return replaced(block, chance, accepted, residual(block, accepted, weight))
+    return accepted, torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1).gather(1, accepted[:, None])[:, 0]
 
 
 def leading(yes: torch.Tensor) -> torch.Tensor:
@@ -172,6 +177,12 @@ def residual_by_draft_noise(block: Block, chance: BlockRandom) -> Verdict:
     return with_token(block, accepted, torch.where(whole, fresh, again))
 
 
+def block_residual(block: Block, chance: BlockRandom) -> Verdict:
+    """Like `reject_block`, but the token after the kept prefix is drawn from (p - q)+, not (w p - q)+ (vllm-ascend 7807)."""
+    accepted, weight = _kept_prefix(block, chance)
+    return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(weight)))
+
+
 MATCH = {
     "greedy_first": Faulty(greedy_first, Fault()),
     "greedy_bonus": Faulty(greedy_bonus, Fault()),
@@ -190,6 +201,9 @@ REJECTION = {
     "late_penalty": Faulty(None, Fault(late_history=True)),
 }
 """Faults of rejection sampling."""
+
+BLOCK = {"block_residual": Faulty(block_residual, Fault())}
+"""Faults of block verification."""
 
 
 def matching(name: str | None, window: int | None = None) -> tuple[Rule, Fault]:

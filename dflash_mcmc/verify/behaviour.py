@@ -1,0 +1,170 @@
+"""What an engine promises besides the law of a token: seeds, batches, log probabilities, stop strings and lengths.
+
+Texts that should be equal are compared. A server is asked alone, again, in a batch and with options, and is judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.error import HTTPError
+
+import numpy as np
+
+from dflash_mcmc.errors import UserError, writing
+from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.runner import build
+from dflash_mcmc.verify import drawn
+from dflash_mcmc.verify.audit import OFF, near_of, read_text
+from dflash_mcmc.verify.drawn import DrawnText
+
+if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+
+_PROMPTS, _NUMBER, _LONG = 4, 3, 8
+"""Problems of which a server is asked everything; answers in one request (`n`); tokens that are not equal by chance."""
+
+
+class Finding(NamedTuple):
+    """The outcome of a check: right, differs (allowed, and measured), wrong, or not offered."""
+
+    check: str
+    outcome: str
+    says: str
+
+
+def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+            greedy: bool, blend: Blend | None = None) -> Finding:
+    """How often two answers to a prompt that should be equal part, where first, and by how many nats.
+
+    The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong.
+    """
+    tokens, first, nats = 0, [], []
+    for prompt, one, other in pairs:
+        common = min(len(one), len(other))
+        different = np.flatnonzero(one[:common] != other[:common])
+        place = int(different[0]) if len(different) else common
+        tokens += max(1, min(place + 1, common))
+        if len(different) or len(one) != len(other):
+            first.append(place)
+        if len(different):
+            both = [read_text(model, DrawnText("", prompt, each[: place + 1]), SamplingParams(), blend).target_log_p[-1]
+                    for each in (one, other)]
+            nats.append(abs(both[0] - both[1]))
+    if not first:
+        return Finding(check, "right", f"all {len(pairs)} pairs are equal, {tokens:,} tokens")
+    worst, near = max(nats, default=0.0), near_of(model, 1.0)
+    return Finding(check, "wrong" if greedy and worst > near else "differs",
+                   f"{len(first)} of {len(pairs)} pairs part, {len(first) / tokens:.2g} a token, the first one at token "
+                   f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})")
+
+
+def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The texts that two runs, or two files, both have: of one problem and chain, or on one line, after the same prompt."""
+    known = {text.name.rpartition(": ")[2]: text for text in one}
+    both = ((known[name], text) for text in other if (name := text.name.rpartition(": ")[2]) in known)
+    return [(here.prompt, here.tokens, there.tokens) for here, there in both if np.array_equal(here.prompt, there.prompt)]
+
+
+def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:
+    """A server's answers by request, from a file where they are known. A request that it refuses has the reason, a text.
+
+    Raises UserError for a server that is down, limits requests or fails. What it has answered is in the file.
+    """
+    prompts = [ids.tolist() for ids in build.prompts(config, model, config.dataset.problems()).values()][:_PROMPTS]
+    common = {"model": drawn.served(url), "max_tokens": config.dataset.max_new_tokens, "seed": config.seed,
+              "return_token_ids": True, **drawn.asked_of(law)}
+    known = {row["request"]: row["answer"] for row in drawn.kept_rows(file)}
+
+    def sent(body: dict[str, Any]) -> Any:
+        try:
+            return drawn.answers_of(drawn.sent(f"{url}/completions", json.dumps(body).encode()), url)
+        except UserError as refused:
+            if not isinstance(cause := refused.__cause__, HTTPError) or cause.code == 429 or cause.code >= 500:
+                raise
+            return str(refused)
+
+    with ThreadPoolExecutor(len(prompts)) as pool, writing(file), file.open("a", encoding="utf-8") as lines:
+        for name, bodies in _requests(common, prompts, known):
+            missing = {f"{name} {place}": body for place, body in bodies.items() if f"{name} {place}" not in known}
+            for key, answer in zip(missing, (pool.map if "together" in name else map)(sent, missing.values()), strict=True):
+                known[key] = answer
+                lines.write(json.dumps({"request": key, "answer": answer}) + "\n")
+                lines.flush()
+    return known | {"prompts": prompts}
+
+
+def _requests(common: dict[str, Any], prompts: list[list[int]],
+              known: dict[str, Any]) -> Iterator[tuple[str, dict[int, dict[str, Any]]]]:
+    """Groups of requests by number. Those of "together" are sent at the same time, and the last ones read earlier answers."""
+    greedy, asked = {"temperature": 0.0, "top_p": 1.0}, {place: {**common, "prompt": ids} for place, ids in enumerate(prompts)}
+    for name, more in (("alone", {}), ("again", {}), ("together", {}), ("logprobs", {"logprobs": 0}), ("greedy", greedy),
+                       ("greedy together", greedy)):
+        yield name, {place: {**body, **more} for place, body in asked.items()}
+    yield "n", {0: {**asked[0], "n": _NUMBER}}
+    cuts = {place: _cut(answer[0]) for place in asked if isinstance(answer := known[f"alone {place}"], list)}
+    yield "max_tokens", {place: {**asked[place], "max_tokens": limit} for place, (limit, _) in cuts.items() if limit}
+    yield "stop", {place: {**asked[place], "stop": [string]} for place, (_, string) in cuts.items() if string}
+
+
+def _cut(answer: dict[str, Any]) -> tuple[int, str]:
+    """Half of an answer's tokens and the middle of its text: limit and stop string with which it is asked for again."""
+    return len(answer["ids"]) // 2, answer["text"][len(answer["text"]) // 2 :][:3]
+
+
+def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, blend: Blend | None = None) -> list[Finding]:
+    """The findings about a server's answers (`ask`)."""
+    prompts = [np.array(ids) for ids in answers["prompts"]]
+
+    def of(name: str) -> dict[int, dict[str, Any]]:
+        known = {place: answers.get(f"{name} {place}") for place in range(len(prompts))}
+        return {place: choices[0] for place, choices in known.items() if isinstance(choices, list)}
+
+    def told(check: str, name: str, wrong: list[str], right: str) -> Finding:
+        if isinstance(refusal := answers.get(f"{name} 0"), str):
+            return Finding(check, "not offered", refusal)
+        return Finding(check, "wrong" if wrong else "right", wrong[0] if wrong else right)
+
+    found = []
+    for check, one, other in (("the same seed again", "alone", "again"), ("the same seed in a batch", "alone", "together"),
+                              ("temperature 0, alone and in a batch", "greedy", "greedy together")):
+        both = [(prompts[place], np.array(each["ids"]), np.array(of(other)[place]["ids"]))
+                for place, each in of(one).items() if place in of(other)]
+        found.append(compare(model, check, both, one == "greedy", blend) if both else told(check, one, [], ""))
+    alone = of("alone")
+    some = answers.get("n 0") or []
+    wrong = [f"{len(some)} answers for n={_NUMBER}"] if isinstance(some, list) and len(some) != _NUMBER else []
+    if law.temperature > 0.0 and not wrong and len({tuple(each["ids"]) for each in some}) == 1 and len(some[0]["ids"]) > _LONG:
+        wrong = [f"all {_NUMBER} answers are equal"]
+    found.append(told("n", "n", wrong, f"{len(some)} answers"))
+    long = [f"{len(each['ids'])} tokens for max_tokens={limit}" for place, each in of("max_tokens").items()
+            if len(each["ids"]) > (limit := _cut(alone[place])[0])]
+    found.append(told("max_tokens", "max_tokens", long, f"{len(of('max_tokens'))} answers keep to it"))
+    past = [f"a text has {string!r}, its stop string" for place, each in of("stop").items()
+            if (string := _cut(alone[place])[1]) in each["text"]]
+    found.append(told("stop strings", "stop", past, f"{len(of('stop'))} texts end before theirs"))
+    every = [each for key, choices in answers.items() if key != "prompts" and isinstance(choices, list) for each in choices]
+    after = [f"tokens follow the stop id {token}" for each in every for token in each["ids"][:-1] if token in model.stop_ids]
+    found.append(told("stop ids", "alone", after, f"no token follows one in {len(every)} answers"))
+    answered = [(prompts[place], each) for place, each in of("logprobs").items()]
+    return [*found, told("log p", "logprobs", *_log_p(model, answered, law, blend))]
+
+
+def _log_p(model: LanguageModel, answered: list[tuple[np.ndarray, dict[str, Any]]], law: SamplingParams,
+           blend: Blend | None) -> tuple[list[str], str]:
+    """What is wrong with returned log p of the returned tokens, and whether they are the target's (raw) or the law's."""
+    off, tokens = {"raw": 0.0, "processed": 0.0}, sum(len(each["ids"]) for _, each in answered)
+    for prompt, each in answered:
+        if len(each["logprobs"]) != len(each["ids"]):
+            return [f"{len(each['logprobs'])} values for {len(each['ids'])} tokens"], ""
+        paid = read_text(model, DrawnText("", prompt, np.array(each["ids"])), law, blend)
+        for name, known in (("raw", paid.target_log_p), ("processed", paid.log_p)):
+            off[name] += float(np.abs(known - np.array(each["logprobs"])).sum()) / tokens
+    least, best = min((value, name) for name, value in off.items())
+    said = f"off by {off['raw']:.2g} nats a token from the target's, and by {off['processed']:.2g} from the stated law's"
+    return [said] * (least > OFF), f"{best}, within {least:.1g} nats a token on average, of {tokens:,} tokens"
