@@ -23,7 +23,6 @@ _PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
 if os.name == "nt":
     raise ImportError("dflash_mcmc needs Linux or macOS; on Windows it runs in WSL: wsl --install")
 machine.keep_bits()
-machine.share_cores()
 
 
 def __getattr__(name: str) -> Any:

@@ -33,8 +33,12 @@ class Slots(Engine):
     mixes_stops = True
 
     def load(self, config: Config, device: str) -> LanguageModel:
-        """The model of transformers. Raises UserError."""
-        return config.model.load(device)
+        """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""
+        from dflash_mcmc.engine.batching.row_linear import is_small
+
+        target = config.model.load(device)
+        config.hardware.set_threads(all(is_small(weight.numel()) for weight in target.decoder.parameters()))
+        return target
 
     def resource(self, target: LanguageModel) -> object:
         """The model's layers, whose outputs and attention belong to a run."""

@@ -38,6 +38,10 @@ class Hardware(Component):
         """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
 
     @abstractmethod
+    def set_threads(self, small: bool = False) -> None:
+        """Sets the threads of the CPU's arithmetic for a model, whose products may all be small."""
+
+    @abstractmethod
     def found(self) -> str:
         """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,14 @@ from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+
+
+@functools.cache
+def _own_threads() -> int:
+    """Threads that PyTorch chose for this process, before anything here has set them."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 @register("hardware", "local")
@@ -56,7 +65,7 @@ class Local(Hardware):
                                               "earlier summary.json, token_forwards / (mean_share_seconds * num_samples); "
                                               "null is unknown", gt=0)
     num_threads: int | None = runtime(None, "threads of the CPU's arithmetic; null shares the cores among the processes of a "
-                                      "launch", ge=1, le=4096)
+                                      "launch, and takes one for the embedded model and others as small", ge=1, le=4096)
 
     grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
@@ -71,13 +80,25 @@ class Local(Hardware):
 
     def resolve(self) -> str:
         """The device's name for PyTorch. Sets the number of threads. Raises ConfigError for a missing device."""
+        self.set_threads()
+        return self.found()
+
+    def set_threads(self, small: bool = False) -> None:
+        """Sets the threads of the CPU's arithmetic. `OMP_NUM_THREADS` of the user stays.
+
+        Args:
+            small: the products are so short that threads would wait for one another more than they compute. Beside other
+                programs they wait many times longer (notebook, "Threads of a small model").
+        """
         import torch
 
-        processes = ranks.local_world_size()
-        if self.num_threads is not None or processes > 1:
+        processes, own = ranks.local_world_size(), _own_threads()
+        if processes > 1:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
-            torch.set_num_threads(self.num_threads or max(1, cores // processes))
-        return self.found()
+            own = max(1, cores // processes)
+        elif small and "OMP_NUM_THREADS" not in os.environ:
+            own = 1
+        torch.set_num_threads(self.num_threads or own)
 
     def found(self) -> str:
         """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""

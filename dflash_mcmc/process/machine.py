@@ -1,4 +1,4 @@
-"""The machine: its processor, as Linux describes it, the names of its devices, the same bits in every batch, and shared cores.
+"""The machine: its processor, as Linux describes it, the names of its devices, and the same bits in every batch.
 
 On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
 depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
@@ -71,12 +71,3 @@ def keep_bits(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path 
     vendor = environment.get(VENDOR)
     if vendor == "GenuineIntel" if vendor else "GenuineIntel" in _described(cpuinfo):
         environment.setdefault(VARIABLE, "AUTO,STRICT")
-
-
-def share_cores(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Lets threads of PyTorch that wait for one another sleep, in this process and its children. A policy that is set stays.
-
-    By default they spin. Beside other programs, or where a container has less than its cores, they then take the time of the
-    thread that they wait for (notebook, "Threads that wait"). Call it before PyTorch is imported, which reads it then.
-    """
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")

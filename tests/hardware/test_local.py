@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.hardware import local
 
 
 def test_auto_is_the_first_gpu_or_the_cpu(make_config):
@@ -43,3 +46,23 @@ def test_each_process_of_a_launch_uses_its_own_gpu(make_config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert make_config().hardware.resolve() == "cuda:3"
     assert make_config("hardware.device=cuda:1").hardware.resolve() == "cuda:1"
+
+
+@pytest.mark.parametrize(("given", "of_omp", "expected"), [
+    ([], None, [1, 6]), (["hardware.num_threads=3"], None, [3, 3]), ([], "6", [6, 6])],
+    ids=["default", "hardware.num_threads", "OMP_NUM_THREADS"])
+def test_a_small_model_takes_one_thread_and_the_next_model_its_own(make_config, monkeypatch, given, of_omp, expected):
+    """The next model has an embedding of 2**17 weights."""
+    config = make_config("hardware.device=cpu", *given)
+    small = config.model.load("cpu")
+    large = SimpleNamespace(decoder=torch.nn.Embedding(2**10, 2**7, _weight=torch.zeros(2**10, 2**7)))
+    taken: list[int] = []
+    monkeypatch.setattr(local, "_own_threads", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if of_omp:
+        monkeypatch.setenv("OMP_NUM_THREADS", of_omp)
+    for target in (small, large):
+        monkeypatch.setattr(type(config.model), "load", lambda self, device, target=target: target)
+        assert config.engine.load(config, "cpu") is target
+    assert taken == expected

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -78,15 +76,6 @@ def test_programs_that_tests_start_have_the_mode_of_this_process(tmp_path):
     """The mode depends on `--processor` alone, also where a program sets it for itself."""
     show = f"import dflash_mcmc, os; print(os.environ.get({machine.VARIABLE!r}))"
     assert processes.run(["-c", show], tmp_path).stdout.strip() == str(os.environ.get(machine.VARIABLE))
-
-
-@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}])
-def test_threads_that_wait_sleep_unless_the_user_has_chosen(given):
-    """The policy is in the environment when PyTorch is imported, which reads it once."""
-    show = "import dflash_mcmc, os, sys; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
-    shown = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True).stdout
-    assert shown.split() == ["False", given.get("OMP_WAIT_POLICY", "PASSIVE")]
 
 
 def test_rows_have_the_same_bits_in_every_batch_here():
