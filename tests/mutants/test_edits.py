@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,18 @@ def test_every_edit_still_applies():
     trees = {file: ast.dump(ast.parse(text)) for file, text in texts.items()}
     for edit in edits:
         assert ast.dump(ast.parse(edit.applied(texts[edit.file]))) != trees[edit.file], edit.name
+
+
+def test_no_edit_uses_an_undefined_name(tmp_path):
+    """A test would fail at the name, whatever it tests."""
+    names = {}
+    for index, edit in enumerate(read()):
+        names[f"{index}.py"] = edit.name
+        (tmp_path / f"{index}.py").write_text(edit.applied((ROOT / edit.file).read_text(encoding="utf-8")), encoding="utf-8")
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise", "."]
+    shown = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True)
+    errors = [line for line in shown.stdout.splitlines() if ".py:" in line]
+    assert shown.returncode == 0, [(names[line.partition(":")[0]], line) for line in errors]
 
 
 def test_every_edit_names_tests_that_exist():
