@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
-_PROMPTS, _NUMBER, _LONG = 4, 3, 8
+_PROMPTS, _NUM_ANSWERS, _LONG = 4, 3, 8
 """Problems of which a server is asked everything; answers in one request (`n`); tokens that are not equal by chance."""
 
 
@@ -106,7 +106,7 @@ def _requests(common: dict[str, Any], prompts: list[list[int]],
     for name, more in (("alone", {}), ("again", {}), ("together", {}), ("logprobs", {"logprobs": 0}), ("greedy", greedy),
                        ("greedy together", greedy)):
         yield name, {place: {**body, **more} for place, body in asked.items()}
-    yield "n", {0: {**asked[0], "n": _NUMBER}}
+    yield "n", {0: {**asked[0], "n": _NUM_ANSWERS}}
     cuts = {place: _cut(answer[0]) for place in asked if isinstance(answer := known[f"alone {place}"], list)}
     yield "max_tokens", {place: {**asked[place], "max_tokens": limit} for place, (limit, _) in cuts.items() if limit}
     yield "stop", {place: {**asked[place], "stop": [string]} for place, (_, string) in cuts.items() if string}
@@ -130,29 +130,29 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, bl
             return Finding(check, "not offered", refusal)
         return Finding(check, "wrong" if wrong else "right", wrong[0] if wrong else right)
 
-    found = []
+    findings = []
     for check, one, other in (("the same seed again", "alone", "again"), ("the same seed in a batch", "alone", "together"),
                               ("temperature 0, alone and in a batch", "greedy", "greedy together")):
         both = [(prompts[place], np.array(each["ids"]), np.array(of(other)[place]["ids"]))
                 for place, each in of(one).items() if place in of(other)]
-        found.append(compare(model, check, both, one == "greedy", blend) if both else told(check, one, [], ""))
+        findings.append(compare(model, check, both, one == "greedy", blend) if both else told(check, one, [], ""))
     alone = of("alone")
     some = answers.get("n 0") or []
-    wrong = [f"{len(some)} answers for n={_NUMBER}"] if isinstance(some, list) and len(some) != _NUMBER else []
+    wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if isinstance(some, list) and len(some) != _NUM_ANSWERS else []
     if law.temperature > 0.0 and not wrong and len({tuple(each["ids"]) for each in some}) == 1 and len(some[0]["ids"]) > _LONG:
-        wrong = [f"all {_NUMBER} answers are equal"]
-    found.append(told("n", "n", wrong, f"{len(some)} answers"))
+        wrong = [f"all {_NUM_ANSWERS} answers are equal"]
+    findings.append(told("n", "n", wrong, f"{len(some)} answers"))
     long = [f"{len(each['ids'])} tokens for max_tokens={limit}" for place, each in of("max_tokens").items()
             if len(each["ids"]) > (limit := _cut(alone[place])[0])]
-    found.append(told("max_tokens", "max_tokens", long, f"{len(of('max_tokens'))} answers keep to it"))
+    findings.append(told("max_tokens", "max_tokens", long, f"{len(of('max_tokens'))} answers keep to it"))
     past = [f"a text has {string!r}, its stop string" for place, each in of("stop").items()
             if (string := _cut(alone[place])[1]) in each["text"]]
-    found.append(told("stop strings", "stop", past, f"{len(of('stop'))} texts end before theirs"))
+    findings.append(told("stop strings", "stop", past, f"{len(of('stop'))} texts end before theirs"))
     every = [each for key, choices in answers.items() if key != "prompts" and isinstance(choices, list) for each in choices]
     after = [f"tokens follow the stop id {token}" for each in every for token in each["ids"][:-1] if token in model.stop_ids]
-    found.append(told("stop ids", "alone", after, f"no token follows one in {len(every)} answers"))
+    findings.append(told("stop ids", "alone", after, f"no token follows one in {len(every)} answers"))
     answered = [(prompts[place], each) for place, each in of("logprobs").items()]
-    return [*found, told("log p", "logprobs", *_log_p(model, answered, law, blend))]
+    return [*findings, told("log p", "logprobs", *_log_p(model, answered, law, blend))]
 
 
 def _log_p(model: LanguageModel, answered: list[tuple[np.ndarray, dict[str, Any]]], law: SamplingParams,

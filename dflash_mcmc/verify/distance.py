@@ -74,7 +74,7 @@ def distances(model: LanguageModel, reference: LanguageModel, texts: Sequence[Dr
     total, ends = sum(len(text.tokens) for text in texts), np.cumsum([len(text.tokens) for text in texts])
     chosen, times = sampled(total, count, seed)
     precision, plural = str(model.dtype).removeprefix("torch."), "s" * (width > 1)
-    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    measured: dict[str, list[np.ndarray]] = defaultdict(list)
     for text, end in zip(texts, ends.tolist(), strict=True):
         start = end - len(text.tokens)
         if not len(places := chosen[(chosen >= start) & (chosen < end)] - start):
@@ -86,8 +86,8 @@ def distances(model: LanguageModel, reference: LanguageModel, texts: Sequence[Dr
         for between, (other, steps) in others.items():
             stated = laws_of(other, text, law, places, steps, blend)
             nats = (law_drawn.gather(1, tokens) - stated.gather(1, tokens)).abs()[:, 0].cpu().numpy()
-            found[between].append(np.stack([total_variation(law_drawn, stated), nats]))
-    return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level) for name, each in found.items()]
+            measured[between].append(np.stack([total_variation(law_drawn, stated), nats]))
+    return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level) for name, each in measured.items()]
 
 
 def sampled(total: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,14 +107,14 @@ def mean_interval(values: np.ndarray, level: float) -> Shift:
         gain = values / mean - 1.0 if above else (mean - values) / (1.0 - mean)
         return log_mean(np.log1p(_SHARES[:, None] * gain).sum(axis=1)[None])[0] - np.log(len(_SHARES)) >= np.log(2.0 / level)
 
-    found, ends = float(values.mean()), []
+    average, ends = float(values.mean()), []
     for above in (True, False):
-        inside, outside = found, 0.0 if above else 1.0
-        for _ in range(50 if found != outside else 0):
+        inside, outside = average, 0.0 if above else 1.0
+        for _ in range(50 if average != outside else 0):
             middle = (inside + outside) / 2.0
             inside, outside = (inside, middle) if is_out(middle, above) else (middle, outside)
         ends.append(outside)
-    return Shift(found, *ends)
+    return Shift(average, *ends)
 
 
 def total_variation(one: torch.Tensor, other: torch.Tensor) -> np.ndarray:
