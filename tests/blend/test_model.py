@@ -189,8 +189,9 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
-@pytest.mark.parametrize("name", BLENDS)
-@pytest.mark.parametrize("decoder", RULES)
+@pytest.mark.parametrize(("name", "decoder"), [
+    pytest.param(name, rule, marks=[pytest.mark.slow] * (rule in ("rejection", "block") and name not in ("masked", "experts")))
+    for rule in RULES for name in BLENDS])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 
