@@ -196,15 +196,7 @@ def stopping(chain: Steps[Result], stop: tuple[str, ...]) -> Steps[Result]:
 
     `engine=slots` and the reference engine carry out operations with strings of their own, and `engine=vllm` does not.
     """
-    answer = None
-    with closing(chain):
-        while True:
-            try:
-                request = chain.send(answer)
-            except StopIteration as end:
-                return end.value
-            answer = yield (Together(tuple(each._replace(stop=stop) for each in request.operations))
-                            if isinstance(request, Together) else request._replace(stop=stop))
+    return _relayed(chain, lambda operation: operation._replace(stop=stop), lambda path: path)
 
 
 def ended_only(chain: Steps[Result], horizon: int) -> Steps[Result]:
@@ -213,16 +205,23 @@ def ended_only(chain: Steps[Result], horizon: int) -> Steps[Result]:
     The weight of an answer is its alpha * log p - log q, so that every sampler that weighs leaves such answers at once. A
     chain that has seen no other yet moves among them as it would without the limit.
     """
-    answer = None
+    return _relayed(chain, lambda operation: operation, lambda path: _lowered(path, horizon))
+
+
+def _relayed(chain: Steps[Result], ask: Callable[[Operation], Operation],
+             read: Callable[[Trajectory], Trajectory]) -> Steps[Result]:
+    """The chain, with each of its operations and each answer to them replaced."""
+    answer: Any = None
     with closing(chain):
         while True:
             try:
                 request = chain.send(answer)
             except StopIteration as end:
                 return end.value
-            answered = yield request
-            answer = (tuple(_lowered(each, horizon) for each in answered) if isinstance(request, Together)
-                      else _lowered(answered, horizon))
+            if isinstance(request, Together):
+                answer = tuple(map(read, (yield Together(tuple(map(ask, request.operations))))))
+            else:
+                answer = read((yield ask(request)))
 
 
 def until_ended(begin: Callable[[Key], Chain], horizon: int, key: Key, most: int = 16) -> Chain:

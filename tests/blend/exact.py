@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.testing import balance_error, invariance_error, power_target, total_variation, transition_matrix
 from tests.laws import power_law, product_law
+from tests.sampler import test_best_of_n as of_best_of_n
 from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
@@ -14,6 +17,7 @@ from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 
 EXACT = 1e-12
+WRONG = 1e-3
 
 
 def check_chain(engine: TabularEngine, blend, sampler, horizon: int = 2) -> None:
@@ -29,6 +33,17 @@ def speculation(decoder: str) -> Speculation:
     """A decoder of `RULES` with a tabular draft."""
     rule, options = RULES[decoder]
     return Speculation(rule, TabularDraft(3, 2, seed=7), noisy=True, **options)
+
+
+def check_draws(engine: TabularEngine, blend, wrongs: Iterable) -> None:
+    """Temperature sampling and best of N have the blend's law by hand, and the law of none of the wrong blends."""
+    for options in ({"temperature": 1.3, "top_k": 2}, {"temperature": 0.7}):
+        law = of_temperature.law_under(of_temperature.make(**options), engine)
+        assert total_variation(law, product_law(engine.model, 3, blend, **options)) <= EXACT
+    for wrong in wrongs:
+        assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
+    law = of_best_of_n.drawn(of_best_of_n.make(select="power"), engine)
+    assert total_variation(law, of_best_of_n.expected("power", model=engine.model, blend=blend)) <= EXACT
 
 
 def check_decoder(engine: TabularEngine, blend) -> None:

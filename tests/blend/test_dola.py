@@ -14,18 +14,14 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.testing import total_variation
-from tests.blend.exact import EXACT, check_chain, check_decoder, check_power, speculation
+from tests.blend.exact import check_chain, check_decoder, check_draws, check_power, speculation
 from tests.engine.batching.test_batched import PROMPTS, SAMPLERS, STOPS, run_batched, same_as_reference
-from tests.laws import Farthest, product_law
+from tests.laws import Farthest
 from tests.runs import execute, records_of
-from tests.sampler import test_best_of_n as of_best_of_n
 from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_temperature as of_temperature
 from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model
 
-WRONG = 1e-3
 NAMES = ("tapped", "tapped 1", "tapped 2")
 BLENDS = {"away": (-0.7, 0.0), "towards": (0.4, 0.0), "masked": (-0.7, 0.4)}
 
@@ -41,13 +37,7 @@ def tables(name: str, size: int = 3, draft=None, speculation=None) -> tuple[Tabu
 @pytest.mark.parametrize("name", BLENDS)
 def test_temperature_and_best_of_n_have_the_law_by_hand(name):
     engine, blend = tables(name)
-    for options in ({"temperature": 1.3, "top_k": 2}, {"temperature": 0.7}):
-        law = of_temperature.law_under(of_temperature.make(**options), engine)
-        assert total_variation(law, product_law(engine.model, 3, blend, **options)) <= EXACT
-    for wrong in (blend._replace(beta=-blend.beta), *(blend._replace(names=(name,)) for name in NAMES)):
-        assert total_variation(law, product_law(engine.model, 3, wrong, **options)) > WRONG
-    law = of_best_of_n.drawn(of_best_of_n.make(select="power"), engine)
-    assert total_variation(law, of_best_of_n.expected("power", model=engine.model, blend=blend)) <= EXACT
+    check_draws(engine, blend, (blend._replace(beta=-blend.beta), *(blend._replace(names=(name,)) for name in NAMES)))
 
 
 @pytest.mark.parametrize("name", BLENDS)

@@ -311,19 +311,25 @@ def test_a_decoder_with_a_cache_of_its_own_changes_nothing(qwen3, amateur, plain
     assert all(done.cost.companion_forwards == done.cost.token_forwards for done in found.values())
 
 
+def held_by(engine: BatchedEngine, num_pages: int, num_traced: int) -> int:
+    """Bytes of an engine's caches at their longest and of its rows, with so many values of each token of a chain."""
+    memory, rows = engine._memory, engine._loop.rows
+    memory.reserve(memory._longest)
+    if num_pages:
+        held = memory.cache.memory.pages
+    else:
+        memory.spare.reserve(memory.cache.length)
+        held = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
+    total = sum(cache.keys.nbytes + cache.values.nbytes for cache in held)
+    total += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
+    return total + 2 * rows.num_rows * memory._longest * num_traced * 8
+
+
 @pytest.mark.parametrize("num_pages", [0, 60])
 def test_the_plan_counts_the_companions_cache(qwen3, amateur, num_pages):
     engine = engine_of(qwen3, amateur, ENGINE_BLENDS["ensemble"], slots=12, num_pages=num_pages, decoder=match(),
                        draft="dflash")
-    memory, rows = engine._memory, engine._loop.rows
-    memory.reserve(memory._longest)
-    if not num_pages:
-        memory.spare.reserve(memory.cache.length)
-    caches = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
-    held = memory.cache.memory.pages if num_pages else caches
-    total = sum(cache.keys.nbytes + cache.values.nbytes for cache in held)
-    total += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
-    total += 2 * rows.num_rows * memory._longest * 4 * 8
+    total, memory = held_by(engine, num_pages, 4), engine._memory
     work = Workload(engine.model, max(map(len, PROMPTS)) + HORIZON, max(map(len, PROMPTS)) + HORIZON, Options(),
                     memory.runner.drafter, memory.runner.companion.model)
     found, without = predict(work, 12, num_pages), predict(work._replace(companion=None), 12, num_pages)

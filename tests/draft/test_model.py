@@ -27,7 +27,7 @@ from dflash_mcmc.runner import cost
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from dflash_mcmc.types import ChainResult, Trajectory
-from tests.blend.test_model import another_tokenizer, swap_two
+from tests.blend.test_model import another_tokenizer, held_by, swap_two
 from tests.engine.batching.test_batched import (
     BLENDS,
     HORIZON,
@@ -381,15 +381,7 @@ def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
     drafter = ModelDrafter(LanguageModel(other()), 3)
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), BLENDS["none"], 12, LENGTH, Options(), None,
                            match().speculation(drafter), num_pages=num_pages)
-    memory, rows = engine._memory, engine._loop.rows
-    memory.reserve(memory._longest)
-    if not num_pages:
-        memory.spare.reserve(memory.cache.length)
-    caches = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
-    held = memory.cache.memory.pages if num_pages else caches
-    total = sum(cache.keys.nbytes + cache.values.nbytes for cache in held)
-    total += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
-    total += 2 * rows.num_rows * memory._longest * 3 * 8
+    total = held_by(engine, num_pages, 3)
     work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
     found, without = predict(work, 12, num_pages), predict(work._replace(drafter=DraftSize(3)), 12, num_pages)
     assert found.caches == total > without.caches
