@@ -118,8 +118,10 @@ class Trajectory(NamedTuple):
         return np.concatenate([column, more])
 
     def sampling_mask(self) -> dict[str, list[list[Any]]]:
-        """The kept sets by the names of vLLM: `sampling_mask`, the ids of each token's set, and `sampling_mask_logprobs`, their
-        log q in nats; empty where none are known."""
+        """The kept sets by the names of vLLM: `sampling_mask`, the ids of each token's set, and `sampling_mask_logprobs`.
+
+        The latter has their log q in nats. Empty where none are known.
+        """
         if self.kept is None:
             return {}
         sets = [rows[rows[:, 0] >= 0.0] for rows in self.kept]

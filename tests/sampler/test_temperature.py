@@ -54,7 +54,7 @@ def test_exact_law_under_a_blend_with_two_layers(beta, norm):
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"temperature": 1.3, "top_k": 3, "min_p": 0.3}, OPTIONS["all"]])
 def test_every_kept_set_is_the_support_of_its_token(options):
-    """Of each sequence that can be drawn: ids and probabilities are those by hand, and log q is that of the token among them."""
+    """Of each sequence that can be drawn: ids and probabilities are those by hand, and log q of the token is among them."""
     seen = set()
 
     def check(key):

@@ -15,7 +15,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import Operation, SamplingParams
+from dflash_mcmc.ops import SamplingParams
 
 
 class Status(enum.IntEnum):
