@@ -177,7 +177,7 @@ def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def kept(weights: Weights, most: int) -> torch.Tensor:
-    """The tokens of finite logits by id, and their log-probabilities, in turn: float64 (rows, 2 * most), padded by -1 and -inf."""
+    """The tokens of finite logits by id, each with its log-probability: float64 (rows, 2 * most), padded by -1 and -inf."""
     ids = torch.arange(weights.logits.shape[-1], device=weights.logits.device)
     none = len(ids)
     found = torch.where(weights.logits > -torch.inf, ids, none).topk(min(most, none), largest=False, sorted=True).values
