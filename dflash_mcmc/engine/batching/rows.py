@@ -318,7 +318,7 @@ _LAW = 3
 """Columns of a law: log q, and the two ends of the interval."""
 
 
-class Measured(Protocol):
+class AsksColumns(Protocol):
     """What tells the columns of tokens: an operation, or a group of them."""
 
     @property
@@ -338,13 +338,13 @@ class Measured(Protocol):
         """Whether the kept set is asked for."""
 
 
-def num_columns(asked: Measured) -> int:
+def num_columns(asked: AsksColumns) -> int:
     """The number of columns: 0 if none is asked for, else one for the entropy, three for each law, and the kept set."""
     kept = 2 * asked.params.top_k if asked.kept else 0
     return 1 + _LAW * len(asked.laws) + kept if asked.laws or asked.entropy or kept else 0
 
 
-def split_columns(asked: Measured | None, columns: np.ndarray) -> tuple[np.ndarray | None, ...]:
+def split_columns(asked: AsksColumns | None, columns: np.ndarray) -> tuple[np.ndarray | None, ...]:
     """(laws, entropy, kept) of `Trajectory` from columns (tokens, k); None for a part that is not asked for."""
     if asked is None:
         return None, None, None
@@ -355,7 +355,7 @@ def split_columns(asked: Measured | None, columns: np.ndarray) -> tuple[np.ndarr
     return under, columns[:, 0].copy() if asked.entropy else None, kept
 
 
-def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, asked: Measured,
+def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, asked: AsksColumns,
                       history: laws.History) -> torch.Tensor:
     """Columns of tokens, float64 (rows, k).
 
