@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast, final
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
@@ -165,7 +165,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["prefill_seconds"] = round(done.prefill_seconds, 6)
     if grade.grade_seconds is not None:
         record["grade_seconds"] = round(grade.grade_seconds, 6)
-    record |= path.sampling_mask()
+    record |= cast("Any", path.sampling_mask())
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.blocks_verified:
