@@ -4,7 +4,7 @@ Large layers in float32, and all in bfloat16, have weights in oneDNN's own order
 that packs its weights at each call (notebook, "Packed products"), and keeps the bits from two rows on. A call of it costs more
 than a small product in float32. Small layers have PyTorch's own product, which keeps the bits of multiples of four rows. An
 Intel processor with AMX multiplies bfloat16 in tiles and sums in an order that depends on the number of rows. There each call
-has 32 rows, which cost little more than two (notebook, "Products in tiles"). Other numbers of rows are padded. `keeps_bits`
+has 64 rows, which cost little more than two (notebook, "Products in tiles"). Other numbers of rows are padded. `keeps_bits`
 checks this on the machine that it runs on, with weights that are multiplied. Where it is not so, layers stay as they are, and
 steps have rows of `ladder.py`.
 """
@@ -21,10 +21,10 @@ _SMALL = 3 * 2**15
 """Weights of a float32 layer up to which PyTorch's own product is as fast as a packed one (notebook, "Packed products")."""
 _PLAIN_STEP = 4
 """PyTorch's product has multiples of so many rows."""
-_TILE = 32
+_TILE = 64
 """Rows of a call of a product in tiles."""
 _COUNTS = range(1, 10)
-_MOST = 40
+_MOST = 72
 """Numbers of rows that are compared: `_COUNTS`, the first and the last ones, with those of `_MOST`."""
 
 

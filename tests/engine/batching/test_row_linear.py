@@ -119,8 +119,8 @@ def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, 
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("shape", [(1, 64), (2, 64), (32, 64), (33, 64), (3, 40, 64), (0, 64)])
-def test_each_call_of_a_product_in_tiles_has_32_rows(shape, monkeypatch):
+@pytest.mark.parametrize("shape", [(1, 64), (2, 64), (64, 64), (65, 64), (3, 40, 64), (0, 64)])
+def test_each_call_of_a_product_in_tiles_has_64_rows(shape, monkeypatch):
     monkeypatch.setattr(row_linear, "_has_tiles", lambda: True)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator).bfloat16() for each in ((128, 64), (128,), shape))
@@ -133,7 +133,7 @@ def test_each_call_of_a_product_in_tiles_has_32_rows(shape, monkeypatch):
     monkeypatch.setattr(row_linear, "_packed_product", counted)
     exact = linear(rows.double(), weight.double(), bias.double())
     torch.testing.assert_close(row_linear.multiply(rows, given, bias).double(), exact, rtol=2**-7, atol=0.02)
-    assert counts == [32] * -(-len(rows.flatten(0, -2)) // 32) or not rows.numel()
+    assert counts == [64] * -(-len(rows.flatten(0, -2)) // 64) or not rows.numel()
 
 
 @PRODUCTS
