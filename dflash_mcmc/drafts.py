@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.single import options_of, single_job
-from dflash_mcmc.errors import UserError, note, writing
+from dflash_mcmc.errors import ConfigError, UserError, note, writing
 from dflash_mcmc.process import program
 from dflash_mcmc.store.files import write_atomically
 
@@ -93,6 +93,8 @@ def _speed(config: Config, folder: Path, _: Namespace) -> None:
 def configured(overrides: list[str], command: str = "check") -> tuple[Config, dict[str, str]]:
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
     limit, tokens = _LIMITS[command]
+    if "decoder=plain" in overrides:
+        raise ConfigError("decoder", "plain", "speculative_match, speculative_rejection (drafts speed times plain steps beside)")
 
     def added(names: set[str]) -> list[str]:
         return [*_FIXED, *([f"dataset.limit={limit}"] if names.isdisjoint({"dataset.limit", "dataset.ids"}) else []),
