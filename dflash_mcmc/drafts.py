@@ -33,10 +33,10 @@ speed: times blocks and plain steps, and says whether speculation pays on this m
     python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
     python -m dflash_mcmc.drafts speed model=tiny draft=tiny dataset=arith hardware.num_slots=1
 
-Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without dataset.limit
-the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer (64). With check
-the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg, or speed.json,
-in the folder. Options of check:
+Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without
+dataset.limit the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer
+(64). With check the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg,
+or speed.json, in the folder. Options of check:
 
   --expected TAU         tokens for each forward of the target at temperature 0 that the draft should have; default:
                          training.held_out_tau in the draft's config.json, if it is there
@@ -94,7 +94,7 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
     limit, tokens = _LIMITS[command]
     if "decoder=plain" in overrides:
-        raise ConfigError("decoder", "plain", "speculative_match, speculative_rejection (drafts speed times plain steps beside)")
+        raise ConfigError("decoder", "plain", "speculative_match, speculative_rejection (plain steps are timed beside)")
 
     def added(names: set[str]) -> list[str]:
         return [*_FIXED, *([f"dataset.limit={limit}"] if names.isdisjoint({"dataset.limit", "dataset.ids"}) else []),

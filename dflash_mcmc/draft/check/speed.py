@@ -89,8 +89,8 @@ def advice(best: Pace) -> str:
     facts = f"{best.num_drafted} drafted tokens, tau {best.tau:.2f}, break-even {best.break_even:.2f}"
     if best.gain > 1.0:
         return f"temperature {best.temperature:g}: speculate, {best.gain:.2f} times as fast as plain decoding ({facts})"
-    return (f"temperature {best.temperature:g}: do not speculate (decoder=plain): the best block has {best.gain:.2f} times the "
-            f"rate of plain decoding ({facts})")
+    return (f"temperature {best.temperature:g}: do not speculate (decoder=plain): the best block has {best.gain:.2f} times "
+            f"the rate of plain decoding ({facts})")
 
 
 def _sizes(draft: Draft, most: int) -> Iterator[Draft]:
