@@ -56,9 +56,13 @@ def test_a_short_answer_has_a_stage_for_each_token(tmp_path, capsys, sampler):
     assert composed(tmp_path, *sampler, "dataset.max_new_tokens=99").sampler.num_blocks == 16
 
 
-def test_a_line_says_how_many_stages_there_are(tmp_path, capsys):
-    composed(tmp_path, "dataset.max_new_tokens=11", "sampler.num_blocks=13")
-    assert capsys.readouterr().err == "sampler.num_blocks=13 makes 11 stages, one for each of max_new_tokens=11\n"
+@pytest.mark.parametrize(("given", "tokens", "said"), [
+    (13, 11, "sampler.num_blocks=13 makes 11 stages, one for each of max_new_tokens=11\n"),
+    (14, 1, "sampler.num_blocks=14 makes 1 stage, one for each of max_new_tokens=1\n"),
+    (None, 10, "")], ids=["given", "one stage", "not given"])
+def test_a_line_says_how_many_stages_there_are(tmp_path, capsys, given, tokens, said):
+    composed(tmp_path, f"dataset.max_new_tokens={tokens}", *([f"sampler.num_blocks={given}"] if given else []))
+    assert capsys.readouterr().err == said
 
 
 def test_conditional_smc_needs_no_other_field(tmp_path):

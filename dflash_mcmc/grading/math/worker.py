@@ -111,7 +111,12 @@ def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, 
 
 
 def limit_memory(gib: float) -> None:
-    """Limits the address space of this process to `gib` GiB, or to the hard limit if that is lower."""
+    """On Linux, limits the address space of this process to `gib` GiB, or to the hard limit if that is lower.
+
+    macOS refuses such limits (python/cpython 78783).
+    """
+    if sys.platform != "linux":
+        return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = int(gib * _GIBIBYTE)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
