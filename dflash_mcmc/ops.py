@@ -129,6 +129,8 @@ class Draw(NamedTuple):
     """Further laws. The answer has log q and interval of each token under each of them (`Trajectory.laws`)."""
     entropy: bool = False
     """Whether the answer has the entropy of p before each token (`Trajectory.entropy`)."""
+    kept: bool = False
+    """Whether the answer has the tokens that `params` keep at each token (`Trajectory.kept`), at most `params.top_k`."""
     stop: tuple[str, ...] | None = None
     """The strings that end the draw; None takes those of the engine. See `stopping`."""
 
@@ -146,6 +148,8 @@ class Score(NamedTuple):
     laws: tuple[SamplingParams, ...] = ()
     """As of `Draw`."""
     entropy: bool = False
+    """As of `Draw`."""
+    kept: bool = False
     """As of `Draw`."""
     stop: tuple[str, ...] | None = None
     """As of `Draw`."""

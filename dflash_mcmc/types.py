@@ -50,9 +50,10 @@ class Trajectory(NamedTuple):
     `log_p[t]` is log p_g(x_t | prompt, x_<t) of the (blended) target at temperature 1, and `log_q[t]` the log-probability
     under the law that the token was drawn from, both in nats. `interval` (float64, (length, 2)) gives the uniforms that this
     law maps to the token, from `interval[t, 0]` to `interval[t, 1]`; (0, 0) where they are not known. `ended` says whether
-    the last token is a stop id or completes a stop string. `laws` and `entropy` are None unless an operation asks for them:
-    `laws` (float64, (length, K, 3)) has log q and the two ends of the interval under each of its K further laws, and `entropy`
-    (float64, (length,)) has the entropy of p_g( . | prompt, x_<t) in nats.
+    the last token is a stop id or completes a stop string. `laws`, `entropy` and `kept` are None unless an operation asks for
+    them: `laws` (float64, (length, K, 3)) has log q and the two ends of the interval under each of its K further laws,
+    `entropy` (float64, (length,)) has the entropy of p_g( . | prompt, x_<t) in nats, and `kept` (float64, (length, top_k, 2))
+    the tokens that the law of the draw keeps, by id, with their log q; -1 and -inf fill it up.
     """
 
     prompt: np.ndarray
@@ -63,6 +64,7 @@ class Trajectory(NamedTuple):
     ended: bool = False
     laws: np.ndarray | None = None
     entropy: np.ndarray | None = None
+    kept: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -87,17 +89,19 @@ class Trajectory(NamedTuple):
         """The first `length` generated tokens."""
         ended = self.ended and length >= self.length
         return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length],
-                          ended, None if self.laws is None else self.laws[:length],
-                          None if self.entropy is None else self.entropy[:length])
+                          ended, *(None if column is None else column[:length] for column in self[6:]))
 
     def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool,
-                 laws: np.ndarray | None = None, entropy: np.ndarray | None = None) -> Trajectory:
-        """This trajectory with more tokens. Raises ValueError if earlier tokens lack `laws` or `entropy` that are given."""
+                 *columns: np.ndarray | None) -> Trajectory:
+        """This trajectory with more tokens. Raises ValueError if earlier tokens lack a column that is given.
+
+        Args:
+            columns: `laws`, `entropy` and `kept`, or the first of them.
+        """
         return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
             np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
-            np.concatenate([self.interval, interval]), ended,
-            self._joined(self.laws, laws), self._joined(self.entropy, entropy),
+            np.concatenate([self.interval, interval]), ended, *map(self._joined, self[6:], columns),
         )
 
     def under(self, number: int) -> Trajectory:
@@ -110,8 +114,19 @@ class Trajectory(NamedTuple):
         if more is None or not self.length:
             return more
         if column is None:
-            raise ValueError("a draw that asks for further laws or entropy continues a trajectory that lacks them")
+            raise ValueError("a draw that asks for further laws, entropy or kept sets continues a trajectory that lacks them")
         return np.concatenate([column, more])
+
+    def sampling_mask(self) -> dict[str, list[list[Any]]]:
+        """The kept sets by the names of vLLM: `sampling_mask`, the ids of each token's set, and `sampling_mask_logprobs`.
+
+        The latter has their log q in nats. Empty where none are known.
+        """
+        if self.kept is None:
+            return {}
+        sets = [rows[rows[:, 0] >= 0.0] for rows in self.kept]
+        return {"sampling_mask": [rows[:, 0].astype(int).tolist() for rows in sets],
+                "sampling_mask_logprobs": [rows[:, 1].tolist() for rows in sets]}
 
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
         """Number of tokens from `start` on that these uniforms, (length - start,), draw again before the first difference.

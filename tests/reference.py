@@ -66,7 +66,8 @@ class ReferenceEngine:
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.interval(log_q, token)[None],
             self._ends(trajectory, token, operation.stop), exact_law.under(under, token)[None] if under else None,
-            np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
+            np.array([exact_law.entropy(log_p)]) if operation.entropy else None,
+            exact_law.kept(log_q, operation.params.top_k)[None] if operation.kept else None)
 
     def _ends(self, trajectory: Trajectory, token: int, strings: tuple[str, ...] | None) -> bool:
         """Whether the token ends the sequence. Decodes the whole text, without the tables of `stop_strings`."""

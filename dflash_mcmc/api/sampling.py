@@ -363,6 +363,10 @@ class Sample(NamedTuple):
     """One entry for each proposal: block, step, cut, lengths, log ratio, decision."""
     failure: str = ""
     """Why the chain could not be drawn; the other fields are then empty."""
+    sampling_mask: list[list[int]] | None = None
+    """For each token, the ids that the law of the draw kept, with `dm.Temperature(sampling_mask=True)`."""
+    sampling_mask_logprobs: list[list[float]] | None = None
+    """Their log probabilities under that law, in nats."""
 
     def _repr_html_(self) -> str:
         return SampleList([self])._repr_html_()
@@ -409,7 +413,7 @@ def of_chain(done: Finished[tuple[int, int]], names: list[str], token_ids: Mappi
     reason = NOT_DRAWN if done.result is None else finishes.of_trajectory(drawn, target.stop_ids)
     return Sample(index, names[index], chain, target.decode(drawn.tokens), drawn.tokens.tolist(), float(drawn.log_p.sum()),
                   float(drawn.log_q.sum()), result.proposals, result.accepted, result.moved, done.cost, reason, result.trace,
-                  done.failure)
+                  done.failure, **drawn.sampling_mask())
 
 
 def of_long(index: int, name: str, chain: int, found: TooLong) -> Sample:

@@ -60,6 +60,10 @@ class BlendSums(TypedDict):
     easy: Annotated[dict[str, list[Cell]], Long("betas")]
 
 
+Agreement = Annotated[tuple[float, float, float], AsList()]
+"""The sums named in `AGREEMENT`, in this order."""
+
+
 @final
 class LogitBlendRecord(TypedDict):
     """See `record`."""
@@ -68,6 +72,8 @@ class LogitBlendRecord(TypedDict):
     num_hard: Count
     """Hard tokens."""
     sums: BlendSums
+    agreement: NotRequired[dict[str, Agreement]]
+    """Sums over the hard tokens, by source. Records of an older version, and answers that were not read, have none."""
     seconds: NotRequired[Annotated[float, Range(0)]]
     """Seconds of the measurement. An answer that was not read has none."""
 
@@ -126,7 +132,7 @@ class LogitBlend(AnswerProbe):
                          lambda answer: record(model, draft, answer, settings))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The tables `grid` (for all tokens), `hard` and `easy`; see `summary`."""
+        """The tables `grid` (for all tokens), `hard`, `easy` and `agreement`; see `summary`."""
         return summary(records, self.betas)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
@@ -150,6 +156,8 @@ SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_fl
 negative gains. `rank_wins` and `rank_losses` count better and worse ranks. `gain_over_flattened` is log p of the blend minus
 log p of the target flattened by the same beta; `wins_over_flattened` counts the tokens for which it is positive.
 """
+AGREEMENT = ("n", "kl", "rank_correlation")
+"""Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
 
 
 class Settings(NamedTuple):
@@ -171,23 +179,29 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
 
     tokens = torch.from_numpy(answer.tokens).to(model.device)
     totals: dict[str, torch.Tensor] = {}
+    agreement: dict[str, torch.Tensor] = {}
     drafted = {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
     for last, outputs in layers.readings(model, answer, settings.layers):
         sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, settings.norm)
                                              for layer, states in outputs.items()}
         sources.update({} if totals else {**drafted, FLATTENED: None})  # only with the first group of layers
         for piece in layers.pieces(model, len(tokens)):
-            for name, sums in _of_a_piece(model, last, sources, tokens, piece, settings).items():
-                totals[name] = totals.get(name, 0.0) + sums
+            new = _of_a_piece(model, last, sources, tokens, piece, settings)
+            for sums, more in zip((totals, agreement), new, strict=True):
+                sums.update({name: sums.get(name, 0.0) + value for name, value in more.items()})
     order = sorted(totals, key=lambda name: (not name.isdecimal(), name == FLATTENED))
-    rounded = {part: {name: [[float(f"{value:.9g}") for value in cell] for cell in totals[name][number].tolist()]
-                      for name in order} for number, part in enumerate(PARTS)}
-    return {"num_tokens": len(tokens), "num_hard": int(rounded["hard"][FLATTENED][0][0]), "sums": rounded}
+    rounded = {part: {name: list(map(_rounded, totals[name][number])) for name in order} for number, part in enumerate(PARTS)}
+    return {"num_tokens": len(tokens), "num_hard": int(rounded["hard"][FLATTENED][0][0]), "sums": rounded,
+            "agreement": {name: _rounded(agreement[name]) for name in order if name in agreement}}
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Source | None], tokens: torch.Tensor,
-                piece: slice, settings: Settings) -> dict[str, torch.Tensor]:
-    """`SUMS` of each source over a piece of an answer, float64 (parts, betas, sums)."""
+                piece: slice, settings: Settings) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """`SUMS` of each source over a piece of an answer, float64 (parts, betas, sums), and `AGREEMENT`, float64 (sums,)."""
     import torch
 
     from dflash_mcmc.forcing import layers
@@ -196,7 +210,7 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
     target = layers.standing(logits, tokens)
     flat = [layers.log_probability(blended(logits, None, beta, model.forbidden), tokens) for beta in settings.betas]
     is_hard = target.log_p < math.log(settings.hard_below)
-    summands = {}
+    summands, agreement = {}, {}
     for name, source in sources.items():
         others = None if source is None else source.head(source.states[piece])
         speaks = torch.ones_like(is_hard) if source is None else source.speaks[piece]
@@ -208,7 +222,21 @@ def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Sou
             cells.append(_summands(mixed, target, flattened))
         parts = torch.stack([speaks & is_hard, speaks & ~is_hard]).double()
         summands[name] = torch.einsum("pt,bst->pbs", parts, torch.stack(cells))
-    return summands
+        if others is not None:
+            agreement[name] = agreeing(*(part[speaks & is_hard][:, ~model.forbidden] for part in (logits, others)))
+    return summands, agreement
+
+
+def agreeing(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`AGREEMENT` of two logits (n, vocabulary), float64 (3,). Equal logits of a row are in the order of ids."""
+    import torch
+
+    log_p, log_q = (logits.double().log_softmax(dim=-1) for logits in (target, source))
+    mine, theirs = (law.argsort(dim=-1, stable=True).argsort(dim=-1).double() for law in (log_p, log_q))
+    size = log_p.shape[-1]
+    correlation = 1.0 - 6.0 * (mine - theirs).square().sum(dim=-1) / (size * (size**2 - 1.0))
+    kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    return torch.stack([torch.ones_like(kl).sum(), kl.sum(), correlation.sum()])
 
 
 def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
@@ -245,6 +273,14 @@ class Blended:
         self.sources = list(records[0]["sums"]["hard"]) if records else []
         self.sums = {part: {name: np.array([record["sums"][part][name] for record in records]) for name in self.sources}
                       for part in PARTS}
+        self._agreement = [record["agreement"] for record in records if "agreement" in record]
+
+    def agreement(self) -> list[dict]:
+        """A row for each source, over the hard tokens; none if a record is of an older version."""
+        if len(self._agreement) < self.problems.size:
+            return []
+        return AGREEING.rows(BlendCase(self, name, 1.0, np.array([sums[name] for sums in self._agreement]), AGREEMENT)
+                             for name in (self._agreement or [{}])[0])
 
     def rows(self, table: Table, *parts: str) -> list[dict]:
         """A row for each source and beta, over the tokens of these parts."""
@@ -255,11 +291,11 @@ class Blended:
 class BlendCase:
     """A source and a beta: the sums of each problem over some of its tokens."""
 
-    def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray):
+    def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray, names: Sequence[str] = SUMS):
         self.source = "layer" if name.isdecimal() else name
         self.layer = int(name) if name.isdecimal() else None
         self.beta, self._problems = beta, of.problems
-        self.sums = dict(zip(SUMS, sums.T, strict=True))
+        self.sums = dict(zip(names, sums.T, strict=True))
 
     def mean(self, gained: str, lost: str | None = None) -> IntervalEstimate:
         """The mean of one of `SUMS` over the tokens, or of the difference of two."""
@@ -267,10 +303,13 @@ class BlendCase:
         return self._problems.ratio(above, self.sums["n"])
 
 
-_ROWS = (
+_SOURCE = (
     ("source", "what is blended: `layer` (the head on a layer's output), `draft`, or `flattened` (all logits 0), the control",
      lambda blend: blend.source),
     ("layer", "number of the layer, from 0", lambda blend: blend.layer),
+)
+_ROWS = (
+    *_SOURCE,
     ("beta", "share of the source in the blend", lambda blend: blend.beta),
     ("gain", "mean of log p under the blend minus log p under the target, nats", lambda blend: blend.mean("gain")),
     ("wins", "share of tokens whose log p is larger under the blend", lambda blend: blend.mean("wins")),
@@ -288,6 +327,14 @@ HARD = Table("hard", (  # The published claim is about hard tokens. These rows h
     ("wins_minus_losses", "share of wins minus share of losses in log p", lambda blend: blend.mean("wins", "losses")),
     ("rank_wins_minus_losses", "share of better ranks minus share of worse ranks",
      lambda blend: blend.mean("rank_wins", "rank_losses")),
+    _N,
+))
+AGREEING = Table("agreement", (
+    *_SOURCE,
+    ("kl", "mean over hard tokens of KL(target, source), the divergence of the source's own law from the target's, nats; 0 "
+     "where they agree", lambda blend: blend.mean("kl")),
+    ("rank_correlation", "mean over hard tokens of Spearman's correlation between the vocabulary in the order of the target "
+     "and in that of the source; 1 where they agree", lambda blend: blend.mean("rank_correlation")),
     _N,
 ))
 
@@ -326,18 +373,19 @@ VALUES = Table("values", (
          lambda _, row: row.get("wins_over_flattened")),
     )),
 ))
-ALL = (VALUES, GRID, HARD, EASY)
+ALL = (VALUES, GRID, HARD, EASY, AGREEING)
 
 
 def summary(records: list[dict], betas: Sequence[float]) -> Summary:
-    """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta.
+    """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta, and `agreement`: one per source.
 
     A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log p
     is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better than
     it is.
     """
     blended = Blended([record for record in records if "skipped" not in record], betas)
-    tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy")}
+    tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy"),
+              "agreement": blended.agreement()}
     return Summary(VALUES.row(LogitBlendResult(records, tables["hard"])), tables, {})
 
 

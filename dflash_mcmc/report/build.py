@@ -20,7 +20,7 @@ from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, guided, overall, paired, samples, swept
-from dflash_mcmc.report.study import Study, named, study_of
+from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
 from dflash_mcmc.statistics.outcomes import accuracy
 from dflash_mcmc.store.described import described, json_object
 from dflash_mcmc.store.files import write_atomically
@@ -205,8 +205,13 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
-        read_runs, left_out = read(folders, lenient)
+        probes = [probe for entry in folders if "probe" in _identity(entry.folder)
+                  and (probe := _probe_run(entry.folder)) is not None]
+        beside = {probe.folder for probe in probes}
+        read_runs, left_out = read([entry._replace(named=entry.named and entry.folder not in beside) for entry in folders],
+                                   lenient)
         studies, notes = studies_of(read_runs, baseline, pair, alphas)
+        studies = [study._replace(probes=probes) for study in studies]
         folders = [Found(run.folder, True) for study in studies for run in study.runs]
         heading, parts = page.heading_of(studies, [*left_out, *notes]), _parts(studies)
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
@@ -281,28 +286,21 @@ same kind, and are not used in any statistic.
 """
 
 
-class ProbeRun(NamedTuple):
-    """A finished run of a probe."""
-
-    folder: Path
-    identity: dict
-    summary: dict
-
-
-def _is_of_a_probe(summary: dict) -> bool:
-    """Whether a summary has the tables of a probe, each a list of rows."""
+def _probe_run(folder: Path) -> ProbeRun | None:
+    """The run of a probe; None if its summary has no tables, each a list of rows."""
+    summary = _object(folder / "summary.json")
     tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
-    return isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
+    known = isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
         isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values())
+    return ProbeRun(folder, _identity(folder), summary) if known else None
 
 
 def report_of(found: Sequence[Found]) -> tuple[page.Heading, list[Section]]:
     """The heading and a section per probe. Raises UserError if no run is finished."""
     runs, warnings = [], []
     for entry in found:
-        summary = _object(entry.folder / "summary.json")
-        if _is_of_a_probe(summary):
-            runs.append(ProbeRun(entry.folder, _identity(entry.folder), summary))
+        if (run := _probe_run(entry.folder)) is not None:
+            runs.append(run)
         else:
             warnings.append(f"left out: {entry.folder}: not a finished run of a probe")
     if not runs:

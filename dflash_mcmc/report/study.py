@@ -18,6 +18,8 @@ from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcome
 from dflash_mcmc.statistics.rules import PowerVote, Vote
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
     from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
@@ -44,6 +46,14 @@ class Entry(NamedTuple):
         return self.by != "sample"
 
 
+class ProbeRun(NamedTuple):
+    """A finished run of a probe."""
+
+    folder: Path
+    identity: dict
+    summary: dict
+
+
 class Study(NamedTuple):
     """The runs of a report, all over one dataset."""
 
@@ -57,6 +67,8 @@ class Study(NamedTuple):
     """Exponents of the power votes in the table of vote rules; empty for that of each run."""
     dataset: str = ""
     """Name of the dataset; it is part of the figures' names."""
+    probes: Sequence[ProbeRun] = ()
+    """Finished runs of probes that were named with the runs."""
 
     @property
     def drawn(self) -> list[Entry]:

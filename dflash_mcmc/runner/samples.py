@@ -38,7 +38,7 @@ class Samples(Tasks[Record]):
 
     unit = "sample"
     in_progress = "this sample was being drawn"
-    not_in_memory = ("tokens", "trace", "walk")
+    not_in_memory = ("tokens", "trace", "walk", "sampling_mask", "sampling_mask_logprobs")
 
     def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
         self._config, self._prompts = config, prompts

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dflash_mcmc.fields import identity
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -16,6 +17,9 @@ from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
+
+_MOST_KEPT = 512
+"""Largest `top_k` whose kept sets are recorded."""
 
 
 @register("sampler", "temperature")
@@ -33,6 +37,14 @@ class Temperature(Penalised, AtTemperature):
 
     alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
+    sampling_mask: bool = runtime(False, "record the tokens that top_k, top_p and min_p keep at each token, and their log q; "
+                                  f"needs a top_k up to {_MOST_KEPT}, and top_k * 16 bytes of memory for each token of a slot")
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError if kept sets are asked for and could be large."""
+        if self.sampling_mask and not 0 < self.top_k <= _MOST_KEPT:
+            raise ConfigError("sampler.sampling_mask", True, f"false with sampler.top_k={self.top_k}; or sampler.top_k from 1 "
+                              f"to {_MOST_KEPT}, which bounds the sets")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""
@@ -52,5 +64,5 @@ class Temperature(Penalised, AtTemperature):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens."""
-        path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("token"))
+        path = yield Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("token"), kept=self.sampling_mask)
         return ChainResult(path)

@@ -205,6 +205,7 @@ def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
     text = ((reply.scored.echo or "") if reply.scored else "") + reply.text
     content = {key: {"role": "assistant", "content": text}} if chat else {"text": text}
     ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
+    ids |= {name: sets[reply.begin:] for name, sets in reply.path.sampling_mask().items()}
     end = {} if answer is None else {"dflash_mcmc": answer.details()}
     return {"index": reply.number, **content, **ids, "logprobs": reply.texts and listed(reply, reply.texts),
             "finish_reason": None if answer is None else _REASONS[answer.finish_reason], **end}

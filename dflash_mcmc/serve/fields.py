@@ -14,7 +14,7 @@ PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
              "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
 """Sampling fields of OpenAI and their bounds."""
 _BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
-         *PENALTIES)
+         "return_sampling_mask", *PENALTIES)
 _KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt", "echo")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
@@ -98,7 +98,8 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     return RequestFields(chat, _prompts(asked, chat), _whole(asked, "n", 1, 10_000) or 1,
                  _whole(asked, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(asked), _max_tokens(asked, 0 if echo else 1),
                  logprobs, top, echo, _flag(asked, "return_token_ids"), stream,
-                 options.get("include_usage", False), _sampler(asked), openai)
+                 options.get("include_usage", False),
+                 {**_sampler(asked), **({"sampling_mask": True} if _flag(asked, "return_sampling_mask") else {})}, openai)
 
 
 def _max_tokens(asked: Mapping[str, Any], least: int) -> int | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, final
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast, final
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
@@ -121,13 +121,17 @@ class Record(TypedDict):
     grade_seconds: NotRequired[Annotated[float, Range(0)]]
     """Seconds of the grader's work on this answer. It runs beside the engine. Older records lack it."""
     tokens: NotRequired[list[Count]]
-    """Token ids of the answer. This field, `trace` and `walk` are in the files only; a run does not keep them in memory."""
+    """Token ids of the answer. This field and the next four are in the files only; a run does not keep them in memory."""
+    sampling_mask: NotRequired[list[list[Count]]]
+    """For each token of the answer, the ids that the law of the draw kept; only with `sampler.sampling_mask`."""
+    sampling_mask_logprobs: NotRequired[list[list[float]]]
+    """Their log probabilities under that law, in nats; those of a token sum to 1."""
     trace: NotRequired[list[dict[str, float | str | bool]]]
     """One entry per proposal, or per candidate."""
-    measures: NotRequired[dict[str, float]]
-    """Diagnostics of the whole chain, by name; only of samplers that have some."""
     walk: NotRequired[Annotated[list[dict[str, object]], Finite()]]
     """One entry per drafted block, if the decoder keeps a trace."""
+    measures: NotRequired[dict[str, float]]
+    """Diagnostics of the whole chain, by name; only of samplers that have some."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: NotRequired[str]
@@ -161,6 +165,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["prefill_seconds"] = round(done.prefill_seconds, 6)
     if grade.grade_seconds is not None:
         record["grade_seconds"] = round(grade.grade_seconds, 6)
+    record |= cast("Any", path.sampling_mask())
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.blocks_verified:

@@ -72,7 +72,7 @@ def test_sums_equal_those_of_a_loop_in_float64(result):
 
 
 def test_beta_zero_gains_nothing(result):
-    for rows in result[1].summary["tables"].values():
+    for rows in list(result[1].summary["tables"].values())[:3]:
         zero = [row for row in rows if row["beta"] == 0.0]
         assert {row["source"] for row in zero} == {"layer", "draft", "flattened"}
         for row in zero:
@@ -92,7 +92,7 @@ def test_the_last_layer_after_the_final_norm_gains_nothing(result):
 def test_tables_equal_those_of_the_records(result):
     _, found = result
     tables, of = found.summary["tables"], records(found.folder)
-    assert [len(rows) for rows in tables.values()] == [5 * 3] * 3
+    assert [len(rows) for rows in tables.values()] == [5 * 3] * 3 + [4]
     for name, number, beta in (("5", 1, 0.05), ("draft", 2, 0.5), ("flattened", 1, 0.05)):
         hard, easy = (dict(zip(SUMS, np.sum([record["sums"][part][name][number] for record in of], axis=0), strict=True))
                       for part in ("hard", "easy"))
@@ -107,6 +107,38 @@ def test_tables_equal_those_of_the_records(result):
     assert found.summary["num_tokens"] == row_of(tables["grid"], "5", 0.05)["n"]
     gains = {(row["source"], row["layer"], row["beta"]): row["gain"] for row in tables["hard"] if row["source"] != "flattened"}
     assert found.summary["best/gain"] == max(gains.values())
+
+
+@torch.no_grad()
+def test_the_agreement_is_that_of_a_loop_over_hard_tokens(result):
+    """KL by its sum, and the rank correlation by scipy, of layer 5 and the target; the target agrees with itself."""
+    from scipy import stats
+
+    config, found = result
+    model, theirs = config.model.load("cpu"), AutoModelForCausalLM.from_pretrained(config.model.path)
+    allowed, head, kls, correlations = ~model.forbidden, theirs.lm_head.weight.double(), [], []
+    for problem in config.dataset.problems():
+        prompt, answer = model.encode(config.model.prompt(model.tokenizer, problem.question)), model.encode(problem.solution)
+        output = theirs(input_ids=torch.from_numpy(np.concatenate([prompt, answer]))[None], output_hidden_states=True)
+        for t, token in enumerate(answer):
+            target, layer = ((head @ output.hidden_states[at][0, len(prompt) - 1 + t].double()) for at in (8, 6))
+            p, q = target[allowed].softmax(-1), layer[allowed].log_softmax(-1)
+            if target[allowed].logsumexp(-1) - target[token] > -math.log(0.3):
+                kls.append(float((p * (p.log() - q)).sum()))
+                correlations.append(stats.spearmanr(target[allowed], layer[allowed]).statistic)
+    row, = (row for row in found.summary["tables"]["agreement"] if row["layer"] == 5)
+    assert (row["n"], row["kl"]) == (len(kls), pytest.approx(np.mean(kls), rel=1e-3))
+    assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
+    logits = torch.randn(3, 61, generator=torch.Generator().manual_seed(0))
+    assert logit_blend.agreeing(logits, logits).tolist() == pytest.approx([3.0, 0.0, 3.0])
+    assert logit_blend.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
+
+
+def test_records_of_an_older_version_have_no_agreement(result):
+    config, found = result
+    older = [{name: value for name, value in record.items() if name != "agreement"} for record in records(found.folder)]
+    assert config.probe.summarise(config, older).tables["agreement"] == []
+    assert config.probe.summarise(config, records(found.folder)).tables["agreement"]
 
 
 def test_the_control_wins_hard_tokens_and_no_rank(result):
@@ -130,7 +162,7 @@ def test_the_draft_is_blended_on_the_tokens_that_it_predicts(result):
 
 def test_the_folder_has_tables_and_figures(result):
     names = {path.name for path in result[1].folder.iterdir()}
-    assert {"grid.csv", "hard.csv", "easy.csv"} <= names
+    assert {"grid.csv", "hard.csv", "easy.csv", "agreement.csv"} <= names
     assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, swept
-from dflash_mcmc.report.study import Study, study_of
+from dflash_mcmc.report.study import ProbeRun, Study, study_of
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, write
@@ -128,6 +129,32 @@ class TestGuided:
                   and line.get_marker() == "o"]
         assert [(x, round(y)) for x, y in filled] == [(-0.1, -30), (0.1, 30)]
         assert [text.get_text() for text in over_agreement.axes[0].texts] == ["-0.1", "0.1", "0.2", "0.1"]
+
+    def test_a_probe_of_the_same_target_gives_the_agreement_of_its_sources(self, study):
+        """Only the layer itself: the turned layer, another norm, and a probe of another model have no KL."""
+        def probe(**changes) -> ProbeRun:
+            own = {**identity("blend_greedy"), "probe": "p", "probe.norm": None, **changes}
+            row = {"source": "layer", "layer": 33, "n": 7}
+            for place, name in enumerate(("kl", "rank_correlation")):
+                row |= {name: 0.5 + place, f"{name}_low": 0.25, f"{name}_high": 1.75}
+            return ProbeRun(Path("probed"), own, {"tables": {"agreement": [{**row, "layer": 32}, row]}})
+
+        for probes, known in (((probe(),), True), ((), False), ((probe(**{"model.content": "z"}),), False),
+                              ((probe(**{"dataset.content": "z"}),), False)):
+            section = guided.section(study._replace(probes=probes))
+            found = {(row["source"], row["beta"]): (row["kl"], row["rank_correlation"]) for row in rows(section, "guided")}
+            own = (0.5, 1.5) if known else (None, None)
+            assert found == {("layer", -0.1): own, ("layer", 0.1): own, ("layer", 0.2): own,
+                             ("layer direction=random", 0.1): (None, None)}
+            drawing = section.drawings[1]
+            assert ("KL" in drawing.title, "shared beginning" in drawing.title) == (known, not known)
+            assert ("probed" in " ".join(section.text)) is known
+            (axes,) = drawing.make().axes
+            assert axes.get_xlabel().startswith("KL") is known
+            assert len(axes.texts) == (3 if known else 4)
+        normed = study.runs[1]._replace(identity={**study.runs[1].identity, "blend.norm": "final"})
+        assert guided._probed(normed, [probe()]) is None
+        assert guided._probed(normed, [probe(**{"probe.norm": "final"})])["kl"] == 0.5
 
     def test_a_single_point_is_no_section(self, tmp_path):
         for condition in ("greedy", "blend_greedy"):

@@ -50,6 +50,10 @@ MISTAKES = [
     ("sampler=power_smc sampler.num_particles=0", "sampler.num_particles: given 0"),
     ("sampler=power_smc sampler.ramp=100000", "sampler.ramp: given 100000"),
     ("sampler=power_smc sampler.proposal=draft", "sampler.proposal: given 'draft'"),
+    *((f"sampler=temperature sampler.sampling_mask=true sampler.top_k={top_k}",
+       f"sampler.sampling_mask: given True; allowed: false with sampler.top_k={top_k}; or sampler.top_k from 1 to 512")
+      for top_k in (0, 513)),
+    ("sampler=power_mh sampler.sampling_mask=true", "sampler.sampling_mask: unknown field (a field of sampler=temperature)"),
     ("sampler=replica_exchange sampler.alphas=[2]", "sampler.alphas: given [2.0]"),
     ("sampler=replica_exchange sampler.alphas=[2,1]", "sampler.alphas: given [2.0, 1.0]"),
     ("sampler=replica_exchange sampler.alphas=[1,1]", "sampler.alphas: given [1.0, 1.0]"),

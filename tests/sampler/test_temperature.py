@@ -9,7 +9,7 @@ from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
-from tests.laws import product_law
+from tests.laws import conditional, logits_of, product_law
 
 HORIZON, VOCAB, EXACT, WRONG = 3, 4, 1e-12, 1e-3
 
@@ -50,6 +50,27 @@ def test_exact_law_under_a_blend_with_two_layers(beta, norm):
     assert total_variation(law, product_law(model, HORIZON, (beta, norm, names), temperature=0.5)) <= EXACT
     for wrong in ((-beta, norm, names), (2 * beta, norm, names), (beta, norm, names[:1])):  # the sum, one layer alone
         assert total_variation(law, product_law(model, HORIZON, wrong, temperature=0.5)) > WRONG
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"temperature": 1.3, "top_k": 3, "min_p": 0.3}, OPTIONS["all"]])
+def test_every_kept_set_is_the_support_of_its_token(options):
+    """Of each sequence that can be drawn: ids and probabilities are those by hand, and log q of the token is among them."""
+    seen = set()
+
+    def check(key):
+        path = engine.run(sampler.chain(PROMPT, HORIZON, key)).trajectory
+        said = path.sampling_mask()
+        for t, (ids, log_q) in enumerate(zip(said["sampling_mask"], said["sampling_mask_logprobs"], strict=True)):
+            prefix = (*PROMPT, *path.tokens[:t].tolist())
+            expected = conditional(logits_of(engine.model, prefix, None), prefix, **{"temperature": 0.5, **options})
+            assert dict(zip(ids, np.exp(log_q), strict=True)) == pytest.approx(expected, abs=EXACT)
+            assert log_q[ids.index(path.tokens[t])] == path.log_q[t]
+            seen.add(len(ids))
+        return path
+
+    engine, sampler = TabularEngine(TabularModel(VOCAB, (0,), seed=4)), make(**options, sampling_mask=True)
+    assert total_variation(law_of(check), law_under(make(**options), engine)) <= EXACT  # recording changes no law
+    assert len(seen) > (options != {"top_k": 2})
 
 
 def test_temperature_is_one_over_alpha_unless_given():

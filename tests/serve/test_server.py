@@ -173,6 +173,8 @@ def test_tokens_of_samplers_that_draw_in_order_are_streamed(running, monkeypatch
     monkeypatch.setattr(running.service.options, "stream_tokens", 1)
     asked = {"prompt": QUESTION, "sampler": sampler, "seed": 5, "n": 2, "max_tokens": 32, "logprobs": 0, "stop": stop,
              "return_token_ids": True, "stream_options": {"include_usage": True}}
+    if sampler != "greedy":
+        asked |= {"return_sampling_mask": True, "sampler": {**sampler, "top_k": 5, "top_p": 0.9}}
     _, whole = running.post({name: value for name, value in asked.items() if name != "stream_options"})
     *parts, usage = [json.loads(line.removeprefix("data: ")) for line in lines_of(running, asked)[:-1]]
     assert usage["usage"] == whole["usage"]
@@ -181,7 +183,9 @@ def test_tokens_of_samplers_that_draw_in_order_are_streamed(running, monkeypatch
         texts = [part["text"] for part in own]
         assert len(texts) > (1 if stop else 4)
         assert "".join(texts) == answer["text"]
-        assert [token for part in own for token in part["token_ids"]] == answer["token_ids"]
+        for name in ("token_ids", "sampling_mask", "sampling_mask_logprobs")[: 3 if sampler != "greedy" else 1]:
+            assert [value for part in own for value in part[name]] == answer[name]
+        assert all(token in kept for token, kept in zip(answer["token_ids"], answer.get("sampling_mask", []), strict=False))
         for name in ("tokens", "token_logprobs", "text_offset"):
             joined = [value for part in own for value in part["logprobs"][name]]
             said = answer["logprobs"][name]
@@ -226,6 +230,21 @@ def most_likely(ids: list[int]) -> tuple[list[float], list[int]]:
         rows = model(torch.tensor([ids])).logits[0, :-1].double()
     rows = rows[:, : len(model_tokenizer())].log_softmax(-1)
     return rows[range(len(ids) - 1), ids[1:]].tolist(), rows.argmax(-1).tolist()
+
+
+def test_kept_sets_are_those_of_python_by_the_names_of_vllm(running):
+    drawn = running.client().completions.create(
+        model="tiny", prompt=QUESTION, seed=5, max_tokens=32, top_p=0.9,
+        extra_body={"return_sampling_mask": True, "sampler": {"name": "temperature", "temperature": 1.0, "top_k": 5}})
+    mine, = samples(QUESTION, chat=False, sampler=dm.Temperature(temperature=1.0, top_k=5, top_p=0.9, sampling_mask=True))
+    said = drawn.choices[0].model_extra
+    assert said["sampling_mask"] == mine.sampling_mask
+    assert said["sampling_mask_logprobs"] == [pytest.approx(log_q, abs=1e-3) for log_q in mine.sampling_mask_logprobs]
+    assert len(mine.sampling_mask) == len(mine.tokens)
+    assert {1, 5} <= set(map(len, mine.sampling_mask))
+    chosen = [log_q[ids.index(token)] for token, ids, log_q in
+              zip(mine.tokens, mine.sampling_mask, mine.sampling_mask_logprobs, strict=True)]
+    assert sum(chosen) == pytest.approx(mine.log_q)
 
 
 def model_tokenizer():
@@ -290,6 +309,8 @@ WRONG = {
     "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: 0, or 1: the most likely token"),
     "echo in a stream": ({"prompt": "x", "echo": True, "stream": True}, 400, "stream: given True; allowed: false with echo"),
     "top in a stream": ({"prompt": "x", "logprobs": 1, "stream": True}, 400, "stream: given True; allowed: false with "),
+    "no law": ({"prompt": "x", "return_sampling_mask": True}, 400, "sampler.sampling_mask"),
+    "no bound": ({"prompt": "x", "return_sampling_mask": True, "sampler": "temperature"}, 400, "sampler.top_k from 1 to 512"),
     "no tokens": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens: given 0"),
     "law": ({"prompt": "x", "presence_penalty": 0.5, "sampler": "greedy"}, 400, "presence_penalty: given 0.5; allowed: 0"),
     "format": ({"prompt": "x", "response_format": {"type": "json_object"}}, 400, "response_format: given {'type': 'json_obj"),

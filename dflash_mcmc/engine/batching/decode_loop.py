@@ -347,7 +347,7 @@ class DecodeLoop:
 
 
 def _group(operation: Operation, rows: torch.Tensor | None) -> Group:
-    return Group(operation.params, operation.source, rows, operation.laws, operation.entropy)
+    return Group(operation.params, operation.source, rows, operation.laws, operation.entropy, operation.kept)
 
 
 def _grouped(operations: Sequence[Operation], device: torch.device) -> tuple[Group, ...]:

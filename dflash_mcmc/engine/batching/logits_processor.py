@@ -176,6 +176,18 @@ def intervals(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
     return _interval(weights, *_within(weights, (tokens // size)[:, None]), (tokens % size + 1)[:, None])
 
 
+def kept(weights: Weights, most: int) -> torch.Tensor:
+    """The tokens of finite logits by id, each with its log-probability: float64 (rows, 2 * most), padded by -1 and -inf."""
+    ids = torch.arange(weights.logits.shape[-1], device=weights.logits.device)
+    none = len(ids)
+    found = torch.where(weights.logits > -torch.inf, ids, none).topk(min(most, none), largest=False, sorted=True).values
+    found = torch.nn.functional.pad(found, (0, most - found.shape[-1]), value=none)
+    logits = weights.logits.gather(1, found.clamp(max=none - 1))
+    log_q = (logits - weights.maximum).double() - weights.upto[:, -1:].log()
+    gone = found == none
+    return torch.stack([found.double().masked_fill(gone, -1.0), log_q.masked_fill(gone, -torch.inf)], dim=-1).flatten(1)
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The most likely token of each row, int64 (rows,). The smallest id wins a tie."""
     ids = torch.arange(logits.shape[-1], device=logits.device)

@@ -128,7 +128,7 @@ def _piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, 
     weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
     further = values[:, :0].double()
     if num_columns(score):
-        further = columns_of_tokens(targets, values, target, score.laws, history)
+        further = columns_of_tokens(targets, values, target, score, history)
     scores = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
                                              laws.intervals(weights, targets), further))
     return None if any(np.isnan(values).any() for values in scores) else scores  # processed logits are not finite

@@ -15,7 +15,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import Operation, SamplingParams
+from dflash_mcmc.ops import SamplingParams
 
 
 class Status(enum.IntEnum):
@@ -102,7 +102,7 @@ class Rows:
         tokens: int64 (rows, length), the tokens of the draw; only `set_tokens` writes earlier tokens.
         uniforms: float64 (rows, length), each at the position of the token that it draws.
         scores: float64 (rows, length, 4): log p, log q and the two ends of the interval of the token at a position.
-        columns: float64 (rows, length, k), entropy and log q and intervals under further laws (`rows.py`); k may be 0.
+        columns: float64 (rows, length, k), entropy, log q and intervals under further laws, and kept sets; k may be 0.
         position: int64 (rows,), position of the token that is fed next.
         last: int64 (rows,), position of the last token that may be drawn.
         origin: int64 (rows,), position of the first generated token.
@@ -234,11 +234,8 @@ class Group(NamedTuple):
     """Further laws under which the tokens get log q and interval."""
     entropy: bool = False
     """Whether the tokens get the entropy of p."""
-
-    @property
-    def columns(self) -> bool:
-        """Whether the tokens get further columns."""
-        return bool(self.laws) or self.entropy
+    kept: bool = False
+    """Whether the tokens get the set that `params` keep."""
 
     @property
     def has_penalty(self) -> bool:
@@ -321,54 +318,79 @@ _LAW = 3
 """Columns of a law: log q, and the two ends of the interval."""
 
 
-def num_columns(operation: Operation) -> int:
-    """The number of columns of an operation: 0 if it asks for none, else one for the entropy and three for each law."""
-    return 1 + _LAW * len(operation.laws) if operation.laws or operation.entropy else 0
+class AsksColumns(Protocol):
+    """What tells the columns of tokens: an operation, or a group of them."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The law of the draw."""
+
+    @property
+    def laws(self) -> tuple[SamplingParams, ...]:
+        """Further laws."""
+
+    @property
+    def entropy(self) -> bool:
+        """Whether the entropy of p is asked for."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the kept set is asked for."""
 
 
-def split_columns(operation: Operation | None, columns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(laws, entropy) of `Trajectory` from columns (tokens, k); None for a part that the operation does not ask for."""
-    if operation is None:
-        return None, None
-    count = len(operation.laws)
-    under = columns[:, 1 : 1 + _LAW * count].reshape(len(columns), count, _LAW).copy() if count else None
-    return under, columns[:, 0].copy() if operation.entropy else None
+def num_columns(asked: AsksColumns) -> int:
+    """The number of columns: 0 if none is asked for, else one for the entropy, three for each law, and the kept set."""
+    kept = 2 * asked.params.top_k if asked.kept else 0
+    return 1 + _LAW * len(asked.laws) + kept if asked.laws or asked.entropy or kept else 0
 
 
-def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, further: Sequence[SamplingParams],
-              history: laws.History) -> torch.Tensor:
+def split_columns(asked: AsksColumns | None, columns: np.ndarray) -> tuple[np.ndarray | None, ...]:
+    """(laws, entropy, kept) of `Trajectory` from columns (tokens, k); None for a part that is not asked for."""
+    if asked is None:
+        return None, None, None
+    count = len(asked.laws)
+    end = 1 + _LAW * count
+    under = columns[:, 1:end].reshape(len(columns), count, _LAW).copy() if count else None
+    kept = columns[:, end : num_columns(asked)].reshape(len(columns), asked.params.top_k, 2).copy() if asked.kept else None
+    return under, columns[:, 0].copy() if asked.entropy else None, kept
+
+
+def columns_of_tokens(tokens: torch.Tensor, logits: torch.Tensor, target: laws.Weights, asked: AsksColumns,
+                      history: laws.History) -> torch.Tensor:
     """Columns of tokens, float64 (rows, k).
 
     Args:
         tokens: int64 (rows,).
         logits: float32 (rows, vocabulary), of the source that the tokens are drawn from.
         target: weights of the (blended) target.
-        further: the further laws.
+        asked: tells the columns.
         history: the tokens that penalties read.
     """
     columns = [entropy(target)[:, None]]
-    for params in further:
+    for params in asked.laws:
         weights = laws.weigh(laws.process(logits, params, history))
         columns += [weights.log_probability(tokens)[:, None], laws.intervals(weights, tokens)]
+    if asked.kept:
+        columns.append(laws.kept(laws.weigh(laws.process(logits, asked.params, history)), asked.params.top_k))
     return torch.cat(columns, dim=1)
 
 
 def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dict[str, torch.Tensor], target: laws.Weights,
-              history: laws.History, slots: int, num_columns: int) -> torch.Tensor | None:
-    """Columns of the tokens of all rows, each by its own group: float64 (rows * slots, num_columns).
+              history: laws.History, slots: int, width: int) -> torch.Tensor | None:
+    """Columns of the tokens of all rows, each by its own group: float64 (rows * slots, width).
 
     Returns None if no group asks for columns.
 
     Args:
         slots: tokens of a row.
     """
-    if not any(group.columns for group in groups):
+    if not any(map(num_columns, groups)):
         return None
-    all_columns = torch.zeros(len(tokens), num_columns, dtype=torch.float64, device=tokens.device)
+    all_columns = torch.zeros(len(tokens), width, dtype=torch.float64, device=tokens.device)
     for group in groups:
-        if group.columns:
+        if num_columns(group):
             mine = slice(None) if group.rows is None else group.slots(slots)
-            columns = columns_of_tokens(tokens[mine], logits[group.source][mine], _of_rows(target, mine), group.laws,
+            columns = columns_of_tokens(tokens[mine], logits[group.source][mine], _of_rows(target, mine), group,
                                 history if group.rows is None else history.of_rows(group.slots(slots)))
             all_columns[mine, : columns.shape[1]] = columns
     return all_columns

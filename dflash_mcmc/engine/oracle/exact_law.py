@@ -60,6 +60,13 @@ def under(laws: Sequence[np.ndarray], token: int) -> np.ndarray:
     return np.array([[law[token], *interval(law, token)] for law in laws]).reshape(-1, 3)
 
 
+def kept(law: np.ndarray, most: int) -> np.ndarray:
+    """Ids and log-probabilities of the tokens that a law can draw, by id, float64 (most, 2); -1 and -inf fill it up."""
+    found, ids = np.full((most, 2), (-1.0, -np.inf)), np.flatnonzero(law > -np.inf)
+    found[: len(ids), 0], found[: len(ids), 1] = ids, law[ids]
+    return found
+
+
 def draw(log_q: np.ndarray, uniform: float) -> int:
     """The token whose `interval` contains `uniform`: inverse transform over token ids."""
     cumulative = np.cumsum(np.exp(log_q))

@@ -265,7 +265,8 @@ class TabularEngine:
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], interval[None],
             model.ends([*trajectory.tokens.tolist(), token]), exact_law.under(under, token)[None] if under else None,
-            np.array([exact_law.entropy(log_p)]) if operation.entropy else None)
+            np.array([exact_law.entropy(log_p)]) if operation.entropy else None,
+            exact_law.kept(log_q, operation.params.top_k)[None] if operation.kept else None)
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:
         name = (prefix, length, self._origin, params, source)

@@ -19,7 +19,16 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, TwoPartStepper
+from dflash_mcmc.engine.batching.rows import (
+    Group,
+    RowCounts,
+    Rows,
+    SharedForwards,
+    Status,
+    Stepper,
+    TwoPartStepper,
+    num_columns,
+)
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import joined
@@ -206,7 +215,7 @@ class MixedSteps:
         """
         if group.source != "draft":
             return self._others
-        return self._tokens if group.has_penalty or group.columns else self._blocks
+        return self._tokens if group.has_penalty or num_columns(group) else self._blocks
 
 
 def _each(state: Rows, batch: int, parts: _Parts) -> Iterator[tuple[Stepper, tuple[Group, ...], torch.Tensor]]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.rows import columns_of_tokens
+from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.vllm.ledger import FIELD, Ledger, Ticket
 from dflash_mcmc.ops import SamplingParams
 
@@ -71,7 +71,7 @@ def groups_of(tickets: Sequence[Ticket]) -> list[LawGroup]:
     """The rows by their laws."""
     members: dict[tuple, list[int]] = {}
     for row, ticket in enumerate(tickets):
-        members.setdefault((ticket.params, ticket.laws, ticket.entropy), []).append(row)
+        members.setdefault((ticket.params, ticket.laws, ticket.entropy, ticket.kept), []).append(row)
     return [LawGroup(tickets[rows[0]], np.array(rows), np.array([bool(tickets[row].forced) for row in rows]))
             for rows in members.values()]
 
@@ -120,8 +120,8 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
         interval = laws.intervals(weights, tokens)
     columns = [tokens[:, None].double(), target.log_probability(tokens)[:, None], weights.log_probability(tokens)[:, None],
                interval]
-    if ticket.laws or ticket.entropy:
-        columns.append(columns_of_tokens(tokens, logits, target, ticket.laws, history))
+    if num_columns(ticket):
+        columns.append(columns_of_tokens(tokens, logits, target, ticket, history))
     return torch.cat(columns, dim=1)
 
 

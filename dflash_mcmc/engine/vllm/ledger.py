@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.operations import start_of
+from dflash_mcmc.engine.batching.rows import num_columns
 from dflash_mcmc.engine.batching.stop_strings import StopStrings
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -51,6 +52,7 @@ class Ticket(NamedTuple):
     params: SamplingParams
     laws: tuple[SamplingParams, ...]
     entropy: bool
+    kept: bool
     key: bytes
     """The digest of the draw's key; empty where no uniform is needed."""
     length: int
@@ -75,8 +77,8 @@ class Ticket(NamedTuple):
         else:
             key = b"" if operation.params.temperature == 0.0 else operation.key.digest
             length, limit = operation.horizon - base.length, _limit(operation, base) if stop_ids else None
-        return Ticket(number, len(base.prompt), base.length, operation.params, operation.laws, operation.entropy, key, length,
-                      tuple(stop_ids), forced, limit, matched)
+        return Ticket(number, len(base.prompt), base.length, operation.params, operation.laws, operation.entropy,
+                      operation.kept, key, length, tuple(stop_ids), forced, limit, matched)
 
     def uniforms(self) -> np.ndarray:
         """Uniforms of the request's tokens, float64 (length,), as a draw of the engine of slots has them."""
@@ -173,7 +175,7 @@ class Ledger:
         existing = self._row_of.get(ticket.number)
         if existing is not None:
             return existing
-        width = SCORES + (1 + 3 * len(ticket.laws) if ticket.laws or ticket.entropy else 0)
+        width = SCORES + num_columns(ticket)
         self._grow(ticket.length, width)
         row = self._row_of[ticket.number] = self._free.pop()
         self._widths[row] = width

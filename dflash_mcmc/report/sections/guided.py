@@ -21,7 +21,7 @@ from dflash_mcmc.report.parts import (
     shared,
 )
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.report.study import Study, same_but
+from dflash_mcmc.report.study import ProbeRun, Study, same_but
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_SAMPLERS, _MOST_SOURCES = 4, 7
+_PROBES = ("kl", "rank_correlation")
+"""The columns of a probe's agreement that the table of points shows."""
+_ACROSS = {"beta": "beta", "agreement": "agreement with the model alone, %", "kl": "KL(final, other) on hard tokens, nats"}
 _TEXT = """
 guided = (1 - beta) * final + beta * other. The gain is the accuracy at a beta minus that of the model alone (blend=none, or
 beta 0), with the same sampler on the same problems. Intervals are those of one comparison. p is of the exact paired test,
@@ -39,6 +42,11 @@ is at most 0.05; its point is filled.
 Agreement is the share of an answer's characters before it first differs from the answer of the model alone, a mean over the
 answers. A source that agrees changes nothing; one that helps while it agrees little is complementary. Samplers that draw at
 random differ sooner than greedy decoding does.
+"""
+_PROBED = """
+KL(final, other) and the rank correlation of the vocabulary are means over the hard tokens of the answers that a probe of the
+same model and dataset has read: {folders}. KL 0 and correlation 1 are agreement. Unlike the shared beginning, they are of
+the source itself, whatever beta and sampler. The figure shows KL; a source that the probe has not read is in the table alone.
 """
 
 
@@ -66,6 +74,13 @@ class _Curve(NamedTuple):
     sampler: str
     source: str
     points: list[_AtBeta]
+    probed: Mapping[str, float | None] | None
+    """What a probe says of the source, a row of its table `agreement`; None without one."""
+
+    @property
+    def kl(self) -> float | None:
+        """KL(final, other) on hard tokens, nats; None if no probe has it."""
+        return None if self.probed is None else self.probed["kl"]
 
     @property
     def best(self) -> _AtBeta:
@@ -75,18 +90,51 @@ class _Curve(NamedTuple):
 
 def section(study: Study) -> Section | None:
     """A table of the best beta of each source and sampler, one of all points, and two figures."""
-    curves = _curves(study.runs)
+    curves = _curves(study)
     if max((len(curve.points) for curve in curves), default=0) < 2 and len(curves) < 2:
         return None
     drawings = [Drawing("fig_gain_over_beta", "Gain over the model alone by beta, for each sampler and source.",
                         partial(_panels, curves, "beta")),
-                Drawing("fig_gain_over_agreement", "Gain over the model alone against the agreement with it.",
-                        partial(_panels, curves, "agreement"))]
-    return Section("guided", "Guided targets", paragraphs(_TEXT), [_best_table(curves), _table(curves)], drawings)
+                _over_agreement(curves)]
+    text = _TEXT
+    if folders := [probe.folder.name for probe in study.probes if any(curve.probed in _rows(probe) for curve in curves)]:
+        text += _PROBED.format(folders=", ".join(folders))
+    return Section("guided", "Guided targets", paragraphs(text), [_best_table(curves), _table(curves)], drawings)
 
 
-def _curves(runs: Sequence[Run]) -> list[_Curve]:
+def _over_agreement(curves: Sequence[_Curve]) -> Drawing:
+    """The gain against KL where a probe has it, and against the shared beginning of answers otherwise."""
+    over, words = ("kl", "KL of the source on hard tokens, of a probe") if any(curve.kl for curve in curves) else (
+        "agreement", "agreement of the answers with its own: the shared beginning")
+    return Drawing("fig_gain_over_agreement", f"Gain over the model alone against the {words}.",
+                   partial(_panels, curves, over))
+
+
+def _rows(probe: ProbeRun) -> list[dict]:
+    return probe.summary["tables"].get("agreement", [])
+
+
+def _probed(run: Run, probes: Sequence[ProbeRun]) -> dict | None:
+    """What the first probe that read the source of this run's blend says of it; None if none did.
+
+    The row names the blend, and its layer. Any other field of the blend but beta makes another source.
+    """
+    source = {key: value for key, value in run.identity.items() if key.partition(".")[0] == "blend" and key != "blend.grid"}
+    for probe in probes:
+        groups = ("model", "draft") if run.component("draft") != "none" else ("model",)
+        same = all(run.identity.get(key) == value for key, value in probe.identity.items()
+                   if key.partition(".")[0] in groups or key in ("dataset", "dataset.content"))
+        for row in _rows(probe) if same else []:
+            own = {"blend": row["source"], "blend.layer": row["layer"], "blend.beta": source.get("blend.beta"),
+                   "blend.norm": source.get("blend.norm") and probe.identity.get("probe.norm")}
+            if source == {key: value for key, value in own.items() if value is not None}:
+                return row
+    return None
+
+
+def _curves(study: Study) -> list[_Curve]:
     """The curves of all sources that have a run of the model alone beside them."""
+    runs = study.runs
     parts: dict[tuple[str, str], dict[float, list[Run]]] = {}
     for run in runs:
         beta = run.identity.get("blend.beta")
@@ -103,7 +151,7 @@ def _curves(runs: Sequence[Run]) -> list[_Curve]:
             "none", firsts[place].component("draft")) and same_but(run, firsts[place], "blend", "seed", "draft")]
         points = _points(part, alone)
         if points:
-            curves.append(_Curve(names[0][place], names[1][place], points))
+            curves.append(_Curve(names[0][place], names[1][place], points, _probed(firsts[place], study.probes)))
     return curves
 
 
@@ -164,12 +212,20 @@ def _best_table(curves: Sequence[_Curve]) -> ReportTable:
 
 def _table(curves: Sequence[_Curve]) -> ReportTable:
     rows = [{"sampler": curve.sampler, "source": curve.source, "beta": point.beta, **_gain(point),
-             "problems": point.paired.difference.n, "agreement": point.agreement}
+             "problems": point.paired.difference.n, "agreement": point.agreement, **_measured(curve)}
             for curve in curves for point in curve.points]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("beta", "beta", "g"),
                differing("gain", "gain"), ReportColumn("p", lambda row: probability(row["p"])),
-               numbered("problems", "problems", ",d"), shared("agreement", "agreement")]
+               numbered("problems", "problems", ",d"), shared("agreement", "agreement"),
+               *([numbered("KL, nats", "kl"), numbered("rank correlation", "rank_correlation")]
+                 if any(curve.probed for curve in curves) else [])]
     return ReportTable("guided", "Gain over the model alone", columns, rows)
+
+
+def _measured(curve: _Curve) -> dict[str, float | None]:
+    """The columns of a probe's agreement, with the ends of their intervals."""
+    probed = curve.probed or {}
+    return {f"{name}{end}": probed.get(f"{name}{end}") for name in _PROBES for end in ("", "_low", "_high")}
 
 
 def _gain(point: _AtBeta) -> dict[str, float | None]:
@@ -178,10 +234,10 @@ def _gain(point: _AtBeta) -> dict[str, float | None]:
 
 
 def _panels(curves: Sequence[_Curve], over: str) -> Figure:
-    """A panel for each sampler, with a line over beta, or marks over the agreement, for each source."""
+    """A panel for each sampler, with a line over beta, or marks over the agreement or KL, for each source."""
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.figure import INK
+    from dflash_mcmc.report.figure import INK, plain_ticks
 
     samplers = list(dict.fromkeys(curve.sampler for curve in curves))[:_MOST_SAMPLERS]
     sources = list(dict.fromkeys(curve.source for curve in curves))[:_MOST_SOURCES]
@@ -193,7 +249,11 @@ def _panels(curves: Sequence[_Curve], over: str) -> Figure:
             if curve.sampler == sampler and curve.source in sources:
                 _draw(axes, curve, sources.index(curve.source), over)
         axes.set_title(sampler)
-        axes.set_xlabel("beta" if over == "beta" else "agreement with the model alone, %")
+        axes.set_xlabel(_ACROSS[over])
+        if over == "kl":
+            axes.set_xscale("log")
+            plain_ticks(axes)
+            axes.margins(x=0.2)
     panels[0].set_ylabel("gain in accuracy, points")
     handles = {label: handle for axes in panels
                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -205,8 +265,10 @@ def _draw(axes: Axes, curve: _Curve, number: int, over: str) -> None:
     """The points of a curve with their intervals. Resolved gains are filled; over the agreement each point has its beta."""
     from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
 
-    points = [point for point in curve.points if over == "beta" or point.agreement is not None]
-    across = [point.beta if over == "beta" else 100.0 * (point.agreement or 0.0) for point in points]
+    places = {"beta": lambda point: point.beta, "kl": lambda point: curve.kl,
+              "agreement": lambda point: point.agreement and 100.0 * point.agreement}
+    points = [point for point in curve.points if places[over](point) is not None]
+    across = [places[over](point) for point in points]
     up, colour, marker = [100.0 * point.gain for point in points], PALETTE[number], MARKERS[number]
     bars = error_bars([point.paired.difference for point in points])
     axes.errorbar(across, up, bars, color=colour, marker=marker,

@@ -62,7 +62,7 @@ def multiple_try(form: str) -> MultipleTry:
 SAMPLERS = {
     "greedy": Greedy(alpha=1.0),
     "temperature": temperature(),
-    "truncated": temperature(top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4,
+    "truncated": temperature(sampling_mask=True, top_k=9, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4,
                              presence_penalty=0.3),
     "best_of_n": BestOfN(num_candidates=3, select="power", alpha=2.0, temperature=None, top_k=9, top_p=0.9),
     "power_smc": power_smc(),
@@ -126,6 +126,9 @@ def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
     np.testing.assert_allclose(a.trajectory.log_p, b.trajectory.log_p, atol=tolerance, rtol=0)
     np.testing.assert_allclose(a.trajectory.log_q, b.trajectory.log_q, atol=tolerance, rtol=0)
     assert (a.proposals, a.accepted, a.moved, a.trajectory.ended) == (b.proposals, b.accepted, b.moved, b.trajectory.ended)
+    assert (a.trajectory.kept is None) is (b.trajectory.kept is None)
+    if a.trajectory.kept is not None:
+        np.testing.assert_allclose(a.trajectory.kept, b.trajectory.kept, atol=tolerance, rtol=0)
 
 
 def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:

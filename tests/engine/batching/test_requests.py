@@ -39,8 +39,10 @@ def test_a_token_has_log_q_and_interval_under_each_law():
 
 
 def test_a_draw_and_a_score_give_the_same_columns():
-    drawn = ENGINE.answer(_draw(0, laws=LAWS, entropy=True))
-    scored = ENGINE.answer(Score(Trajectory.start(PROMPT), drawn.tokens, COLD, laws=LAWS, entropy=True))
+    cut = COLD._replace(top_k=3, top_p=0.9)
+    drawn = ENGINE.answer(_draw(0, laws=LAWS, entropy=True, kept=True)._replace(params=cut))
+    scored = ENGINE.answer(Score(Trajectory.start(PROMPT), drawn.tokens, cut, laws=LAWS, entropy=True, kept=True))
+    np.testing.assert_array_equal(scored.kept, drawn.kept)
     np.testing.assert_array_equal(scored.laws, drawn.laws)
     np.testing.assert_array_equal(scored.entropy, drawn.entropy)
 

@@ -57,11 +57,13 @@ def tries(prompt, key):
 
 def measured(prompt, key):
     """Draws and scores with entropy and further laws, which read penalties."""
-    drawn = yield Together(tuple(Draw(Trajectory.start(prompt), HORIZON, params, key.fold_in(number), laws=LAWS, entropy=True)
-                                 for number, params in enumerate((WARM, PENALISED, COLD))))
+    drawn = yield Together(tuple(Draw(Trajectory.start(prompt), HORIZON, params, key.fold_in(number), laws=LAWS, entropy=True,
+                                      kept=bool(params.top_k)) for number, params in enumerate((WARM, PENALISED, COLD))))
     other = yield Draw(Trajectory.start(prompt), HORIZON, PENALISED, key.fold_in("other"), laws=LAWS[:1])
-    again = yield Together(tuple(Score(path.prefix(1), path.tokens[1:], WARM, laws=LAWS, entropy=True) for path in drawn))
-    along = yield Draw(drawn[0].prefix(2), HORIZON, WARM, key.fold_in(0), along=drawn[0], laws=LAWS, entropy=True)
+    again = yield Together(tuple(Score(path.prefix(1), path.tokens[1:], WARM, laws=LAWS, entropy=True,
+                                       kept=path.kept is not None) for path in drawn))
+    along = yield Draw(drawn[0].prefix(2), HORIZON, WARM, key.fold_in(0), along=drawn[0], laws=LAWS, entropy=True,
+                       kept=True)
     empty = yield Together(())
     assert empty == ()
     return [*drawn, other, *again, along]
@@ -97,7 +99,7 @@ def same(a, b, tolerance):
     for one, other in zip(a.result.trace, b.result.trace, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.ended == other.ended
-        for name in ("log_p", "log_q", "interval", "laws", "entropy"):
+        for name in ("log_p", "log_q", "interval", "laws", "entropy", "kept"):
             mine, theirs = getattr(one, name), getattr(other, name)
             assert (mine is None) == (theirs is None), name
             if mine is not None:

@@ -14,7 +14,8 @@ LAW = SamplingParams(0.6, top_k=30, repetition_penalty=1.3, frequency_penalty=0.
 
 
 def ticket(number: int, length: int = 5, **changes) -> Ticket:
-    return Ticket(number, 2, 3, SamplingParams(), (), False, bytes(15) + bytes([number]), length, (2,))._replace(**changes)
+    own = Ticket(number, 2, 3, SamplingParams(), (), False, False, bytes(15) + bytes([number]), length, (2,))
+    return own._replace(**changes)
 
 
 @pytest.mark.parametrize("rows_together", [1, 3])
