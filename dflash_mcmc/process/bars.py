@@ -7,8 +7,7 @@ import threading
 
 from tqdm.auto import tqdm
 
-_OPEN = threading.local()
-"""`bar`: the innermost open bar of this thread. An engine and the bar above it know nothing of each other."""
+_OPEN = threading.local()  # `bar` is the innermost open bar of the thread
 
 
 class Bar(tqdm):
