@@ -23,6 +23,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.model.files import precision_name
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
+from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -95,8 +96,6 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
         temperature: the target's. The draft proposes its most likely tokens.
         name: the title of the progress bar.
     """
-    from tqdm.auto import tqdm
-
     engine = slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
                              None, config.decoder.speculation(drafter), drafter)
     sampling, walks = SamplingParams(temperature=temperature), dict[str, BlockWalk]()
@@ -105,7 +104,7 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
         key = Key(config.seed).fold_in("drafts", problem)
         return ChainResult((yield Draw(Trajectory.start(prompts[problem]), config.dataset.max_new_tokens, sampling, key)))
 
-    with tqdm(total=len(prompts), unit="answer", desc=name, mininterval=0.5, dynamic_ncols=True) as bar:
+    with bars.Bar(len(prompts), "answer", name) as bar:
         for done in engine.run((problem, chain(problem)) for problem in prompts):
             if done.result is None:
                 raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
