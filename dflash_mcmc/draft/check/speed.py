@@ -15,12 +15,8 @@ import numpy as np
 from tabulate import tabulate
 
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.engine import slots
-from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, SamplingParams
-from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build
-from dflash_mcmc.types import ChainResult, Trajectory
+from dflash_mcmc.draft.check import forced
+from dflash_mcmc.process import bars
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -53,19 +49,14 @@ def measure(config: Config) -> list[Pace]:
 
     The configuration has a decoder with a draft and `trace`. Raises UserError for an answer that cannot be drawn.
     """
-    from tqdm.auto import tqdm
-
-    device = config.hardware.resolve()
-    model = config.model.load(device).stopping_at(config.dataset.stop)
+    model = config.model.load(config.hardware.resolve())
     drafter = config.draft.load(model)
     assert drafter is not None
-    prompts = build.prompts(config, model, config.dataset.problems())
-    drafts = list(_sizes(config.draft, drafter.num_drafted))
-    paces = []
-    with tqdm(total=len(TEMPERATURES) * (1 + len(drafts)) * _TURNS * len(prompts), unit="answer", desc="drafts speed",
-              mininterval=0.5, dynamic_ncols=True) as bar:
+    prompts = forced.prompts_of(config, model)
+    drafts, paces = list(_sizes(config.draft, drafter.num_drafted)), list[Pace]()
+    with bars.Bar(len(TEMPERATURES) * (1 + len(drafts)) * _TURNS * len(prompts), "answer", "drafts speed") as bar:
         for temperature in TEMPERATURES:
-            timed = partial(_timed, config, model, list(prompts.values()), temperature, bar.update)
+            timed = partial(_timed, config, model, prompts, temperature, bar.update)
             _, plain = timed(None)
             for draft in drafts:
                 drafter = draft.load(model)
@@ -102,25 +93,15 @@ def _sizes(draft: Draft, most: int) -> Iterator[Draft]:
     yield draft
 
 
-def _timed(config: Config, model: LanguageModel, prompts: list[np.ndarray], temperature: float, step: Callable[[], object],
-           drafter: Drafter | None) -> tuple[float, float]:
+def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float,
+           step: Callable[[], object], drafter: Drafter | None) -> tuple[float, float]:
     """tau, and the seconds of a chain's step. `step` is called after each answer."""
-    speculation = None if drafter is None else config.decoder.speculation(drafter)
-    engine = slots.engine_of(config, model, max(map(len, prompts)), len(prompts), None, speculation, drafter)
-    sampling, fastest, tau = SamplingParams(temperature=temperature), np.inf, 1.0
-
-    def chain(number: int) -> Chain:
-        key = Key(config.seed).fold_in("speed", number)
-        return ChainResult((yield Draw(Trajectory.start(prompts[number]), config.dataset.max_new_tokens, sampling, key)))
-
+    engine, fastest, tau = forced.engine_of(config, model, drafter, prompts), np.inf, 1.0
     for _ in range(_TURNS):
         engine.reset_counters()
         gained: list[int] = []
-        for done in engine.run((number, chain(number)) for number in range(len(prompts))):
-            if done.result is None:
-                raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
-            tokens = len(done.result.trajectory.tokens)
-            gained += [1] * tokens if drafter is None else [block["gained"] for block in done.walk]  # type: ignore[misc]
+        for walk in forced.answers(engine, config, prompts, temperature):
+            gained += walk.gained
             step()
         fastest, tau = min(fastest, engine.counters.step_seconds / len(gained)), float(np.mean(gained))
     return tau, fastest
