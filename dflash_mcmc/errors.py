@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -109,10 +109,11 @@ def reason_of(error: BaseException, most: int = 300) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'alpha'?)`, or an empty text without a similar word."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def did_you_mean(word: str, known: Iterable[str], meant: Sequence[str] = ()) -> str:
+    """` (did you mean 'alpha'?)` for the most similar word, after what else may be `meant`; an empty text without either."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8 if meant else 0.6)
+    every = [*meant, *map(repr, near)]
+    return f" (did you mean {' or '.join(every)}?)" if every else ""
 
 
 def shortened(text: str) -> str:

@@ -40,6 +40,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_page(output: str, **_: object) -> str:
+    """Code in a table may break after an equals sign, a comma and a slash, and numbers do not break.
+
+    The index of the search is made before.
+    """
+    def cell(match: re.Match) -> str:
+        return re.sub(r"(?<=<code>)[^<]+(?=</code>)", lambda code: re.sub(r"[=,/](?=.)", r"\g<0><wbr>", code[0]), match[0])
+
+    output = re.sub(r"<td>(?=[-+]?\d[\d.,]*( - [\d.,]+| %)?</td>)", '<td style="white-space: nowrap">', output)
+    return re.sub(r"<td.*?</td>", cell, output, flags=re.DOTALL)
+
+
 def generated() -> dict[str, str]:
     """Markdown of each generated page, by its place below docs/."""
     pages = {place: from_root((ROOT / source).read_text()) for place, source in PAGES.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -108,8 +109,13 @@ def plain(found: list[str]) -> list[str]:
 def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     """A line, as a shell with this Python runs it."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "PATH": path, **environment})
+    with subprocess.Popen(["bash", "-c", command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True, env={**os.environ, "PATH": path, **environment}) as program:
+        try:
+            return processes.result_of(program)
+        except BaseException:
+            os.killpg(program.pid, signal.SIGKILL)
+            raise
 
 
 def arguments(command: str, folder: Path, **environment: str) -> list[str]:
@@ -124,4 +130,4 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     """A line whose `python ...` runs in a process that has done its imports already."""
     if not command.startswith("python "):
         return shell(command, folder, **environment)
-    return processes.run(arguments(command, folder, **environment), folder, timeout=600, **environment)
+    return processes.run(arguments(command, folder, **environment), folder, **environment)

@@ -14,6 +14,7 @@ process. Use subprocess for tests of the imports themselves, or of the memory th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -27,6 +28,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 HANG = 600
@@ -144,10 +147,34 @@ def start(arguments: Sequence[str], folder: Path, contained: bool = False, **env
 
 def run(arguments: Sequence[str], folder: Path, timeout: float = HANG,
         **environment: str | None) -> subprocess.CompletedProcess:
-    """Runs `python *arguments` to its end; see `start`. At the timeout it kills the program and raises TimeoutExpired."""
+    """Runs `python *arguments` to its end; see `start` and `result_of`."""
     with start(arguments, folder, **environment) as program:
-        output, errors = program.communicate(timeout)
-        return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
+        return result_of(program, timeout)
+
+
+def result_of(program: Program | subprocess.Popen, timeout: float = HANG) -> subprocess.CompletedProcess:
+    """Waits for the end of a program. Raises subprocess.TimeoutExpired for one that hangs.
+
+    A program hangs if it has hardly computed in the last `timeout` seconds. On a busy machine it may take any time.
+    """
+    used = 0.0
+    while True:
+        try:
+            output, errors = program.communicate(timeout)
+            return subprocess.CompletedProcess(program.args, program.returncode, output, errors)
+        except subprocess.TimeoutExpired:
+            before, used = used, _computed(program.pid)
+            if used < before + timeout / 100:
+                raise
+
+
+def _computed(pid: int) -> float:
+    """Seconds of a processor that a process and those that it has started have used; 0 if it has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        program = psutil.Process(pid)
+        times = program.cpu_times()
+        return sum(times[:4]) + sum(sum(child.cpu_times()[:2]) for child in program.children(recursive=True))
+    return 0.0
 
 
 def start_ranks(count: int, arguments: Sequence[str], folder: Path, **environment: str | None) -> list[Program]:

@@ -87,7 +87,7 @@ def test_a_model_by_name_with_blend_decoder_and_draft(tmp_path):
     asked = {problem.id: problem.question for problem in dflash_mcmc.component("dataset", "arith", limit=3).problems()}
     records = records_of(tmp_path, "dataset.limit=3", "sampler=temperature", "blend=layer", "blend.beta=0.1", "blend.layer=5",
                          "decoder=speculative_match", "draft=tiny")
-    for model in (Path(TINY), dflash_mcmc.component("model", "tiny")):
+    for model in ("tiny", Path(TINY), dflash_mcmc.component("model", "tiny")):
         samples = dflash_mcmc.sample(
             model, None, asked, sampler="temperature", blend=dflash_mcmc.LayerBlend(beta=0.1, layer=5),
             decoder=dflash_mcmc.SpeculativeMatch(), draft="tiny", hardware=dflash_mcmc.Local(num_slots=2), progress=False)

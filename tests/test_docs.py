@@ -270,6 +270,18 @@ return {
     && e.getBoundingClientRect().right > root.clientWidth + 1 && !scrolls(e)).map(e => e.outerHTML.slice(0, 80)),
   sideways: root.scrollWidth - root.clientWidth,
   scrolled: code.filter(e => wide(e) && !e.closest(".language-output")).map(e => e.textContent.slice(0, 80)),
+  outputs: page.querySelectorAll("article .language-output").length,
+  torn: [...page.querySelectorAll("article table:not([class]) code")].filter(e => {
+    const range = page.createRange(), letter = /[A-Za-z]/, places = [];
+    for (const text of e.childNodes) for (let at = 1; at < (text.data || "").length; at++) places.push([text, at]);
+    return places.some(([text, at]) => {
+      const top = place => { range.setStart(text, place); range.setEnd(text, place + 1);
+        return range.getBoundingClientRect().top; };
+      return letter.test(text.data[at - 1]) && letter.test(text.data[at]) && top(at) > top(at - 1) + 4;
+    });
+  }).map(e => e.textContent.slice(0, 80)),
+  wrapped: [...page.querySelectorAll("article .language-output pre > code")]
+    .filter(e => style(e).whiteSpace !== "pre").length,
   broken: code.filter(broken).map(e => e.textContent.slice(0, 80)),
   tables: page.querySelectorAll("article table:not([class])").length,
   cut: [...page.querySelectorAll("article table:not([class])")].filter(e => !e.closest(".md-typeset__scrollwrap")).length,
@@ -279,15 +291,20 @@ return {
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_every_page_fits_its_window(site, tmp_path, width):
-    """Nothing is beyond the right edge but in tables and outputs, which scroll. Code breaks on a narrow screen alone."""
+    """Nothing is beyond the right edge but in tables and outputs, which scroll. Code breaks on a narrow screen alone.
+
+    The rows of a table that a program prints stay lines, and no word of code in a cell is torn.
+    """
     chromium.needed()
     files = [file for file in sorted(site.rglob("*.html")) if file.name != "404.html"]
     seen = chromium.visit(files, tmp_path, LOOK, width)
     assert len(seen) == len(files) > 60
     assert sum(found["tables"] for found in seen.values()) > 100
+    assert sum(found["outputs"] for found in seen.values()) > 50
     written = {f"{site.as_uri()}/{page.relative_to(ROOT / 'docs').with_suffix('.html')}" for page in PAGES if page != README}
     for address, found in seen.items():
         assert (found["beyond"], found["sideways"], found["scrolled"], found["cut"]) == ([], 0, [], 0), address
+        assert (found["torn"], found["wrapped"]) == ([], 0), address
         assert width < 1280 or address not in written or found["broken"] == [], address
 
 

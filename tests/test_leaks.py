@@ -164,6 +164,36 @@ def test_at_a_timeout_the_program_and_its_children_are_killed(tmp_path):
     processes.wait_until(lambda: not _runs(int(program.stdout)))
 
 
+@pytest.mark.parametrize(("computed", "ends"), [((50.0, 60.0, 61.0), True), ((50.0, 50.2), False), ((0.0,), False)],
+                         ids=["slow", "stops", "waits"])
+def test_a_program_hangs_if_it_no_longer_computes(monkeypatch, computed, ends):
+    """A slow program has all the time it needs; the seconds of a processor that it has used say that it goes on."""
+    class Slow:
+        pid, args, returncode, looks = os.getpid(), ["slow"], 0, iter(range(len(computed)))
+
+        def communicate(self, timeout):
+            for _ in self.looks:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            return "done\n", ""
+
+    used = iter(computed)
+    monkeypatch.setattr(processes, "_computed", lambda pid: next(used))
+    if ends:
+        assert processes.result_of(Slow(), timeout=100.0).stdout == "done\n"
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            processes.result_of(Slow(), timeout=100.0)
+
+
+def test_what_a_program_and_its_children_compute_is_counted(tmp_path):
+    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    both = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r} + 'print(flush=True); time.sleep(600)'])"
+    with processes.start(["-c", both], tmp_path) as program:
+        processes.wait_until(lambda: program.stdout)
+        assert processes._computed(program.pid) >= 0.2
+    assert processes._computed(program.pid) == 0.0
+
+
 def _runs(process: int) -> bool:
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True).stdout.strip()
     return bool(state) and not state.startswith("Z")

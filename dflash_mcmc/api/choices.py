@@ -248,7 +248,10 @@ def model_of(model: Any, tokenizer: Any, chat: bool) -> Model:
     if isinstance(model, (str, Path)) or is_component("model", model):
         if tokenizer is not None:
             raise ConfigError("tokenizer", type(tokenizer).__name__, "None with a folder, a hub name or a component")
-        return component("model", "hf", path=str(model), chat=chat) if isinstance(model, (str, Path)) else model
+        if not isinstance(model, (str, Path)):
+            return model
+        is_option = str(model) in option_files()["model"]
+        return component("model", str(model), chat=chat) if is_option else component("model", "hf", path=str(model), chat=chat)
     if not callable(getattr(model, "get_output_embeddings", None)):
         raise ConfigError("model", model, "a causal language model of transformers, a folder, a hub name or a component")
     if tokenizer is None:

@@ -25,6 +25,7 @@ from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.ops import Chain, SamplingParams, Score
+from dflash_mcmc.process import bars
 from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
@@ -58,7 +59,7 @@ class LoadedEngine:
     The engine is a context manager.
 
     Args:
-        model: a loaded `transformers` causal language model; or the folder or hub name of one; or a
+        model: a loaded `transformers` causal language model; or an option such as "tiny", a folder or a hub name; or a
             component of the group `model`.
         tokenizer: the tokenizer of a loaded model; None otherwise.
         engine: a component or a name; None takes the engine of slots. Only that one takes a loaded model.
@@ -185,12 +186,9 @@ class LoadedEngine:
     def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
              progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
         """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
-        from tqdm.auto import tqdm
-
         with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
             runner = config.engine.start(config, target, longest, total)
-            with closing(runner), tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True,
-                                       disable=not progress) as bar:
+            with closing(runner), bars.Bar(total, "sample", shown=progress) as bar:
                 for done in runner.run(chains):
                     bar.update()
                     yield done, runner.model
@@ -242,7 +240,7 @@ def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTok
     ..., like the rows of a file with `dataset=jsonl`. The keys of a mapping are the ids of its prompts.
 
     Args:
-        model: a loaded model, the folder or hub name of one, or a component; see `LoadedEngine`.
+        model: a loaded model; an option, a folder or a hub name; or a component; see `LoadedEngine`.
         tokenizer: the tokenizer of a loaded model; None otherwise.
         prompts: texts; conversations, each a list of messages with `role` and `content`; or token ids, which are used as they
             are. In order, or by id.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field
 
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
@@ -19,6 +20,9 @@ from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.registry import GROUPS, components
 
 SEARCH_PATH = "hydra.searchpath"
+_KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
+             "batch_size": "hardware.num_slots"}
+"""Fields by the names that they have in other programs."""
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
@@ -98,8 +102,9 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
         hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
-    if group in ("sampler", "blend") and option in option_files()["condition"]:
-        more = f"; or the condition of this name: condition={option}"
+    for other in {"sampler": ["condition"], "blend": ["condition"], "condition": ["sampler", "blend"]}.get(group, ()):
+        if option in option_files()[other]:
+            more = f"; or the {other} of this name: {other}={option}"
     return UnknownName(f"{group}: unknown option {option!r}{did_you_mean(option, names)}; allowed: {', '.join(names)}{more}")
 
 
@@ -125,29 +130,31 @@ def unknown_key(override: Override, composed: DictConfig, root: str) -> UserErro
     fields = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
     if not parent and root == "config":
         fields = sorted({*fields, *option_files()})
-    elsewhere = _elsewhere(name, composed)
-    return unknown_field(name, fields, elsewhere if "." in name else [f"{each}={given_value(override)}" for each in elsewhere])
+    return unknown_field(name, fields, _meant(name, override, composed))
 
 
 def in_no_point(name: str, known: list[str]) -> UserError:
     """The line for a field of a component that no point of a sweep has; `known` are the fields of the points' options."""
-    return unknown_field(name, known, _options_with(name))
+    return unknown_field(name, known, list(_options_with(name)))
 
 
-def _elsewhere(name: str, composed: DictConfig) -> list[str]:
-    """The places where a field of that name exists: groups of this configuration, or options of the name's own group."""
+def _meant(name: str, override: Override, composed: DictConfig) -> list[str]:
+    """Overrides that do what a field of that name does: in a group of this configuration, else with another option."""
     group, _, last = name.rpartition(".")
-    if group:
-        return _options_with(name)
-    here = [f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
-    return here or [f"{option} {each}.{last}" for each in GROUPS for option in _options_with(f"{each}.{last}")]
+    found = {f"{option} {each}.{last}": field for each in ([group] if group else GROUPS)
+             for option, field in _options_with(f"{each}.{last}").items()}
+    if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
+        return sorted(instead)
+    here = [] if group else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
+        f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
+    return [f"{each}={given_value(override)}" for each in here or found]
 
 
-def _options_with(name: str) -> list[str]:
-    """The options of a field's group that have the field."""
+def _options_with(name: str) -> dict[str, Field]:
+    """The options of a field's group that have the field, and the field in each."""
     group, _, last = name.rpartition(".")
     fields = {option: each.cls.__dataclass_fields__ for option, each in components(group).items()} if group in GROUPS else {}
-    return [f"{group}={option}" for option in sorted(fields, key=last.__ne__) if last in fields[option]]
+    return {f"{group}={option}": fields[option][last] for option in sorted(fields, key=last.__ne__) if last in fields[option]}
 
 
 def is_boolean(name: str, composed: DictConfig) -> bool:

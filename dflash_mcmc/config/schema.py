@@ -227,12 +227,10 @@ def _refuse_unknown_and_missing(node: DictConfig, cls: type, prefix: str) -> Non
             _refuse_unknown_and_missing(child, kind, f"{prefix}{field.name}.")
 
 
-def unknown_field(name: str, known: list[str], elsewhere: Sequence[str] = ()) -> UnknownName:
-    """The error for a key that no schema has; `elsewhere` are fields and options that the user may have meant."""
+def unknown_field(name: str, known: list[str], meant: Sequence[str] = ()) -> UnknownName:
+    """The error for a key that no schema has; `meant` are overrides that the user may have meant."""
     name = shortened(name)
     parent, _, last = name.rpartition(".")
     fields = ", ".join(known) or f"nothing, with this {parent}"
-    hint = did_you_mean(last, known)
-    if elsewhere:
-        hint = f" (a field of {', '.join(elsewhere)}){hint}" if parent else f" (did you mean {' or '.join(elsewhere[:3])}?)"
+    hint = did_you_mean(last, known, meant[:3])
     return UnknownName(f"{name}: unknown field{hint}; allowed{' in ' + parent if parent else ''}: {fields}")

@@ -126,7 +126,8 @@ def _mistake(place: Place) -> UserError | None:
 
 
 def _unknown(field: str, given: str | None, names: Sequence[str]) -> ConfigError:
-    return ConfigError(f"dataset.{field}", given, ", ".join(names) + did_you_mean(given or "", names))
+    allowed = ", ".join(f"dataset.{field}={name}" for name in names)
+    return ConfigError(f"dataset.{field}", given, allowed + did_you_mean(given or "", names))
 
 
 def _unreadable(place: Place, offline: bool, error: Exception) -> UserError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,12 +16,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 
-@functools.cache
-def _own_threads() -> int:
-    """Threads that PyTorch chose for this process, before anything here has set them."""
-    import torch
-
-    return torch.get_num_threads()
+_threads: dict[str, int] = {}
+"""The number of threads that this module has `set` in PyTorch, and that `before` it."""
 
 
 @register("hardware", "local")
@@ -84,7 +79,7 @@ class Local(Hardware):
         return self.found()
 
     def set_threads(self, small: bool = False) -> None:
-        """Sets the threads of the CPU's arithmetic. `OMP_NUM_THREADS` of the user stays.
+        """Sets the threads of the CPU's arithmetic. What the user has set stays: `OMP_NUM_THREADS`, and a number in PyTorch.
 
         Args:
             small: the products are so short that threads would wait for one another more than they compute. Beside other
@@ -92,13 +87,17 @@ class Local(Hardware):
         """
         import torch
 
-        processes, own = ranks.local_world_size(), _own_threads()
+        processes, own = ranks.local_world_size(), torch.get_num_threads()
+        if own == _threads.get("set"):
+            own = _threads["before"]
+        _threads["before"] = own
         if processes > 1:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
             own = max(1, cores // processes)
         elif small and "OMP_NUM_THREADS" not in os.environ:
             own = 1
-        torch.set_num_threads(self.num_threads or own)
+        _threads["set"] = self.num_threads or own
+        torch.set_num_threads(_threads["set"])
 
     def found(self) -> str:
         """The device's name for PyTorch. Raises ConfigError for a device that this machine does not have."""

@@ -6,12 +6,11 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from dflash_mcmc.config.identity import hash_of, identity_of, label_of, run_folder
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError, tell
-from dflash_mcmc.process import ranks, stopping
+from dflash_mcmc.process import bars, ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.preflight import DeviceCheck
@@ -22,9 +21,6 @@ from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import SampleKey, key_of
-
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64
@@ -82,16 +78,12 @@ class _Loop:
         self._attempts.device = place_of(self._device)
         self._check = DeviceCheck(tasks, store, self._attempts, pending, job.config.hardware.max_attempts)
         self._worker: Worker
-        self._bar: tqdm
+        self._bar: bars.Bar
 
     def run(self) -> None:
         """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
-        from tqdm.auto import tqdm
-
         self._worker = self._tasks.prepare(self._check.prepared, self._device)
-        # 0.5 s between updates, because each update is a line if the output is not a terminal.
-        self._bar = tqdm(total=len(self._pending), unit=self._tasks.unit, desc=self._title, smoothing=0.1,
-                         mininterval=0.5, dynamic_ncols=True, disable=bool(ranks.rank()))
+        self._bar = bars.Bar(len(self._pending), self._tasks.unit, self._title, shown=not ranks.rank())
         try:
             self._do()
             if not self._is_complete():
@@ -205,9 +197,9 @@ class _Loop:
     def _show(self) -> None:
         self._tracking.catch_up()
         records = self._store.records
-        self._bar.set_postfix_str(self._tasks.progress(records[self._num_shown :]), refresh=False)
+        text = self._tasks.progress(records[self._num_shown :])
         self._num_shown = len(records)
-        self._bar.update(self._num_shown - self._num_before - self._bar.n)
+        self._bar.update(self._num_shown - self._num_before - self._bar.n, text)
 
     def _is_complete(self) -> bool:
         return set(self._pending) <= self._store.recorded()

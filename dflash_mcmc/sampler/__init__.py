@@ -183,8 +183,9 @@ class Staged(Sampler):
     def resolved(self, config: Config) -> Self:
         """The sampler with at most one stage for each token of the longest answer."""
         most = config.dataset.max_new_tokens
-        if self.num_blocks > most:
-            note(f"sampler.num_blocks={self.num_blocks} makes {most} stages, one for each of max_new_tokens={most}")
+        if most < self.num_blocks != self.__dataclass_fields__["num_blocks"].default:  # the default is what nobody gave
+            stages = f"{most} stage{'s' * (most != 1)}"
+            note(f"sampler.num_blocks={self.num_blocks} makes {stages}, one for each of max_new_tokens={most}")
         return dataclasses.replace(self, num_blocks=min(self.num_blocks, most))
 
     def cost_field(self) -> str:

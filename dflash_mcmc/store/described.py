@@ -72,7 +72,9 @@ def text_of(path: Path) -> str:
     """The content of a file of a run folder. Raises UserError for a missing one, and for one that cannot be read."""
     content = read_regular(path)
     if content is None:
-        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records")
+        runs = sorted(str(file.parent) for file in path.parent.glob(f"*/{path.name}"))  # the folder of several runs
+        raise UserError(f"{path}: cannot be read: No such file or directory; a run folder has it next to its records"
+                        + (f": {' or '.join(runs[:3])}" if runs else ""))
     return content.decode()
 
 

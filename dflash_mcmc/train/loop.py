@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from dflash_mcmc.errors import RunBusy, UserError
+from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.locks import Locks
 
@@ -102,15 +103,11 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
 
 
 def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    from tqdm.auto import tqdm
-
     start, losses, figures = restore(loop.folder, module, optimizer), [], {}
-    with tqdm(total=loop.steps, initial=start, unit="step", desc=loop.name, mininterval=0.5, dynamic_ncols=True,
-              disable=not loop.first) as bar:
+    with bars.Bar(loop.steps, "step", loop.name, initial=start, shown=loop.first) as bar:
         for step in range(start, loop.steps):
             losses.append(optimise(loop, module, optimizer, step))
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-            bar.update()
+            bar.update(text=f"loss {losses[-1]:.3f}")
             if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
                 # The evaluation precedes the checkpoint. A run that is stopped between the two repeats the evaluation.
                 figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}

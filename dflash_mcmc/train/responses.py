@@ -18,7 +18,7 @@ from dflash_mcmc.dataset.arith import LEVELS, make_problem
 from dflash_mcmc.dataset.inputs import sources
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
-from dflash_mcmc.process import ranks
+from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.locks import Locks
@@ -26,8 +26,6 @@ from dflash_mcmc.train.recipe import DraftPlan, Prompts
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
-    from tqdm.auto import tqdm
-
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
@@ -110,8 +108,6 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
 
 
 def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
-    from tqdm.auto import tqdm
-
     prompts = [_encode(plan, model, question) for question in request.questions]
     engine = _engine(plan, model, prompts)
     key = Key(plan.seed).fold_in("response", request.name)
@@ -121,8 +117,7 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
         trajectory = yield Draw(Trajectory.start(prompts[index]), plan.responses.max_new_tokens, sampling, key.fold_in(index))
         return ChainResult(trajectory)
 
-    with tqdm(total=len(prompts), unit="response", desc=request.name, mininterval=0.5, dynamic_ncols=True,
-              disable=bool(ranks.rank())) as bar:
+    with bars.Bar(len(prompts), "response", request.name, shown=not ranks.rank()) as bar:
         for piece in _claimed(pieces, bar):
             indices = range(piece * _PIECE, min((piece + 1) * _PIECE, len(prompts)))
             drawn: dict[int, Response] = {}
@@ -136,7 +131,7 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
             _write(pieces[piece], [drawn[index] for index in indices])
 
 
-def _claimed(pieces: list[Path], bar: tqdm) -> Iterator[int]:
+def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
     """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
     locks = Locks(pieces[0].parent / "lock")
     try:

@@ -20,6 +20,7 @@ import numpy as np
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process import bars
 from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
@@ -161,12 +162,12 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
         (answer,) = answers_of(sent(f"{url}/completions", json.dumps(body).encode()), url)
         return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], "ids": answer["ids"], **law._asdict()}
 
-    from tqdm.auto import tqdm
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines:
-        for row in tqdm(pool.map(ask, wanted), total=len(wanted), unit="text", desc="asking", disable=not wanted):
+    with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
+          bars.Bar(len(wanted), "text", "asking", shown=bool(wanted)) as bar):
+        for row in pool.map(ask, wanted):
             lines.write(json.dumps(row) + "\n")
             lines.flush()
+            bar.update()
 
 
 def asked_of(law: SamplingParams) -> dict[str, float]:

@@ -52,7 +52,8 @@ def test_draft_refine_is_exact(name):
     check_chain(engine, blend, of_draft_refine.make(cut="confidence"))
 
 
-@pytest.mark.parametrize("decoder", RULES)
+@pytest.mark.parametrize("decoder", [
+    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder == "block")) for decoder in RULES])  # test_model.py has it
 def test_a_decoder_changes_no_law(decoder):
     check_decoder(*tables("masked", speculation=speculation(decoder)))
 

@@ -273,11 +273,17 @@ def all_same(found, expected, tolerance=TOLERANCE):
         same(found[tag].result, done.result, tolerance)
 
 
-@pytest.mark.parametrize("options", [
+ROWS = [
     {"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
     {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0}, {"share_forwards": False},
-    {"steps_between_checks": 5}, {"attention": "sdpa"}], ids=str)
-@pytest.mark.parametrize("sampler", ["power_mh", "power_smc", pytest.param("multiple_try", marks=pytest.mark.slow)])
+    {"steps_between_checks": 5}, {"attention": "sdpa"}]
+"""Ways to run the same chains. Samplers of particles have all of them in the long campaigns, and the first one here."""
+
+
+@pytest.mark.parametrize(("sampler", "options"), [
+    pytest.param(sampler, options, marks=[pytest.mark.slow] * (number >= num_here))
+    for sampler, num_here in (("power_mh", len(ROWS)), ("power_smc", 1), ("multiple_try", 0))
+    for number, options in enumerate(ROWS)], ids=str)
 def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler):
     """Rows move, fork, are preempted, and give pages back: the companion's keys and values go with them."""
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}

@@ -94,7 +94,8 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
-@pytest.mark.parametrize("decoder", RULES)
+@pytest.mark.parametrize("decoder", [
+    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder == "block")) for decoder in RULES])  # test_model.py has it
 def test_a_decoder_changes_no_law(decoder):
     check_decoder(*tables("masked", speculation=speculation(decoder)))
 
@@ -146,11 +147,16 @@ def plain(qwen3):
     return functools.cache(lambda sampler: run(qwen3, sampler))
 
 
-@pytest.mark.parametrize("options", [
+ROWS = [
     {"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
     {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0}, {"share_forwards": False},
-    {"steps_between_checks": 5}, {"attention": "sdpa"}], ids=str)
-@pytest.mark.parametrize("sampler", ["power_mh", "power_smc"])
+    {"steps_between_checks": 5}, {"attention": "sdpa"}]
+"""Ways to run the same chains. Samplers of particles have all of them in the long campaigns, and the first one here."""
+
+
+@pytest.mark.parametrize(("sampler", "options"), [
+    pytest.param(sampler, options, marks=[pytest.mark.slow] * (number > 0 and sampler == "power_smc"))
+    for sampler in ("power_mh", "power_smc") for number, options in enumerate(ROWS)], ids=str)
 def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, sampler, **options)

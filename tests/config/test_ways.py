@@ -16,10 +16,18 @@ ROOT = "temperature: unknown field (did you mean sampler=temperature sampler.tem
     (["temperature=0.7"], ROOT),
     (["condition=temp", "temperature=0.7"], "temperature: unknown field (did you mean sampler.temperature=0.7?); allowed: "),
     (["max_new_tokens=20"], "max_new_tokens: unknown field (did you mean dataset.max_new_tokens=20?); allowed: "),
-    (["sampler.temperature=0"], "sampler.temperature: unknown field (a field of sampler=temperature, sampler=best_of_n, "),
+    (["sampler.temperature=0.7"], "sampler." + ROOT),
+    *((given, "temperature: unknown field (did you mean sampler=greedy?); allowed") for given in (
+        ["temperature=0"], ["temperature=0.0"], ["condition=temp", "temperature=0"], ["sampler.temperature=0"],
+        ["sampler=greedy", "sampler.temperature=0"], ["-m", "condition=greedy,ps", "temperature=0"])),
+    (["max_tokens=20"], "max_tokens: unknown field (did you mean dataset.max_new_tokens=20?); allowed: "),
+    (["n=4"], "n: unknown field (did you mean num_chains=4?); allowed: "),
+    (["batch_size=4"], "batch_size: unknown field (did you mean hardware.num_slots=4?); allowed: "),
     (["sampler=temperature", "sampler.temperature=0"],
      "sampler.temperature: given 0.0; allowed: a number >= 1e-06 and <= 1e+06 or null; in place of 0: sampler=greedy"),
     (["sampler=ps"], "temperature; or the condition of this name: condition=ps"),
+    (["condition=power_mh"], "temp; or the sampler of this name: sampler=power_mh"),
+    (["condition=layer"], "temp; or the blend of this name: blend=layer"),
     (["dataset.prompt={question} ${cost}"], "dataset.prompt: has ${...}, which stands for another field (Interpolation key "
                                             "'cost' not found); allowed: the name of a field in it, or \\${...} for the text"),
     (["dataset.prompt={question} ${cost"], "allowed: a text, with \\${ in place of ${"),
@@ -48,9 +56,13 @@ def test_a_short_answer_has_a_stage_for_each_token(tmp_path, capsys, sampler):
     assert composed(tmp_path, *sampler, "dataset.max_new_tokens=99").sampler.num_blocks == 16
 
 
-def test_a_line_says_how_many_stages_there_are(tmp_path, capsys):
-    composed(tmp_path, "dataset.max_new_tokens=11", "sampler.num_blocks=13")
-    assert capsys.readouterr().err == "sampler.num_blocks=13 makes 11 stages, one for each of max_new_tokens=11\n"
+@pytest.mark.parametrize(("given", "tokens", "said"), [
+    (13, 11, "sampler.num_blocks=13 makes 11 stages, one for each of max_new_tokens=11\n"),
+    (14, 1, "sampler.num_blocks=14 makes 1 stage, one for each of max_new_tokens=1\n"),
+    (None, 10, "")], ids=["given", "one stage", "not given"])
+def test_a_line_says_how_many_stages_there_are(tmp_path, capsys, given, tokens, said):
+    composed(tmp_path, f"dataset.max_new_tokens={tokens}", *([f"sampler.num_blocks={given}"] if given else []))
+    assert capsys.readouterr().err == said
 
 
 def test_conditional_smc_needs_no_other_field(tmp_path):

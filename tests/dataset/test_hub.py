@@ -68,14 +68,26 @@ def test_a_folder_that_save_to_disk_wrote_with_conversations_and_tools(make_conf
                             "dataset.tools_field=tools", "dataset.answer_field=null").dataset.problems()
     assert problem.messages == (turns[0], {name: part for name, part in call.items() if part is not None}, turns[2])
     assert (problem.question, problem.answer, problem.tools) == ("Call f.", "", tuple(tools))
-    with refused("dataset.split: given 'train'; allowed: test"):
+    with refused("dataset.split: given 'train'; allowed: dataset.split=test"):
         make_config("dataset=hub", f"dataset.path={tmp_path}/saved", "dataset.split=train").dataset.problems()
+
+
+def test_a_folder_of_one_file_says_which_split_it_is(make_config, tmp_path, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/q.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    with refused("dataset.split: given 'test'; allowed: dataset.split=train"):
+        make_config(f"dataset={tmp_path}/own").dataset.problems()
+    [problem] = make_config(f"dataset={tmp_path}/own", "dataset.split=train").dataset.problems()
+    assert problem.answer == "2"
 
 
 MISTAKES = [
     ({"question_field": "stori"}, "lacks the field 'stori' (did you mean 'story'?); it has: story, What is asked, gold, n"),
-    ({"split": "tset"}, "dataset.split: given 'tset'; allowed: train, test (did you mean 'test'?)"),
-    ({"name": "main"}, "dataset.name: given 'main'; allowed: default"),
+    ({"split": "tset"}, "dataset.split: given 'tset'; allowed: dataset.split=train, dataset.split=test (did you mean 'test"),
+    ({"name": "main"}, "dataset.name: given 'main'; allowed: dataset.name=default"),
     ({"question_template": "{{ stori }}"}, "lacks the field 'stori'"),
     ({"question_template": "{{ row.stori }}"}, "dataset.question_template: row 0: UndefinedError"),
     ({"question_template": "{{ row.__class__.__mro__ }}"}, "row 0: SecurityError"),

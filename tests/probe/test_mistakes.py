@@ -61,7 +61,7 @@ MISTAKES = [
     ("probe=mixing sampler.early_reject=exact probe.temperatures=[0.5,2.0]",
      "sampler.early_reject: given 'exact'; allowed: auto, off or eps, since the proposal's temperature 2 is not between", ""),
     ("probe=mixing probe.alpha=[2.0]",
-     "probe.alpha: unknown field (a field of probe=speculative_mcmc) (did you mean 'alphas'?)", ""),
+     "probe.alpha: unknown field (did you mean probe=speculative_mcmc probe.alpha=[2.0] or 'alphas'?)", ""),
     ("experiment=rejection_sampling probe=rejection_samplin", "probe: ", "did you mean 'rejection_sampling'"),
     ("experiment=rejection_sampling probe.vocab_size=1", "probe.vocab_size: ", "1; allowed: a whole number >= 2"),
     ("experiment=rejection_sampling probe.agreement=1.5", "probe.agreement: ", "1.5; allowed: a number >= -1 and <= 1"),

@@ -15,6 +15,7 @@ import pytest
 
 from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.store import folder as store_folder
+from dflash_mcmc.store.described import text_of
 from dflash_mcmc.store.files import append_line, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.locks import closed
@@ -391,3 +392,13 @@ def test_a_torn_line_of_any_process_is_not_read(tmp_path):
     other.write_text(json.dumps(record("b")) + "\n" + '{"problem": "c"')
     with RunStore.open(tmp_path) as store:
         assert store.recorded() == {("a", 0), ("b", 0)}
+
+
+def test_where_a_run_is_wanted_a_folder_of_runs_is_told_its_runs(tmp_path):
+    for name in ("ps", "greedy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(UserError, match=rf"config.yaml: cannot be read: .*: {tmp_path}/greedy or {tmp_path}/ps$"):
+        text_of(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"a run folder has it next to its records$"):
+        text_of(tmp_path / "ps" / "run.json")

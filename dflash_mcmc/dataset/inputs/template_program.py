@@ -45,7 +45,8 @@ def main() -> None:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    _limit(resource.RLIMIT_AS, request["megabytes"] << 20)
+    if sys.platform == "linux":  # macOS refuses limits of the address space
+        _limit(resource.RLIMIT_AS, request["megabytes"] << 20)
     _limit(resource.RLIMIT_CPU, request["seconds"])
     try:
         environment.from_string(request["template"]).render(**request["values"])

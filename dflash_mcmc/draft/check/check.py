@@ -17,6 +17,7 @@ from dflash_mcmc.draft.check import forced
 from dflash_mcmc.draft.check.forced import SHIFTS, Alternative, BlockWalk, CheckedPair, DraftSetting, ForcedBlocks
 from dflash_mcmc.engine.batching.float32_head import soft_capped
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.process import bars
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
@@ -367,13 +368,10 @@ class _Redrafted(NamedTuple):
 def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy: list[BlockWalk],
            other: LanguageModel | None) -> _Redrafted:
     """Drafts the blocks of the walks again, as the engine has drafted them and in every alternative."""
-    from tqdm.auto import tqdm
-
     subject = _subject(config, drafter, model, other)
     changed = forced.alternatives(subject)
     settings, kept = [subject.base, *(each.setting for each in changed)], forced.kept_anchors(greedy, _MOST_BLOCKS)
-    with tqdm(total=len(settings) * forced.chunks(greedy), unit="forward", desc="drafts again",
-              mininterval=0.5, dynamic_ncols=True) as bar:
+    with bars.Bar(len(settings) * forced.chunks(greedy), "forward", "drafts again") as bar:
         base, *redrafted = forced.forced(model, greedy, kept, settings, _logits(drafter), bar.update)
     drawn = np.concatenate([np.array(walk.gained)[chosen] for walk, chosen in zip(greedy, kept, strict=True)])
     trials = [tried(each, blocks, base, len(greedy)) for each, blocks in zip(changed, redrafted, strict=True)]

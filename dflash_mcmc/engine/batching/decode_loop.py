@@ -35,6 +35,7 @@ from dflash_mcmc.engine.speculative.drafter import DraftStates
 from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
+from dflash_mcmc.process import bars
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
@@ -301,10 +302,11 @@ class DecodeLoop:
     def run(self, slots: Sequence[Slot]) -> Stop:
         """Steps the live slots until the next check."""
         self.groups = self.groups or _grouped([slot.operation for slot in slots if slot.operation], self.rows.device)
-        live, before = len(slots), self._top[: self._num_fed].copy()
+        live, before = len(slots), self._top[: len(slots)].copy()
         self._step(slots)
         progress = self.rows.progress(live)
-        self._memory.cache.passed(before, progress.position[: self._num_fed])
+        bars.drew(int((progress.position - before).sum()))
+        self._memory.cache.passed(before[: self._num_fed], progress.position[: self._num_fed])
         row_steps = int((progress.rounds - self._rounds[:live]).sum())
         self._top[:live], self._rounds[:live] = progress.position, progress.rounds
         return Stop(self._ended(slots, progress), self._parted(progress), row_steps)

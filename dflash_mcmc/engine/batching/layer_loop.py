@@ -32,8 +32,8 @@ class LayerLoop:
         self._decoder, self._norm = decoder, norm_of(decoder.norm)
         self._eager = sys.modules[type(decoder).__module__].eager_attention_forward  # not in the registry of transformers
         self._layers = [_Layer(layer, norm_of) for layer in decoder.layers]
-        linears = [module for module in decoder.modules() if isinstance(module, RowLinear)]
-        self._packed = all(linear.weight.is_mkldnn for linear in linears)
+        weights = [module.weight for module in decoder.modules() if isinstance(module, RowLinear)]
+        self._unlike = list({(weight.is_mkldnn, weight.dtype): weight for weight in weights}.values())
         outputs = [decoder.embed_tokens, *decoder.layers]
         self._others = [hooks for module in decoder.modules() for hooks in (
             module._forward_pre_hooks, *(() if module in outputs else (module._forward_hooks,)))]
@@ -59,7 +59,8 @@ class LayerLoop:
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
         count, width = tokens.numel(), embedded.shape[-1]
-        flat = pad(embedded.view(count, width), (0, 0, 0, num_missing(count, self._packed)))
+        missing = max(num_missing(count, weight) for weight in self._unlike)
+        flat = pad(embedded.view(count, width), (0, 0, 0, missing))
         for layer, held in zip(self._layers, cache.layers, strict=True):
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)
             if layer.module._forward_hooks:

@@ -2,15 +2,17 @@
 
 Large layers in float32, and all in bfloat16, have weights in oneDNN's own order ("packed"). Such a product is faster than one
 that packs its weights at each call (notebook, "Packed products"), and keeps the bits from two rows on. A call of it costs more
-than a small product in float32. Small layers have PyTorch's own product, which keeps the bits of multiples of four rows. Other
-numbers of rows are padded. `keeps_bits` checks this on the machine that it runs on, with weights that are multiplied. Where
-it is not so, layers stay as they are, and steps have rows of `ladder.py`.
+than a small product in float32. Small layers have PyTorch's own product, which keeps the bits of multiples of four rows. An
+Intel processor with AMX multiplies bfloat16 in tiles and sums in an order that depends on the number of rows. There each call
+has 64 rows, which cost little more than two (notebook, "Products in tiles"). Other numbers of rows are padded. `keeps_bits`
+checks this on the machine that it runs on, with weights that are multiplied. Where it is not so, layers stay as they are, and
+steps have rows of `ladder.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.nn.functional import linear, pad
@@ -19,9 +21,11 @@ _SMALL = 3 * 2**15
 """Weights of a float32 layer up to which PyTorch's own product is as fast as a packed one (notebook, "Packed products")."""
 _PLAIN_STEP = 4
 """PyTorch's product has multiples of so many rows."""
+_TILE = 64
+"""Rows of a call of a product in tiles."""
 _COUNTS = range(1, 10)
-_MOST = 40
-"""Numbers of rows that are compared: `_COUNTS` with the first rows of `_MOST`."""
+_MOST = 72
+"""Numbers of rows that are compared: `_COUNTS`, the first and the last ones, with those of `_MOST`."""
 
 
 class RowLinear(torch.nn.Module):
@@ -56,7 +60,7 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         weight: from `prepared`.
     """
     count = rows.numel() // rows.shape[-1]
-    missing = num_missing(count, weight.is_mkldnn)
+    missing = num_missing(count, weight)
     if not missing:
         return _product(rows, weight, bias)
     flat = rows.reshape(count, -1)
@@ -64,9 +68,11 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return _product(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
 
 
-def num_missing(count: int, packed: bool) -> int:
-    """Number of rows by which `count` rows are padded for a product with packed weights, or with weights as they are."""
-    return int(count == 1) if packed else -count % _PLAIN_STEP
+def num_missing(count: int, weight: torch.Tensor) -> int:
+    """Number of rows by which `count` rows are padded for a product with weights of `prepared`."""
+    if _in_tiles(weight):
+        return -count % _TILE
+    return int(count == 1) if weight.is_mkldnn else -count % _PLAIN_STEP
 
 
 def prepared(weight: torch.Tensor) -> torch.Tensor | None:
@@ -120,13 +126,32 @@ def keeps_bits(weight: torch.Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_MOST, weight.shape[1], generator=generator).to(weight.dtype)
     expected = multiply(rows, weight, None)
-    return all(torch.equal(multiply(rows[:count].clone(), weight, None), expected[:count]) for count in _COUNTS)
+    return all(torch.equal(multiply(rows[mine].clone(), weight, None), expected[mine])
+               for count in _COUNTS for mine in (slice(count), slice(_MOST - count, None)))
 
 
 def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return linear(rows, weight, bias)
+    if not weight.is_mkldnn:
+        return linear(rows, weight, bias)
+    if not _in_tiles(weight):
+        return _packed_product(rows, weight, bias)
+    tiles = [_packed_product(tile, weight, bias) for tile in rows.reshape(-1, rows.shape[-1]).split(_TILE)]
+    return (tiles[0] if len(tiles) == 1 else torch.cat(tiles)).view(*rows.shape[:-1], weight.shape[0])
+
+
+def _packed_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+
+
+def _in_tiles(weight: torch.Tensor) -> bool:
+    """Whether products with these weights are made in tiles of rows."""
+    return weight.is_mkldnn and weight.dtype == torch.bfloat16 and _has_tiles()
+
+
+@cache
+def _has_tiles() -> bool:
+    """Whether this processor has tiles (AMX). PyTorch asks Linux for their use, which it may refuse."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def _is_packable(weight: torch.Tensor) -> bool:

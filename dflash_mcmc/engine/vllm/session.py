@@ -17,6 +17,7 @@ from dflash_mcmc.engine.vllm.core import Core, EndedRequest
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
 from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.ops import Chain, Draw, Operation, Score
+from dflash_mcmc.process import bars
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 _SCORES = 4
@@ -88,6 +89,7 @@ class VllmEngine:
         """Steps vLLM. Returns the requests that have ended, and their answers."""
         started, live = time.perf_counter(), len(run.live)
         ended = self._core.step()
+        bars.drew(len(self._asked))
         self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
         answers = self._answers(ended)
         self._meter.share(started, live)

@@ -111,11 +111,10 @@ def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, 
 
 
 def limit_memory(gib: float) -> None:
-    """Limits the address space of this process to `gib` GiB, or to the hard limit if that is lower."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = int(gib * _GIBIBYTE)
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    """On Linux, limits the address space to `gib` GiB, or to a lower hard limit. macOS refuses that (python/cpython 78783)."""
+    if sys.platform == "linux":
+        hard, limit = resource.getrlimit(resource.RLIMIT_AS)[1], int(gib * _GIBIBYTE)
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def die_with(parent: int) -> None:

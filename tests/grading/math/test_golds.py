@@ -106,6 +106,7 @@ def test_a_changed_digit_or_sign_is_not_correct(math500):
         assert decide(gold, changed).verdict != "correct", (gold, changed)
 
 
+@pytest.mark.slow
 def test_gsm8k_and_aime(shared_data, math_pool):
     """All 1,319 and 60 integers, in the forms that the datasets and models write."""
     golds = []
@@ -156,6 +157,7 @@ def test_each_answer_equals_itself():
     assert [side for side in answers if decide(rf"\displaystyle {side}", side).verdict != "correct"] == []
 
 
+@pytest.mark.slow
 def test_math_verify_makes_its_known_mistakes():
     """This shows that the table of graders really runs math-verify."""
     pairs = [pair for pair in PAIRS if pair.family in ("bases", "tiny and huge")]
