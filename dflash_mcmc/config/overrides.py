@@ -62,8 +62,11 @@ def option_for(group: str, path: str) -> str:
         return "hf"
     described = folder / "config.json"
     text = described.read_text(encoding="utf-8", errors="replace").lower() if described.is_file() else ""
-    if "forcausallm" in text and "dflash" not in text and "dspark" not in text:
-        return "model"
+    if "dflash" not in text and "dspark" not in text:
+        if "eagle3" in text or "draft_vocab_size" in text:
+            return "eagle3"
+        if "forcausallm" in text:
+            return "model"
     return "dspark" if "dspark" in text else "dflash2" if "dflash2draftmodel" in text else "dflash"
 
 

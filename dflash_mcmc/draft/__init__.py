@@ -51,6 +51,10 @@ class Draft(Component):
     def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that tokens mean the same to draft and target. Raises UserError."""
 
+    def reduces(self) -> bool:
+        """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
+        return False
+
     def size(self) -> DraftSize | None:
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
@@ -61,6 +65,8 @@ class CheckpointDraft(Draft):
 
     __slots__ = ()
 
+    has_block_network: ClassVar[bool] = True
+    """Whether one forward of the network serves a block, as DFlash's does."""
     is_slotwise: ClassVar[bool] = False
     """Whether the law of a drafted token depends on the tokens drafted before it in the block."""
     example: ClassVar[str]
@@ -75,7 +81,7 @@ class CheckpointDraft(Draft):
     def family(self) -> Family:
         """The kind of network."""
 
-    def num_drafted(self, shape: Any) -> int:
+    def block_tokens(self, shape: Any) -> int:
         """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
         return shape.num_drafted
 
@@ -83,7 +89,7 @@ class CheckpointDraft(Draft):
         """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
-            self.num_drafted(self._shape(self._checkpoint().folder))
+            self.block_tokens(self._shape(self._checkpoint().folder))
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The fields as the identity has them: null and auto are replaced by their actual values.
@@ -109,7 +115,7 @@ class CheckpointDraft(Draft):
                  "before it is loaded")
             return
         shape = self._shape(folder)
-        self.num_drafted(shape)
+        self.block_tokens(shape)
         check_pair(shape, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size, num_layers=target.num_layers)
         if self._checkpoint().folder.is_dir():  # a cache may hold the configuration alone
             check_tensors(folder, self.family())
@@ -126,7 +132,7 @@ class CheckpointDraft(Draft):
             return None
         shape = self._shape(folder)
         dtype = shape.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
-        return DraftSize(self.num_drafted(shape),
+        return DraftSize(self.block_tokens(shape),
                          CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, dtype))
 
     def checkpoint_size(self) -> CheckpointSize:
@@ -136,6 +142,11 @@ class CheckpointDraft(Draft):
         """
         size, folder = size_of(self._checkpoint()), self._checkpoint().config_folder()
         return size if folder is None else size._replace(reads_layers=tuple(self._shape(folder).target_layers))
+
+    def reduces(self) -> bool:
+        """See `Draft.reduces`. Raises UserError."""
+        folder = self._checkpoint().config_folder()
+        return folder is not None and self._shape(folder).draft_vocab_size is not None
 
     def learns(self) -> bool:
         """Whether the draft changes while it is used."""
@@ -154,15 +165,16 @@ class CheckpointDraft(Draft):
         Args:
             packs: whether its linear layers are replaced on a CPU (`row_linear.py`). It then has no gradients.
         """
-        from dflash_mcmc.draft.network.checkpoint import check_copies, check_pair
+        from dflash_mcmc.draft.network.checkpoint import EMBEDDING, HEAD, check_copies, check_pair
 
         folder, family = self._checkpoint().local(), self.family()
         shape = self._shape(folder)
-        self.num_drafted(shape)
+        self.block_tokens(shape)
         check_pair(shape, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size, num_layers=len(target.layers))
-        if family.copies:
-            embedding = target.decoder.get_input_embeddings().weight
-            check_copies(folder, family, dict(zip(family.copies, (embedding, target.head.weight), strict=True)))
+        copies = {EMBEDDING: target.decoder.get_input_embeddings().weight, HEAD: target.head.weight}
+        if shape.draft_vocab_size or not self.has_block_network:  # the head is the network's own
+            del copies[HEAD]
+        check_copies(folder, copies)
         return _network(str(folder), self.dtype, str(target.device), family, packs)
 
     def _shape(self, folder: Path) -> Any:
@@ -186,8 +198,15 @@ def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) 
     return network
 
 
-def check_source(config: Config, user: str) -> None:
-    """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError."""
+def check_source(config: Config, user: str, instead: str = "") -> None:
+    """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError.
+
+    Args:
+        instead: for a user whose law is wrong unless every token can be drawn: what the user may be instead.
+    """
+    if instead and config.draft.reduces():
+        raise ConfigError("draft", name_of(config.draft), f"a draft with all tokens of the target with {user}, or {instead}: "
+                          "sequences with a token that this draft lacks would never be proposed")
     if not config.draft.is_source:
         able = options_with("draft", "is_source")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which draws whole blocks from the draft")
@@ -195,6 +214,8 @@ def check_source(config: Config, user: str) -> None:
 
 def check_features(config: Config, user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
+    if config.draft.reduces():
+        raise ConfigError("draft", name_of(config.draft), f"a draft with all tokens of the target with {user}")
     if not config.draft.reads_features:
         able = options_with("draft", "reads_features")
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which needs logits for a whole block from one "
@@ -223,9 +244,11 @@ def load_feature_drafter(config: Config, target: LanguageModel, packs: bool = Tr
         packs: False for a DFlash network with gradients; see `CheckpointDraft.network`.
     """
     if packs:
-        return cast("DFlashDrafter", config.draft.load(target))
+        drafter = cast("DFlashDrafter", config.draft.load(target))
+        check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before
+        return drafter
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
     draft = cast(CheckpointDraft, config.draft)
     network = draft.network(target, packs=False)
-    return DFlashDrafter(network, target, draft.num_drafted(network.shape) + 1)
+    return DFlashDrafter(network, target, draft.block_tokens(network.shape) + 1)

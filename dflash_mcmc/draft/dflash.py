@@ -57,7 +57,7 @@ class DFlashDraft(CheckpointDraft):
 
         return DFLASH
 
-    def num_drafted(self, shape: Any) -> int:
+    def block_tokens(self, shape: Any) -> int:
         """Drafted tokens of a block. Raises ConfigError for a block that is too large."""
         if self.block_size is not None and self.block_size > shape.block_size:
             raise ConfigError("draft.block_size", self.block_size,
@@ -69,6 +69,7 @@ class DFlashDraft(CheckpointDraft):
         CheckpointDraft.check(self, config)
         if self.adapt != "none":
             check_adapting(config, self.adapt)
+            self._check_learning()
 
     def learns(self) -> bool:
         """See `CheckpointDraft.learns`."""
@@ -96,15 +97,22 @@ class DFlashDraft(CheckpointDraft):
         from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 
         network = self.network(target, packs=self.adapt == "none")
-        block_size = self.num_drafted(network.shape) + 1
+        block_size = self.block_tokens(network.shape) + 1
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)
+        self._check_learning()
         from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
         from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
         settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
                                  self.adapt_blocks, self.adapt_every_blocks)
         return AdaptiveDrafter(network, target, block_size, settings)
+
+    def _check_learning(self) -> None:
+        """Raises ConfigError for a draft that cannot learn."""
+        if self.reduces():
+            raise ConfigError("draft.adapt", self.adapt, "none with a reduced vocabulary: it would learn from tokens to which "
+                              "the draft gives probability 0")
 
     def _idle_adapting(self, config: Config) -> dict[str, object]:
         """The fields of learning that change no output, with the values at which the identity leaves them out."""

@@ -51,6 +51,8 @@ class Slots(Engine):
             raise ConfigError("blend", name_of(config.blend), "another blend here: only a run of samples has second prompts")
         model = target.stopping_at(config.dataset.stop)
         drafter = config.draft.load(model)
+        if config.draft.reduces():  # known only now if its files were not here before
+            config.sampler.check(config)
         num_draws = num_chains * config.sampler.width()  # a chain can ask for several draws together
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
                          config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)

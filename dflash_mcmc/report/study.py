@@ -196,7 +196,7 @@ def _has_weights(run: Run) -> bool:
     sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
     cuts = {name: fields[name] for name in ("top_k", "top_p", "min_p") if fields.get(name) is not None}
     return (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
-            and all("log_q" in record for record in run.records))
+            and all(record.get("log_q") is not None for record in run.records))
 
 
 def _greedy(runs: Sequence[Run]) -> Run | None:

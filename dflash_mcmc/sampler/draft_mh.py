@@ -51,7 +51,7 @@ class DraftMH(Staged, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        check_source(config, "sampler=draft_mh")
+        check_source(config, "sampler=draft_mh", "sampler.proposal=mixture" if self.proposal == "draft" else "")
         if self.proposal == "draft":
             check_plain(config, "sampler=draft_mh, whose draws are the draft's")
         if self.early_reject == "eps" and (self.proposal == "mixture" or self.alpha < 1.0):

@@ -109,7 +109,7 @@ class PowerSMC(Truncated, AtTemperature):
 
         if config.draft.is_null:
             raise ConfigError("sampler.proposal", "draft", "target without a draft; draft=dflash or draft=tiny give one")
-        check_source(config, "sampler.proposal=draft")
+        check_source(config, "sampler.proposal=draft", "sampler.proposal=target")
         check_plain(config, "sampler.proposal=draft, whose draws are the draft's")
 
     @property

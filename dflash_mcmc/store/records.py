@@ -6,6 +6,7 @@ writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -74,8 +75,9 @@ class Record(TypedDict):
     """Why the sequence ended, one of `finishes.REASONS`. Older records lack it; `finishes.of_record` derives it."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
-    log_q: float
-    """Log probability of the answer under the laws that its tokens were drawn from, in nats."""
+    log_q: float | None
+    """Log probability of the answer under the laws that its tokens were drawn from, in nats; None for probability 0: a token
+    that the draft of a mixture lacks."""
     proposals: Count
     """Metropolis-Hastings proposals."""
     accepted: Count
@@ -145,13 +147,14 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
     """The record of a sample. `done.result` is None for a sample that could not be drawn."""
     result = done.result or ChainResult(Trajectory.start(prompt))
     path, cost = result.trajectory, done.cost
+    log_q = float(path.log_q.sum())
     record: Record = {
         "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
         "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
         "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
         "text": target.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
         "finish_reason": finishes.of_trajectory(path, target.stop_ids) if done.result else NOT_DRAWN,
-        "log_p": float(path.log_p.sum()), "log_q": float(path.log_q.sum()),
+        "log_p": float(path.log_p.sum()), "log_q": log_q if math.isfinite(log_q) else None,
         "proposals": result.proposals, "accepted": result.accepted,
         "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,
         "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards, "token_forwards": cost.token_forwards,

@@ -17,7 +17,7 @@ OTHERS = (None, "x", -1, 1.5, True, [], {}, 10**40)
 ALLOWED = {  # of OTHERS, for each field; the fields that are not here take none of them
     **dict.fromkeys(("problem", "rule", "reason", "gold", "text", "grader"), ("x",)),
     **dict.fromkeys(("answer", "subject"), (None, "x")), "level": (None, "x", -1), "same_string": (None, True),
-    "ended": (True,), "log_p": (-1, 1.5, 10**40), "log_q": (-1, 1.5, 10**40), "law_error": (1.5,), "seconds": (1.5,),
+    "ended": (True,), "log_p": (-1, 1.5, 10**40), "log_q": (None, -1, 1.5, 10**40), "law_error": (1.5,), "seconds": (1.5,),
     "share_seconds": (1.5,), "walls": ([],), "tokens": ([],), "trace": ([],)}
 _FILES = ("records.jsonl", "records.1.jsonl", "lock", "run.json", "config.yaml", "summary.json", "attempts.jsonl")
 _SHAPES = ("{}", "[]", "null", '"x"', "5", "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300,

@@ -131,7 +131,7 @@ class AdaptiveDrafter(DFlashDrafter):
         for values in (self._changes, self._keys.transpose(0, 1), self._values.transpose(0, 1)) if len(self._changes) else ():
             values[[a, b]] = values[[b, a]]
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the features of these tokens."""
         joined = torch.cat(list(features), dim=-1).to(self.dtype)[None, :, None]

@@ -283,7 +283,7 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
 
 def _checkpoint_draft(config: Config) -> CheckpointDraft:
     """The draft. Raises ConfigError for a draft without a network of DFlash's layout, or one that learns."""
-    if not isinstance(config.draft, CheckpointDraft):
+    if not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
         raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint: dflash, dspark, dflash2 or a preset")
     if config.draft.learns():
         raise ConfigError("draft.adapt", "online or context", "none: a draft that learns is another draft in every block")
@@ -390,6 +390,8 @@ def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other
 def _logits(drafter: DFlashDrafter) -> Callable[[LanguageModel, torch.Tensor], torch.Tensor]:
     """The draft's logits through the head of a model, with the draft's scales."""
     shape = drafter.network.shape
+    if shape.draft_vocab_size is not None:  # of its own head, whatever the model
+        return lambda model, hidden: drafter.logits(hidden)
 
     def logits(model: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
         return soft_capped(model.head_logits(hidden) * shape.logit_scale, shape.logit_softcap, model.forbidden)

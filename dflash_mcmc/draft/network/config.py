@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from dflash_mcmc.draft.network.dflash import DFlashShape, Rotation
+from dflash_mcmc.draft.network.dflash import DFlashShape, NetworkShape, Rotation
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model.files import PRECISIONS
 
@@ -23,11 +23,16 @@ _DEFAULT_FULL_LAYERS = 28
 """Qwen3's number of layers before the first one with a window. It is the default if a config does not say which layers."""
 _LARGEST, _MOST_LAYERS, _MOST_HEADS = 2**24, 4096, 2**16
 """The largest sizes, so that no tensor has more numbers than PyTorch can count."""
+DEFAULT_THETA = 10_000.0
+"""rope_theta of transformers for Qwen3 and Llama."""
+_OUTSIDE = ("speculators_model_type", "speculators_config", "speculators_version", "transformer_layer_config", "model_type",
+            "tie_word_embeddings")
+"""Fields of a config of speculators that are not those of the network."""
 _ROPES = ("default", "linear", "yarn", "llama3")
 """Rotations whose frequencies do not depend on the length of the sequence."""
 
 
-def read_shape(folder: Path, config: type[DraftConfig] | None = None) -> DFlashShape:
+def read_shape(folder: Path, config: type[DraftConfig] | None = None) -> NetworkShape:
     """The shape described by a folder's config.json.
 
     Args:
@@ -57,6 +62,8 @@ def to_config(shape: DFlashShape) -> dict[str, Any]:
         "dflash_config": {"mask_token_id": shape.mask_token_id, "target_layer_ids": list(shape.target_layers),
                           **{name: value for name, (value, default) in scales.items() if value != default}},
         "num_target_layers": shape.num_target_layers,
+        **({} if shape.draft_vocab_size is None else {"vocab_size": shape.vocab_size,
+                                                      "draft_vocab_size": shape.draft_vocab_size}),
         "num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size, "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_key_heads, "head_dim": shape.head_dim,
@@ -88,16 +95,24 @@ class DraftConfig:
     Attributes:
         network: name of the network, for errors.
         shape_type: class of the shape.
+        section: the mapping with the fields that are the network's own.
         architectures: names of the classes in the published configs.
         allowed: these classes in words, for errors.
+        speculators: its `speculators_model_type` in the layout of that library, in which a vocabulary may be reduced; None if
+            both are refused.
+        speculators_layers, layer_models: the name of the target's layers there, and the allowed kinds of decoder layers.
         least_layer: the first layer of the target that it may read; -1 is the embedding's output.
         looks_ahead: whether a layer with a window may be not causal.
         foreign: fields that change the computation, each with its values for this network.
     """
 
     network: ClassVar[str] = "DFlash"
-    shape_type: ClassVar[type[DFlashShape]] = DFlashShape
+    shape_type: ClassVar[type[Any]] = DFlashShape
+    section: ClassVar[str] = "dflash_config"
     architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
+    speculators: ClassVar[str | None] = "dflash"
+    speculators_layers: ClassVar[str] = "aux_hidden_state_layer_ids"
+    layer_models: ClassVar[tuple[str, ...]] = ("qwen3",)
     least_layer: ClassVar[int] = 0
     looks_ahead: ClassVar[bool] = False
     allowed: ClassVar[str] = "DFlashDraftModel (DFlash, the first version)"
@@ -114,11 +129,15 @@ class DraftConfig:
             self.top = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ConfigError(FIELD, str(folder), f"a folder whose config.json is JSON ({error})") from error
-        self.own: Any = self.top.get("dflash_config") or {} if isinstance(self.top, dict) else None
+        self.is_speculators = isinstance(self.top, dict) and self.speculators is not None and (
+            self.top.get("speculators_model_type") == self.speculators)
+        if self.is_speculators:
+            self.top = self._of_speculators(self.top)
+        self.own: Any = self.top.get(self.section) or {} if isinstance(self.top, dict) else None
         if not isinstance(self.own, dict):
-            self.refuse("has a config.json that is no mapping, or whose dflash_config is none", "the published layout")
+            self.refuse(f"has a config.json that is no mapping, or whose {self.section} is none", "the published layout")
 
-    def shape(self) -> DFlashShape:
+    def shape(self) -> NetworkShape:
         """The shape that the config describes. Raises UserError."""
         self._refuse_foreign()
         shape = self.shape_type(**self.fields())
@@ -126,26 +145,38 @@ class DraftConfig:
         return shape
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `DFlashShape`. Raises UserError."""
+        """The fields of the shape. Raises UserError."""
+        softcap, common = self.number("final_logit_softcapping", 0.0), self.common()
+        return dict(
+            common, **self.vocabulary(), block_size=self.integer("block_size", _DEFAULT_BLOCK_SIZE, least=2),
+            mask_token_id=self.integer("mask_token_id", least=0), sliding=self._sliding(common["num_layers"]),
+            embedding_scale=self.number("input_embedding_scale", 1.0),
+            logit_scale=self.number("output_multiplier", 1.0), logit_softcap=softcap if softcap > 0 else None,
+        )
+
+    def common(self) -> dict[str, Any]:
+        """The fields of a `NetworkShape`, without the vocabulary. Raises UserError."""
         num_layers = self.integer("num_hidden_layers", most=_MOST_LAYERS)
         num_heads = self.integer("num_attention_heads", most=_MOST_HEADS)
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
-        softcap = self.number("final_logit_softcapping", 0.0)
         return dict(
             hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
             num_key_heads=self.integer("num_key_value_heads", num_heads, most=_MOST_HEADS),
             head_dim=self.integer("head_dim", hidden_size // num_heads, most=_MOST_HEADS),
             intermediate_size=self.integer("intermediate_size"),
-            block_size=self.integer("block_size", _DEFAULT_BLOCK_SIZE, least=2),
-            mask_token_id=self.integer("mask_token_id", least=0),
-            target_layers=self._target_layers(num_layers),
+            target_layers=self._target_layers(num_layers), unnormed=bool(self.get("unnormed", False)),
             num_target_layers=None if num_target_layers is None else self.integer("num_target_layers"),
             norm_eps=self.number("rms_norm_eps", 1e-6), rope=self._rope(),
             max_positions=self.integer("max_position_embeddings"), bias=bool(self.get("attention_bias", False)),
-            sliding=self._sliding(num_layers), embedding_scale=self.number("input_embedding_scale", 1.0),
-            logit_scale=self.number("output_multiplier", 1.0), logit_softcap=softcap if softcap > 0 else None,
             dtype=self._dtype(),
         )
+
+    def vocabulary(self) -> dict[str, int]:
+        """`vocab_size` and `draft_vocab_size` of a network with a reduced vocabulary; empty for another. Raises UserError."""
+        if self.get("draft_vocab_size") in (None, self.get("vocab_size")):
+            return {}
+        size = self.integer("vocab_size")
+        return {"vocab_size": size, "draft_vocab_size": self.integer("draft_vocab_size", most=size)}
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field's value; null counts as absent."""
@@ -169,17 +200,43 @@ class DraftConfig:
     def refuse(self, found: str, allowed: str) -> NoReturn:
         refuse(self.folder, found, allowed)
 
+    def _of_speculators(self, top: dict[str, Any]) -> dict[str, Any]:
+        """The published spelling of a config of the speculators library, which leaves defaults of transformers out.
+
+        Its ids of layers count the embedding's output as 0.
+        """
+        from transformers import AutoConfig
+
+        layer, layers = top.get("transformer_layer_config"), top.get(self.speculators_layers)
+        if not isinstance(layer, dict) or layer.get("model_type", "qwen3") not in self.layer_models:
+            self.refuse("has no transformer_layer_config of a network that is known here",
+                        f"the layout of speculators, with model_type {' or '.join(self.layer_models)}")
+        if "sliding_attention" in (layer.get("layer_types") or ()):
+            self.refuse("has sliding layers in the layout of speculators, where training and serving differ in what a token "
+                        "of a block sees", "full_attention")
+        if isinstance(layers, list) and all(type(each) is int for each in layers):
+            layers = [each - 1 for each in layers]
+        defaults = AutoConfig.for_model(layer.get("model_type", "qwen3")).to_dict()
+        derived = dict.fromkeys(("layer_types", "rope_parameters", "dtype", "architectures"))
+        outer = {name: value for name, value in top.items() if value is not None and name not in _OUTSIDE}
+        return {**defaults, **derived, "rope_theta": DEFAULT_THETA, **layer, **outer, "architectures": None,
+                "target_layer_ids": layers, "unnormed": True}
+
     def _refuse_foreign(self) -> None:
         self.check_architecture(self.get("architectures"))
-        for name, allowed in self.foreign.items():
+        self.refuse_others(self.foreign)
+        for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
+            if self.get(name) not in (None, self.get(same)) and not (name == "draft_vocab_size" and self.speculators):
+                self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
+
+    def refuse_others(self, fields: dict[str, tuple]) -> None:
+        """Refuses other values of fields than these, which are those of this network. Raises UserError."""
+        for name, allowed in fields.items():
             for value in (self.own.get(name), self.top.get(name)):
                 if value not in allowed:
                     words = " or ".join("absent" if word is None else json.dumps(word) for word in allowed)
                     self.refuse(f"has {name} {json.dumps(value)[:60]}, which makes it another network than {self.network}",
                                 words)
-        for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
-            if self.get(name) not in (None, self.get(same)):
-                self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
 
     def check_architecture(self, names: Any) -> None:
         """Refuses another class than this network's. `names` is None if the config names none."""
@@ -191,6 +248,10 @@ class DraftConfig:
         layers = self.get("target_layer_ids")
         if layers is None:  # a config that names its layers may omit the target's number of layers
             layers = list(default_target_layers(self.integer("num_target_layers"), num_layers))
+        return self.layer_list(layers)
+
+    def layer_list(self, layers: Any) -> tuple[int, ...]:
+        """Layers of the target. Raises UserError for other values."""
         valid = isinstance(layers, list) and all(type(layer) is int and layer >= self.least_layer for layer in layers)
         if not valid or not layers:
             self.refuse(f"has target_layer_ids {layers!r}", "a list of the target's layers, the first being 0")
@@ -235,12 +296,12 @@ class DraftConfig:
             self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
         return getattr(torch, name)
 
-    def check(self, shape: DFlashShape) -> None:
+    def check(self, shape: Any) -> None:
         """Refuses numbers that do not fit one another. Raises UserError."""
         if shape.num_heads % shape.num_key_heads or shape.head_dim % 2:
             self.refuse(f"has {shape.num_heads} heads, {shape.num_key_heads} key heads and head_dim {shape.head_dim}",
                         "heads that are a multiple of the key heads, and an even head_dim")
-        if shape.num_target_layers is not None and max(shape.target_layers) >= shape.num_target_layers:
+        if shape.num_target_layers is not None and max(shape.target_layers, default=0) >= shape.num_target_layers:
             self.refuse(f"has target_layer_ids up to {max(shape.target_layers)}",
                         f"0 to {shape.num_target_layers - 1}, since num_target_layers is {shape.num_target_layers}")
         try:

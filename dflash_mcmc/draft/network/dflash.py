@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashShape:
-    """The shape of a draft, as `config.read_shape` returns it."""
+class NetworkShape:
+    """What the shapes of all draft networks have, as `config.read_shape` returns them."""
 
     hidden_size: int
     """Hidden size of the draft and of the target."""
@@ -30,12 +30,11 @@ class DFlashShape:
     num_key_heads: int
     head_dim: int
     intermediate_size: int
-    block_size: int
-    """Positions of a block: the anchor and the drafted tokens."""
-    mask_token_id: int
     target_layers: tuple[int, ...]
     """0-based layers of the target whose outputs are the features, in the order in which they are concatenated."""
     num_target_layers: int | None = None
+    unnormed: bool = False
+    """Whether no feature has passed the target's final norm, so that its last layer gives none."""
     norm_eps: float = 1e-6
     rope: dict
     """As `rope_parameters` of transformers: rope_type, rope_theta, and the fields of the type."""
@@ -44,19 +43,34 @@ class DFlashShape:
     """Whether the four projections of attention have a bias."""
     sliding: tuple[int | None, ...]
     """Window of each layer in positions, the token's own included; None for full attention."""
-    causal: bool | None = None
-    """Whether a token of a block sees no later one of its block; None: in layers with a window alone."""
-    embedding_scale: float = 1.0
-    """Factor for rows of the target's embedding table, applied by the caller instead of the target's own scale."""
     logit_scale: float = 1.0
     """Factor for the head's logits, applied by the caller."""
     logit_softcap: float | None = None
     """c of c·tanh(logit / c), which the caller applies after `logit_scale`."""
     vocab_size: int | None = None
-    """Tokens of the target's head, if the network has tensors of this size."""
+    """Tokens of the target's head, if the network has tensors that depend on it."""
+    draft_vocab_size: int | None = None
+    """Tokens of a head of its own, which are some of the target's (`DraftHead`); None for all tokens."""
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
     """Dtype of the weights in the checkpoint."""
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """The layers of a target with `num_layers` layers that give the features. Raises UserError for too few layers."""
+        return self.target_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashShape(NetworkShape):
+    """The shape of a DFlash draft."""
+
+    block_size: int
+    """Positions of a block: the anchor and the drafted tokens."""
+    mask_token_id: int
+    causal: bool | None = None
+    """Whether a token of a block sees no later one of its block; None: in layers with a window alone."""
+    embedding_scale: float = 1.0
+    """Factor for rows of the target's embedding table, applied by the caller instead of the target's own scale."""
 
     @property
     def first_row(self) -> int:
@@ -85,18 +99,24 @@ class DraftLayer(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """Attention of a block's tokens to the context and to the block. One set of projections serves context and block."""
+    """Attention of a block's tokens to the context and to the block. One set of projections serves context and block.
 
-    def __init__(self, shape: DFlashShape):
+    Args:
+        width: size of its input; None for the hidden size.
+        normed: whether queries and keys are normed.
+    """
+
+    def __init__(self, shape: NetworkShape, width: int | None = None, normed: bool = True):
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_key_heads * shape.head_dim
         self.head_dim = shape.head_dim
-        self.q_proj = torch.nn.Linear(shape.hidden_size, queries, bias=shape.bias)
-        self.k_proj = torch.nn.Linear(shape.hidden_size, keys, bias=shape.bias)
-        self.v_proj = torch.nn.Linear(shape.hidden_size, keys, bias=shape.bias)
+        width = width or shape.hidden_size
+        self.q_proj = torch.nn.Linear(width, queries, bias=shape.bias)
+        self.k_proj = torch.nn.Linear(width, keys, bias=shape.bias)
+        self.v_proj = torch.nn.Linear(width, keys, bias=shape.bias)
         self.o_proj = torch.nn.Linear(queries, shape.hidden_size, bias=shape.bias)
-        self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
-        self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.q_norm, self.k_norm = (
+            RMSNorm(shape.head_dim, shape.norm_eps) if normed else torch.nn.Identity() for _ in range(2))
 
     def keys_values(
         self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -118,7 +138,7 @@ class Attention(torch.nn.Module):
 class FeedForward(torch.nn.Module):
     """The gated feed-forward part of a layer."""
 
-    def __init__(self, shape: DFlashShape):
+    def __init__(self, shape: NetworkShape):
         super().__init__()
         self.gate_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = torch.nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -126,6 +146,25 @@ class FeedForward(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class DraftHead(torch.nn.Module):
+    """The weights of a head over some of the target's tokens, (tokens, hidden). The others have probability 0.
+
+    It is no linear layer, because the drafter multiplies it as it does the target's head.
+    """
+
+    bias = None
+
+    def __init__(self, num_tokens: int, hidden_size: int):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(num_tokens, hidden_size))
+
+
+def target_ids(draft: torch.nn.Module) -> torch.Tensor:
+    """The target's ids of the tokens of a reduced vocabulary, int64 (tokens,)."""
+    d2t: torch.Tensor = draft.d2t  # type: ignore[assignment]
+    return torch.arange(len(d2t), device=d2t.device) + d2t
 
 
 class RMSNorm(torch.nn.Module):
@@ -149,7 +188,7 @@ class Rotation:
     the angles would then be wrong by up to two radians.
     """
 
-    def __init__(self, shape: DFlashShape):
+    def __init__(self, shape: NetworkShape):
         self.frequencies, self.scale = _frequencies(shape)
 
     @torch.no_grad()
@@ -162,7 +201,7 @@ class Rotation:
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
-def _frequencies(shape: DFlashShape) -> tuple[torch.Tensor, float]:
+def _frequencies(shape: NetworkShape) -> tuple[torch.Tensor, float]:
     """Angles per position in radians, float32 (head_dim / 2,), and the factor of cosines and sines, as in Qwen3."""
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
@@ -186,7 +225,10 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DFlash(torch.nn.Module):
-    """The network. Its state dict is the published one: 3 tensors, and 11 per layer (15 with biases)."""
+    """The network. Its state dict is the published one: 3 tensors, 11 per layer (15 with biases), and 2 of an own head."""
+
+    d2t: torch.Tensor
+    """With an own head: int64 (tokens,), the target's id of each token minus its place."""
 
     layer_type: type[DraftLayer] = DraftLayer
     """Class of the layers."""
@@ -199,6 +241,9 @@ class DFlash(torch.nn.Module):
         self.fc = torch.nn.Linear(len(shape.target_layers) * shape.hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        if shape.draft_vocab_size is not None:
+            self.lm_head = DraftHead(shape.draft_vocab_size, shape.hidden_size)
+            self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
         """Context states (rows, m, hidden) from features (rows, m, features · hidden). All layers use the same states."""

@@ -39,6 +39,7 @@ class DFlash2Config(DraftConfig):
 
     network = "DFlash 2"
     shape_type = DFlash2Shape
+    speculators = None
     architectures = ("DFlash2DraftModel",)
     looks_ahead = True
     allowed = "DFlash2DraftModel"

@@ -57,6 +57,7 @@ class DSparkConfig(DraftConfig):
 
     network = "DSpark"
     shape_type = DSparkShape
+    speculators = None
     architectures = ("DSparkDraftModel", "Qwen3DSparkModel")
     least_layer = -1
     allowed = "DSparkDraftModel or Qwen3DSparkModel, or a draft with projector_type dspark"
@@ -200,5 +201,5 @@ class DSpark(SlotwiseNetwork):
         return self.confidence_head(hidden, None if markov is None else markov.markov_w1(previous))
 
 
-FAMILY = Family(DSparkConfig, DSpark, to_config, copies=("embed_tokens.weight", "lm_head.weight"), prefix="logit_head.")
+FAMILY = Family(DSparkConfig, DSpark, to_config, prefix=("logit_head.", ""))
 """Early files of SpecForge have the prefix `logit_head.` before the names of the heads."""

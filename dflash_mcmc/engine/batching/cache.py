@@ -271,6 +271,10 @@ class SlotCache(Cache, ABC):
     def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values at these positions, in the shapes of `write`. The positions are open."""
 
+    def held(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `at`, of positions that the rows hold, open or not."""
+        return self.at(rows, positions)
+
     @abstractmethod
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""

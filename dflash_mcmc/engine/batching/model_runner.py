@@ -154,7 +154,7 @@ class ModelRunner:
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
                                    position_ids=at if limit is None else at.clamp(max=limit - 1))
         if self.drafter is not None:
-            self.drafter.absorb(cache.drafts, rows, positions, self._features(self.drafter, hidden))
+            self.drafter.absorb(cache.drafts, rows, tokens, positions, self._features(self.drafter, hidden))
         return hidden
 
     def _features(self, drafter: Drafter, last: torch.Tensor) -> list[torch.Tensor]:

@@ -354,14 +354,25 @@ class PagedCache(SlotCache):
 
     def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.send()
-        at = self._places(rows, positions)
+        return self._kept(self._places(rows, positions))
+
+    def held(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.send()
+        return self._kept(self._places(rows, positions, self.table.read_from))
+
+    def _kept(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at places in the memory of all pages, int64 (rows, queries)."""
         keys, values = (memory.flatten(2, 3)[:, :, at].transpose(1, 2) for memory in (self._pages.keys, self._pages.values))
         return keys, values
 
-    def _places(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The places in the memory of all pages to which positions of rows are written, int64 (rows, queries)."""
+    def _places(self, rows: slice | torch.Tensor, positions: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
+        """The places in the memory of all pages to which positions of rows are written, int64 (rows, queries).
+
+        Args:
+            table: pages of rows; None for those that are written.
+        """
         size = self.memory.page_size
-        return self.table.write_to[rows].gather(1, positions // size) * size + positions % size
+        return (self.table.write_to if table is None else table)[rows].gather(1, positions // size) * size + positions % size
 
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """See `SlotCache`. Raises OutOfPages. Whole pages of this memory are shared, unless the source's row is open there."""

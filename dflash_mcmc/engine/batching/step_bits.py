@@ -116,7 +116,7 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
 
 def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     """Whether all numbers of a step of few slots have the bits of many, over random keys and values."""
-    longest = max(steps.reach, steps.drafter.network.shape.block_size if isinstance(steps.drafter, DFlashDrafter) else 1)
+    longest = max(steps.reach, steps.drafter.num_rows if isinstance(steps.drafter, DFlashDrafter) else 1)
     last = length = -(-4 * longest // _KEY_STEP) * _KEY_STEP
     if model.max_positions is not None:
         last = min(length, model.max_positions)

@@ -103,7 +103,7 @@ class BlockSteps:
             return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length)
 
         anchors, hidden = Anchors(slice(0, batch), cache, state.tokens, anchor, key_length, forward, drafting), None
-        if isinstance(self.drafter, DFlashDrafter):
+        if isinstance(self.drafter, DFlashDrafter) and self.drafter.is_parallel:
             hidden = self.drafter.hidden(anchors)
             tokens = draw(self.drafter.logits(hidden), 0)
         else:

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash import DFlash, block_mask
+from dflash_mcmc.draft.network.dflash import DFlash, block_mask, target_ids
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
-from dflash_mcmc.engine.batching.float32_head import soft_capped
+from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows, Status
@@ -95,13 +95,25 @@ class Drafter(Protocol):
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
-        """Stores its entries for tokens that the target has read.
+        """Stores its entries for tokens that the target has read, int64 (rows, queries), at consecutive positions.
 
         Args:
             features: outputs of the tapped layers, each (rows, queries, width).
         """
+
+
+class Featureless:
+    """Base class of drafters that read no features."""
+
+    token_bytes = 0
+    tapped_layers: tuple[int, ...] = ()
+    companion: CacheShape | None = None
+
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+               features: Sequence[torch.Tensor]) -> None:
+        """Stores nothing."""
 
 
 class DFlashDrafter:
@@ -115,22 +127,31 @@ class DFlashDrafter:
 
     target_forwards, reads_tokens, token_bytes = 0, False, 0
     companion: CacheShape | None
+    is_parallel = True
+    """Whether `hidden` depends on the anchor and the tokens before it alone, and not on those of the block."""
 
-    def __init__(self, network: DFlash, target: LanguageModel, block_size: int):
+    def __init__(self, network: Any, target: LanguageModel, block_size: int):
         shape = network.shape
         self.network, self.target, self.num_drafted = network, target, block_size - 1
-        self.tapped_layers = shape.target_layers
         self.dtype = network.fc.weight.dtype
-        self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
         self._embedding = target.decoder.get_input_embeddings().weight
+        self._own_head = Float32Head(network.lm_head) if hasattr(network, "lm_head") else None
+        self.tapped_layers = shape.target_layers
+        self.companion = CacheShape(shape.num_layers, shape.num_key_heads, shape.head_dim, shape.head_dim, self.dtype)
         self._windows = sorted(set(shape.sliding), key=lambda window: window or 0)
+
+    @property
+    def num_rows(self) -> int:
+        """Positions that the network reads for a block."""
+        return self.network.shape.block_size
 
     @property
     def plain_head(self) -> bool:
         """Whether its logits are exactly the target's head applied to its hidden states."""
-        return self.network.shape.logit_scale == 1.0 and self.network.shape.logit_softcap is None
+        shape = self.network.shape
+        return shape.logit_scale == 1.0 and shape.logit_softcap is None and self._own_head is None
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the keys and values of these tokens for all later blocks."""
         context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
@@ -183,27 +204,28 @@ class DFlashDrafter:
         return lambda layer, keys, values: cache.slot_layers[layer].update(keys, values)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits (rows, n, vocabulary), through the target's head."""
-        logits = self.target.head_logits(hidden.contiguous())  # else PyTorch multiplies the head with each row's slots apart
+        """Float32 logits (rows, n, vocabulary), through the target's head, or a head of its own: -inf for tokens it lacks."""
+        head = self.target.head_logits if self._own_head is None else self._own_head.logits
+        logits = head(hidden.contiguous())  # else PyTorch multiplies the head with each row's slots apart
         shape = self.network.shape
         if shape.logit_scale != 1.0:
             logits = logits * shape.logit_scale
-        return soft_capped(logits, shape.logit_softcap, self.target.forbidden)
+        if self._own_head is None:
+            return soft_capped(logits, shape.logit_softcap, self.target.forbidden)
+        capped = soft_capped(logits, shape.logit_softcap, self._own_head.forbidden)
+        if shape.draft_vocab_size is None:
+            return capped.masked_fill(self.target.forbidden, -torch.inf)
+        whole = torch.full((*capped.shape[:-1], self.target.vocab_size), -torch.inf, device=capped.device)
+        return whole.index_copy_(-1, target_ids(self.network), capped).masked_fill_(self.target.forbidden, -torch.inf)
 
 
-class SelfDrafter:
+class SelfDrafter(Featureless):
     """The target as its own draft, token by token. It is no faster than plain decoding, but bounds the quality of a draft."""
 
-    reads_tokens, token_bytes = False, 0
-    tapped_layers: tuple[int, ...] = ()
-    companion: CacheShape | None = None
+    reads_tokens = False
 
     def __init__(self, num_drafted: int):
         self.num_drafted = self.target_forwards = num_drafted
-
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
-               features: Sequence[torch.Tensor]) -> None:
-        """Stores nothing."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         if anchors.forward is None:
@@ -215,7 +237,7 @@ class SelfDrafter:
         return torch.stack(drafted, dim=1)
 
 
-class ModelDrafter:
+class ModelDrafter(Featureless):
     """Another causal language model as the draft, token by token; its law of a token is that after all tokens before it.
 
     It reads each token that the target reads, by the engine, except blocks: their tokens it has read when it drafted them, but
@@ -226,16 +248,10 @@ class ModelDrafter:
         num_drafted: tokens of a block.
     """
 
-    target_forwards, reads_tokens, token_bytes = 0, True, 0
-    tapped_layers: tuple[int, ...] = ()
-    companion: CacheShape | None
+    target_forwards, reads_tokens = 0, True
 
     def __init__(self, model: LanguageModel, num_drafted: int):
         self.model, self.num_drafted, self.companion = model, num_drafted, model.cache_shape
-
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
-               features: Sequence[torch.Tensor]) -> None:
-        """Stores nothing: the engine has the model read tokens."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         if anchors.forward is None:
@@ -252,23 +268,17 @@ class ModelDrafter:
         return torch.stack(drafted, dim=1)
 
 
-class NgramDrafter:
+class NgramDrafter(Featureless):
     """Drafts the tokens that followed an earlier occurrence of the latest tokens (prompt lookup decoding).
 
     It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
     """
 
-    target_forwards, reads_tokens, token_bytes = 0, True, 0
-    tapped_layers: tuple[int, ...] = ()
-    companion: CacheShape | None = None
+    target_forwards, reads_tokens = 0, True
 
     def __init__(self, num_drafted: int, longest: int):
         self.num_drafted, self.longest = num_drafted, longest
-
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, positions: torch.Tensor,
-               features: Sequence[torch.Tensor]) -> None:
-        """Stores nothing."""
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         position = anchors.position[:, None]
@@ -331,6 +341,7 @@ class SlotwiseDrafter(DFlashDrafter):
     """
 
     network: SlotwiseNetwork
+    is_parallel = False
 
     def __init__(self, network: SlotwiseNetwork, target: LanguageModel, threshold: float = 0.0):
         super().__init__(network, target, network.shape.block_size)
@@ -398,17 +409,17 @@ class BlockGrid:
         position = state.position[:batch]
         slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
         anchor, inside = position + 1 - slot, slot > 0
-        due = inside & (anchor != self._anchor[:batch]) & (state.status[:batch] == Status.LIVE)
-        rows = due.nonzero()[:, 0]
+        drafting = inside & (state.status[:batch] == Status.LIVE)
+        new = drafting & (anchor != self._anchor[:batch])
+        self._anchor[:batch] = torch.where(new, anchor, self._anchor[:batch])
+        state.blocks[:batch] += new
         if self._network is None:
-            self._anchor[:batch] = torch.where(due, anchor, self._anchor[:batch])
-            state.blocks[:batch] += due
             return DraftStates(None, inside)
+        rows = (new if self._network.is_parallel else drafting).nonzero()[:, 0]
         if len(rows):
             padded = torch.cat([rows, rows[:1].expand(round_up(len(rows), self._row_step) - len(rows))])
             hidden = self._network.hidden_aside(Anchors(padded, cache, state.tokens, anchor[padded], key_length))
-            self._hidden[rows], self._anchor[rows] = hidden[: len(rows)], anchor[rows]
-            state.blocks[:batch] += due
+            self._hidden[rows] = hidden[: len(rows)]
         chosen = self._hidden[state.ids[:batch], (slot - 1).clamp(min=0)]
         return DraftStates(chosen, inside)
 

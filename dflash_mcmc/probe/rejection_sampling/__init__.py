@@ -80,7 +80,7 @@ class RejectionSampling(Probe):
         """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
-        if self.laws == "draft" and not isinstance(config.draft, CheckpointDraft):
+        if self.laws == "draft" and not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
             raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint, with probe.laws=draft")
 
     def with_draft(self, draft: Draft) -> RejectionSampling:

@@ -304,8 +304,8 @@ def test_the_head_of_another_model_is_named(tmp_path):
 @pytest.mark.slow
 def test_a_mistake_of_the_engine_is_told_from_one_of_the_checkpoint(tmp_path, monkeypatch):
     absorb = DFlashDrafter.absorb
-    monkeypatch.setattr(DFlashDrafter, "absorb", lambda self, cache, rows, positions, features: absorb(
-        self, cache, rows, positions, [feature.flip(-1) for feature in features]))
+    monkeypatch.setattr(DFlashDrafter, "absorb", lambda self, cache, rows, tokens, positions, features: absorb(
+        self, cache, rows, tokens, positions, [feature.flip(-1) for feature in features]))
     found = check(composed(tmp_path, *WHOLE, "draft=tiny"))
     assert found.verdict.outcome == "cause"
     assert "in the engine" in found.verdict.sentence

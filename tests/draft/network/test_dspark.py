@@ -158,10 +158,10 @@ def test_copies_of_the_target_are_compared_with_it(saved):
     target = {"embed_tokens.weight": model.model.embed_tokens.weight, "lm_head.weight": model.lm_head.weight}
     rewrite(folder, lambda tensors: tensors.update({name: value.detach().bfloat16() for name, value in target.items()}))
     checkpoint.load(folder, None, "cpu", family)
-    checkpoint.check_copies(folder, family, target)
+    checkpoint.check_copies(folder, target)
     rewrite(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((60, 0), 9.0))
     with pytest.raises(UserError, match=r"has another lm_head.weight than the target: it is a draft for other weights"):
-        checkpoint.check_copies(folder, family, target)
+        checkpoint.check_copies(folder, target)
 
 
 def test_a_draft_for_another_vocabulary_is_refused(saved):

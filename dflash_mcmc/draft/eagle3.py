@@ -1,0 +1,61 @@
+"""An EAGLE-3 checkpoint: one decoder layer that drafts token by token from the target's features and its own states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dflash_mcmc.draft import CheckpointDraft
+from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.registry import register
+
+if TYPE_CHECKING:
+    from dflash_mcmc.draft.network.checkpoint import Family
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.batching.plan import DraftSize
+    from dflash_mcmc.engine.speculative.eagle3 import EagleDrafter
+
+
+@register("draft", "eagle3")
+@dataclass(slots=True, kw_only=True)
+class Eagle3Draft(CheckpointDraft):
+    """An EAGLE-3 checkpoint (arXiv 2503.01840) of SafeAILab, SpecForge or speculators: a folder, or a hub name.
+
+    Each token of a block is drawn from its own law, after the tokens of the block before it and the target's features before
+    the anchor. This law is the q of every rule. Tokens that the draft's vocabulary lacks have probability 0.
+    """
+
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
+                        "location is not")
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
+    num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
+
+    example = "RedHatAI/Qwen3-8B-speculator.eagle3"
+    is_source, has_block_network = True, False
+
+    def family(self) -> Family:
+        """EAGLE-3."""
+        from dflash_mcmc.draft.network.eagle3 import FAMILY
+
+        return FAMILY
+
+    def block_tokens(self, shape: Any) -> int:
+        """Drafted tokens of a block."""
+        return self.num_drafted
+
+    def size(self) -> DraftSize | None:
+        """See `CheckpointDraft.size`. The draft's cache holds its features too."""
+        from dflash_mcmc.engine.speculative.eagle3 import entry_shape
+
+        size, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
+        if size is None or size.companion is None or folder is None:
+            return size
+        return size._replace(companion=entry_shape(self._shape(folder), size.companion.dtype))
+
+    def load(self, target: LanguageModel) -> EagleDrafter:
+        """The draft on its target's device. Raises UserError if draft and target do not fit."""
+        from dflash_mcmc.engine.speculative.eagle3 import EagleDrafter
+
+        return EagleDrafter(self.network(target), target, self.num_drafted)

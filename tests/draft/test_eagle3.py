@@ -1,0 +1,313 @@
+"""`draft=eagle3`: laws by enumeration, entries that follow the target's rows, and runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.draft.eagle3 import Eagle3Draft
+from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.draft.network.eagle3 import FAMILY, Eagle3
+from dflash_mcmc.engine.batching import step_bits
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.speculative.eagle3 import EagleDrafter
+from dflash_mcmc.errors import UserError
+from dflash_mcmc.sampler.draft_refine import DraftRefine
+from tests.blend.test_model import held_by
+from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored
+from tests.engine.batching.test_batched import (
+    BLENDS,
+    HORIZON,
+    PROMPTS,
+    SAMPLERS,
+    STOPS,
+    TOLERANCE,
+    chains,
+    power_smc,
+    run_batched,
+    same,
+)
+from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
+from tests.engine.speculative.test_block_grid import draft_mh
+from tests.engine.speculative.test_slotwise import LAW, RULES
+from tests.engine.speculative.test_speculator import match, reject
+from tests.runs import execute, records_of
+from tests.sampler import test_draft_mh as of_draft_mh
+from tests.speculation import speculative_error
+from tests.targets import random_model, rows_do_not_depend_on_the_batch
+
+# The law of what the drafter proposes, by enumeration.
+
+
+class ProposedDraft(TabularDraft):
+    """An `EagleDrafter` as the draft of a tabular engine: its laws are those that `propose` gives to the engine."""
+
+    def __init__(self, table: ModelTable, made: Layout, folder: Path, num_drafted: int):
+        super().__init__(table.vocab_size, num_drafted, sequential=True)
+        self._drafter = EagleDrafter(checkpoint.load(stored(made, folder), None, "cpu", FAMILY), table.parts, num_drafted)
+        self.slots = functools.cache(lambda prefix, drafted: proposed(self._drafter, prefix, drafted)[len(drafted)])
+
+    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+        return self.slots(prefix, drafted)
+
+
+@functools.cache
+def small_model() -> torch.nn.Module:
+    return random_model("qwen3", sharpness=0.4, vocab_size=3, eos_token_id=0)
+
+
+@pytest.mark.parametrize("ids", [None, [2, 0]], ids=["whole", "reduced"])
+@pytest.mark.parametrize("rule", RULES)
+def test_law_is_exact(rule, ids, tmp_path):
+    draft = ProposedDraft(small_table(), layout("specforge", small_model(), ids, (0, 2, 1)), tmp_path, 2)
+    assert (draft.logits((0, 1), (2,))[1] == -np.inf) == (ids is not None)
+    assert abs(draft.logits((0, 1), (2,))[0] - draft.logits((0, 1), (0,))[0]) > 1e-3  # a slot depends on the tokens before it
+    assert speculative_error(RULES[rule].speculation(draft), LAW, 2, small_table()) <= 1e-12
+
+
+@pytest.mark.parametrize("changes", [{}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
+def test_draft_mh_is_exact_with_slots_that_depend_on_each_other_and_on_the_anchor(changes):
+    engine = TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), None, None, TabularDraft(3, 2, sequential=True, seed=7))
+    assert max(of_draft_mh.errors(engine, of_draft_mh.make(**changes), 3)) <= 1e-12
+
+
+# The batched engine.
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@functools.cache
+def made() -> Layout:
+    """A draft whose features are those of the last layers, and which lacks a few tokens."""
+    model = random_model("qwen3")
+    return layout("specforge", model, [token for token in range(61) if token % 10], (1, 0, 2))
+
+
+@functools.cache
+def network() -> Eagle3:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return checkpoint.load(stored(made(), Path(folder)), None, "cpu", FAMILY)
+
+
+LENGTH = max(map(len, PROMPTS)) + HORIZON
+NUM_DRAFTED = 3
+
+
+def run(model, sampler, decoder=None, blend="none", slots=8, order=None, num_pages=0, uses_draft=False, **options):
+    parts = LanguageModel(model, stop_ids=STOPS)
+    drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
+    engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
+                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None, num_pages)
+    todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
+    return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
+
+
+def all_same(found, expected, tolerance=TOLERANCE):
+    assert found.keys() == expected.keys()
+    for tag, done in expected.items():
+        same(found[tag].result, done.result, tolerance)
+
+
+QUICK = ("greedy", "truncated", "power_mh_early", "csmc")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAMPLERS])
+def test_match_is_plain(qwen3, name):
+    found = run(qwen3, name, match(0.8))
+    all_same(found, run_batched(qwen3, SAMPLERS[name], BLENDS["none"]))
+    for done in found.values():
+        assert done.cost.companion_forwards == 0
+        assert done.cost.tokens_drafted == NUM_DRAFTED * done.cost.blocks_drafted
+
+
+def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
+    all_same(run(qwen3, "power_mh_early", match(), blend="layer_final"),
+             run_batched(qwen3, SAMPLERS["power_mh_early"], BLENDS["layer_final"]))
+    hybrid = random_model("qwen3_5")
+    expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
+    for pages in (0, 60):
+        all_same(run(hybrid, "power_mh", match(), num_pages=pages), expected)
+
+
+SETTINGS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
+            {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0},
+            {"steps_between_checks": 3}, {"attention": "sdpa"})
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
+def test_the_draft_follows_the_rows(qwen3, settings, sampler):
+    """Rows move, fork, are preempted, and give pages back: under rejection a wrong entry would change tokens."""
+    exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
+    all_same(run(qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
+
+
+@functools.cache
+def reference(sampler):
+    return run(random_model("qwen3"), sampler, reject(0.8))
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 25, "slots": 4}], ids=str)
+@pytest.mark.parametrize("sampler", ["power_mh", pytest.param("csmc", marks=pytest.mark.slow)])
+def test_drafts_are_those_of_the_definition(qwen3, monkeypatch, sampler, settings):
+    """Even after roll-backs, copies and moves of the cache."""
+    seen, propose, published = [], EagleDrafter.propose, Published(made(), qwen3)
+
+    def keep(self, anchors, draw):
+        drafted = []
+
+        def keeping(logits, first):
+            for row in anchors.live.nonzero()[:, 0].tolist():
+                before = tuple(anchors.tokens[row, : int(anchors.position[row]) + 1].tolist())
+                seen.append((before, tuple(int(tokens[row, 0]) for tokens in drafted), logits[row, 0].clone()))
+            drafted.append(draw(logits, first))
+            return drafted[-1]
+        return propose(self, anchors, keeping)
+
+    monkeypatch.setattr(EagleDrafter, "propose", keep)
+    monkeypatch.setattr(EagleDrafter, "reads_tokens", True)  # so that the rows' tokens are there to be looked at
+    run(qwen3, sampler, reject(), **settings)
+    assert len(seen) > 300
+    checked = [(published.logits(before, drafted), found.numpy()) for before, drafted, found in seen[:: len(seen) // 60]
+               if len(before) > 1]
+    assert len(checked) > 50
+    for expected, found in checked:
+        assert np.array_equal(np.isfinite(found), np.isfinite(expected))
+        here = np.isfinite(expected)
+        assert np.abs(found[here] - expected[here]).max() < 1e-3
+
+
+DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": DraftRefine(num_blocks=3, num_steps=2),
+           "draft": draft_mh(num_steps=3), "smc": power_smc(proposal="draft")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "refine")) for name in DRAWING])
+def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
+    """log q of every answer, and the same answers by blocks, token by token, in pages and in few slots.
+
+    The samplers whose laws need all tokens refuse this draft in a configuration; the engine draws the same for all.
+    """
+    expected = run(qwen3, DRAWING[name], uses_draft=True)
+    for changes in ({"whole_blocks": False}, {"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+        all_same(run(qwen3, DRAWING[name], uses_draft=True, **changes), expected)
+    if name != "draft":
+        return
+    published = Published(made(), qwen3)
+    for done in list(expected.values())[::3]:
+        path = done.result.trajectory
+        for at in range(path.length):
+            slot = at % (NUM_DRAFTED + 1)
+            tokens = tuple(path.sequence.tolist()[: len(path.prompt) + at])
+            if slot:
+                logits = published.logits(tokens[: len(tokens) - slot + 1], tokens[len(tokens) - slot + 1 :]) / 0.7
+                log_q = torch.log_softmax(torch.from_numpy(logits), dim=-1)[path.tokens[at]]
+                assert abs(path.log_q[at] - float(log_q)) < 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (
+    {"whole_blocks": False}, {"num_pages": 120}))], ids=str)
+def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
+    plain = run(qwen3, DRAWING["mixture"], uses_draft=True)
+    all_same(run(qwen3, DRAWING["mixture"], match(0.8), uses_draft=True, **options), plain)
+    assert sum(done.result.moved for done in plain.values())
+
+
+@pytest.mark.parametrize("num_pages", [0, 60])
+def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
+    parts = LanguageModel(qwen3, stop_ids=STOPS)
+    drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
+    engine = BatchedEngine(parts, BLENDS["none"], 12, LENGTH, Options(), None, match().speculation(drafter),
+                           num_pages=num_pages)
+    work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
+    found, without = predict(work, 12, num_pages), predict(work._replace(drafter=DraftSize(NUM_DRAFTED)), 12, num_pages)
+    assert found.caches == held_by(engine, num_pages, NUM_DRAFTED) > without.caches
+
+
+def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path):
+    """The comparison of a step of few rows with one of many runs over the proposal and the entries of the draft."""
+    target = make_config("model=tiny").model.load("cpu")
+    drafter = make_config("draft=eagle3", f"draft.path={for_tiny(tmp_path)}", "decoder=speculative_match").draft.load(target)
+    step = step_bits.EngineSteps(drafter)
+    with torch.inference_mode():
+        assert step_bits.steps_agree(target, step) or not rows_do_not_depend_on_the_batch()
+
+
+# Runs.
+
+
+def for_tiny(folder: Path) -> Path:
+    """Writes a random draft for the embedded model, which lacks every tenth token."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(PACKAGE / "assets" / "tiny", dtype=torch.float32)
+    ids = [token for token in range(model.config.vocab_size) if token % 10]
+    chosen = layout("specforge", model, ids, (0, 1, 2))
+    head = load_file(PACKAGE / "assets" / "tiny" / "model.safetensors").get("lm_head.weight", model.lm_head.weight.detach())
+    chosen.tensors["lm_head.weight"] = head[ids].float().clone()
+    return stored(chosen, folder)
+
+
+SHORT = ("dataset.limit=2", "dataset.max_new_tokens=24", "sampler=temperature")
+
+
+def test_runs_by_every_decoder(make_config, tmp_path):
+    draft = ("draft=eagle3", f"draft.path={for_tiny(tmp_path / 'draft')}")
+    plain = records_of(execute(make_config(*SHORT)).folder)
+    matched = records_of(execute(make_config(*SHORT, *draft, "decoder=speculative_match")).folder)
+    assert [record["tokens"] for record in matched.values()] == [record["tokens"] for record in plain.values()]
+    assert all(record["tokens_drafted"] == 4 * record["blocks_drafted"] > 0 for record in matched.values())
+    for verification in ("token", "block"):
+        config = make_config(*SHORT, *draft, "decoder=speculative_rejection", f"decoder.verification={verification}")
+        assert len(records_of(execute(config).folder)) == 2
+    refined = make_config(*SHORT[:2], *draft, "sampler=draft_refine", "sampler.num_steps=4")
+    assert all(record["blocks_drafted"] for record in records_of(execute(refined).folder).values())
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    (["decoder=speculative_match", "draft.num_drafted=0"], r"draft.num_drafted: given 0; allowed: a whole number >= 1"),
+    (["sampler=draft_mh"], r"a draft with all tokens of the target with sampler=draft_mh, or sampler.proposal=mixture"),
+    (["sampler=power_smc", "sampler.proposal=draft"], r"with sampler.proposal=draft, or sampler.proposal=target"),
+    (["blend=draft"], r"draft: given 'eagle3'; allowed: .*with blend=draft"),
+    (["probe=rejection_sampling", "probe.laws=draft"], r"draft: given 'eagle3'; allowed: a draft with a checkpoint"),
+    (["engine=vllm", "decoder=speculative_match"], r"decoder: given 'speculative_match'; allowed: plain with engine=vllm"),
+])
+def test_what_is_refused(make_config, tmp_path, given, line):
+    with pytest.raises(UserError, match=line):
+        make_config("draft=eagle3", f"draft.path={for_tiny(tmp_path)}", *given)
+
+
+def test_another_network_is_refused(make_config, tmp_path):
+    folder = for_tiny(tmp_path)
+    assert isinstance(make_config("decoder=speculative_match", f"draft={folder}").draft, Eagle3Draft)
+    for draft in ("dflash", "dspark", "dflash2"):
+        with pytest.raises(UserError, match=r"checkpoint of LlamaForCausalLMEagle3; allowed: D"):
+            make_config("decoder=speculative_match", f"draft={draft}", f"draft.path={folder}")
+    with pytest.raises(UserError, match=r"checkpoint of DFlashDraftModel; allowed: LlamaForCausalLMEagle3"):
+        make_config("decoder=speculative_match", "draft=eagle3", f"draft.path={PACKAGE / 'assets' / 'tiny_draft'}")
+    assert json.loads((folder / "config.json").read_text())["draft_vocab_size"] > 0
+
+
+def test_a_draft_with_the_whole_vocabulary_is_a_proposal(make_config, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(PACKAGE / "assets" / "tiny", dtype=torch.float32)
+    folder = stored(layout("specforge", model, None, (0, 1, 2)), tmp_path)
+    draft = ("draft=eagle3", f"draft.path={folder}", "dataset.limit=1", "dataset.max_new_tokens=12", "sampler.num_steps=2")
+    for record in records_of(execute(make_config("sampler=draft_mh", *draft)).folder).values():
+        assert np.isfinite(record["log_q"])
