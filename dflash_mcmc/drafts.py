@@ -1,36 +1,47 @@
-"""`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should, or why not."""
+"""`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should, or why not.
+
+`drafts speed` says whether speculation pays on this machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.single import options_of, single_job
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note, writing
 from dflash_mcmc.process import program
+from dflash_mcmc.store.files import write_atomically
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.model.hf import HFModel
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
 _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
 """Groups and fields of a run that a check has too."""
-_LIMIT, _TOKENS = 32, 128
-_HELP = f"""\
-Measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
+_LIMITS = {"check": (32, 128), "speed": (4, 64)}
+"""Problems, and tokens of an answer, where none are given."""
+_HELP = """\
+check: measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
+speed: times blocks and plain steps, and says whether speculation pays on this machine, and with how many drafted tokens.
 
     python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
+    python -m dflash_mcmc.drafts speed model=tiny draft=tiny dataset=arith hardware.num_slots=1
 
-Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware. Without dataset.limit the first {_LIMIT}
-problems are taken, and without dataset.max_new_tokens at most {_TOKENS} tokens of an answer. The draft is a DFlash, DSpark or
-DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg in the folder.
+Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without
+dataset.limit the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer
+(64). With check the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg,
+or speed.json, in the folder. Options of check:
 
   --expected TAU         tokens for each forward of the target at temperature 0 that the draft should have; default:
                          training.held_out_tau in the draft's config.json, if it is there
   --trained-for MODEL    another checkpoint, whose embedding and head are tried
-  --out FOLDER           default: OUTPUTS/drafts/MODEL-DRAFT
+  --out FOLDER           of both; default: OUTPUTS/drafts/MODEL-DRAFT
 """
 
 
@@ -40,19 +51,25 @@ def main(arguments: list[str]) -> None:
     if not arguments or not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
-    if arguments[0] != "check":
-        raise UserError(f"COMMAND: given {arguments[0]!r}; allowed: check")
+    if (command := arguments[0]) not in _LIMITS:
+        raise UserError(f"COMMAND: given {command!r}; allowed: {', '.join(_LIMITS)}")
     parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
-    parser.add_argument("--expected", type=float)
-    parser.add_argument("--trained-for")
     parser.add_argument("--out", type=Path)
+    if command == "check":
+        parser.add_argument("--expected", type=float)
+        parser.add_argument("--trained-for")
     options, overrides = options_of(parser, arguments[1:])
-    if options.expected is not None and not options.expected >= 1.0:
-        raise UserError(f"--expected: given {options.expected:g}; allowed: a number >= 1, tokens for each forward")
-    config, names = configured(overrides)
+    config, names = configured(overrides, command)
     folder = options.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
+    (_check if command == "check" else _speed)(config, folder, options)
+    print(f"\nwritten to {folder}")
+
+
+def _check(config: Config, folder: Path, options: Namespace) -> None:
+    if options.expected is not None and not options.expected >= 1.0:
+        raise UserError(f"--expected: given {options.expected:g}; allowed: a number >= 1, tokens for each forward")
     other = None if options.trained_for is None else _other(config, options.trained_for)
     from dflash_mcmc.draft.check import report
     from dflash_mcmc.draft.check.check import check
@@ -61,16 +78,30 @@ def main(arguments: list[str]) -> None:
     checked = check(config, options.expected, other)
     print(report.text(checked))
     report.write(checked, folder)
-    print(f"\nwritten to {folder}")
 
 
-def configured(overrides: list[str]) -> tuple[Config, dict[str, str]]:
+def _speed(config: Config, folder: Path, _: Namespace) -> None:
+    from dflash_mcmc.draft.check import speed
+
+    paces = speed.measure(config)
+    print(speed.text(paces))
+    with writing(folder / "speed.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "speed.json", json.dumps([pace._asdict() for pace in paces], indent=1) + "\n")
+
+
+def configured(overrides: list[str], command: str = "check") -> tuple[Config, dict[str, str]]:
     """The checked configuration of overrides, and the chosen option of each group. Raises UserError."""
-    def added(names: set[str]) -> list[str]:
-        return [*_FIXED, *([f"dataset.limit={_LIMIT}"] if names.isdisjoint({"dataset.limit", "dataset.ids"}) else []),
-                *([f"dataset.max_new_tokens={_TOKENS}"] if "dataset.max_new_tokens" not in names else [])]
+    limit, tokens = _LIMITS[command]
+    if "decoder=plain" in overrides:
+        raise ConfigError("decoder", "plain", "speculative_match, speculative_rejection (plain steps are timed beside)")
 
-    job = single_job("drafts check", overrides, _GIVEN, added)
+    def added(names: set[str]) -> list[str]:
+        return [*_FIXED, *([f"dataset.limit={limit}"] if names.isdisjoint({"dataset.limit", "dataset.ids"}) else []),
+                *([f"dataset.max_new_tokens={tokens}"] if "dataset.max_new_tokens" not in names else [])]
+
+    given = _GIVEN if command == "check" else (*_GIVEN, "decoder")
+    job = single_job(f"drafts {command}", overrides, given, added)
     return job.config, dict(job.choices)
 
 

@@ -176,7 +176,7 @@ class LoadedEngine:
         tags = [(index, chain) for index in range(len(names)) for chain in range(config.num_chains)]
         yield from (of_long(index, names[index], chain, too_long[names[index]]) for index, chain in tags
                     if names[index] in too_long)
-        chains = (((index, chain), build.chain(config, config.sampler, names[index], chain, token_ids[names[index]]))
+        chains = (((index, chain), build.chain(config, config.sampler, names[index], chain, token_ids[names[index]], target))
                   for index, chain in tags if names[index] in token_ids)
         total, longest = len(token_ids) * config.num_chains, max(map(len, token_ids.values()))
         with closing(self._run(config, target, chains, longest, total, progress)) as running:

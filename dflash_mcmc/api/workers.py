@@ -337,7 +337,7 @@ def batches(requests: Sequence[AnswerRequest], config_of: Callable[[Sampler, int
 
     def chain(number: int) -> Chain:
         request = requests[number]
-        drawn = build.chain(own[number], own[number].sampler, request.id, 0, request.prompt)
+        drawn = build.chain(own[number], own[number].sampler, request.id, 0, request.prompt, target)
         return own_stops(drawn, request.stop, target) if mixes else drawn
 
     sets, most = list(dict.fromkeys(request.stop for request in requests)), MOST_SETS if mixes else 1

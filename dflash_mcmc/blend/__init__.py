@@ -118,7 +118,8 @@ class LogitsBlend(Blend):
 
     __slots__ = ()
 
-    beta: float = identity(0.05, "share of the second logits; below 0 the blend moves away from them", ge=-10, le=1)
+    beta: float = identity(0.05, "share of the second logits; below 0 the blend moves away from them, above 1 beyond them",
+                           ge=-10, le=10)
     alpha_mask: float = identity(0.0, MASK_HELP, ge=0, le=1)
     space: Literal["logit", "probability"] = identity(
         "logit", "what is mixed: logit = logits; probability = probabilities, for beta from 0 to 1", off="logit")
@@ -128,8 +129,8 @@ class LogitsBlend(Blend):
     def check(self, config: Config) -> None:
         """Checks that the sampler draws no token that the mask forbids, and the share of probabilities. Raises ConfigError."""
         sampler = config.sampler
-        if self.space == "probability" and self.beta < 0:
-            raise ConfigError("blend.beta", self.beta, "0 to 1 with blend.space=probability: below 0 the mixture has no "
+        if self.space == "probability" and not 0 <= self.beta <= 1:
+            raise ConfigError("blend.beta", self.beta, "0 to 1 with blend.space=probability: beyond, the mixture has no "
                               "probabilities")
         if self.alpha_mask and (sampler.source() != "blended" or sampler.needs_draft):
             other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"

@@ -232,15 +232,10 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
         fields = values.get(group)
         if not isinstance(fields, Mapping) or fields.get("name") not in components(group):
             continue  # a probe does not use the group, or the option is from a folder of the user
-        # A component may have several options, and the configuration does not say which was chosen: the nearest is.
-        differing: list[dict[str, object]] = []
-        for option in _options(group, fields["name"], str(values.get("name")), _name(values, "dataset"),
-                               _name(values, "condition")):
-            here, own = (followed(_canonical(group, values, {**option, **more}))
-                         for more in (fields, {"name": fields["name"]}))
-            differing.append({key: value for key, value in here.items() if own.get(key) != value})
-        nearest: dict[str, object] = min(differing, key=len, default={})
-        changed |= nearest
+        # Of several options of a component, such as layer and noise, the label has the name of the first.
+        option = _option(group, fields["name"], str(values.get("name")), _name(values, "dataset"), _name(values, "condition"))
+        here, own = (followed(_canonical(group, values, {**option, **more})) for more in (fields, {"name": fields["name"]}))
+        changed |= {key: value for key, value in here.items() if own.get(key) != value}
     return changed
 
 
@@ -307,22 +302,17 @@ def _is_inverse(value: Any, other: Any) -> bool:
 
 
 @functools.cache
-def _options(group: str, name: str, experiment: str, dataset: str, condition: str) -> tuple[dict[str, object], ...]:
-    """The fields of every option of a component, with the values that condition, experiment and its dataset set."""
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
-    options = []
-    for option, path in option_files().get(group, {}).items():
-        fields = _read(path)
-        if {f"/schema/{group}@_here_": name} not in (fields.pop("defaults", None) or []):
-            continue
-        fields = {**defaults, **fields}
-        of_experiment = config_folder() / "experiment"
-        for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",
-                       of_experiment / f"with_{group}" / f"{experiment}-{option}.yaml",
-                       of_experiment / "with_dataset" / f"{experiment}-{dataset}.yaml"):
-            fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
-        options.append(fields)
-    return tuple(options)
+def _option(group: str, name: str, experiment: str, dataset: str, condition: str) -> dict[str, object]:
+    """The fields of a component's option of its own name, with the values that condition, experiment and its dataset set."""
+    fields = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
+    if (path := option_files().get(group, {}).get(name)) is not None:
+        fields |= {key: value for key, value in _read(path).items() if key != "defaults"}
+    of_experiment = config_folder() / "experiment"
+    for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",
+                   of_experiment / f"with_{group}" / f"{experiment}-{name}.yaml",
+                   of_experiment / "with_dataset" / f"{experiment}-{dataset}.yaml"):
+        fields |= (_read(preset).get(group) or {}) if preset.is_file() else {}
+    return fields
 
 
 def _read(path: Path) -> dict[str, Any]:

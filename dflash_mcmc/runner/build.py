@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.grading import AnswerGrader, extraction
+from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.ops import until_ended
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
@@ -77,9 +79,20 @@ def first_prompt(config: Config) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def chain(config: Config, sampler: Sampler, problem: str, index: int, prompt: np.ndarray) -> Chain:
+def chain(config: Config, sampler: Sampler, problem: str, index: int, prompt: np.ndarray, model: ChainTarget) -> Chain:
     """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
-    horizon, key = config.dataset.max_new_tokens, Key(config.seed).fold_in(problem, index)
+    return begun(config, sampler, prompt, Key(config.seed).fold_in(problem, index), model)
+
+
+def begun(config: Config, sampler: Sampler, prompt: np.ndarray, key: Key, model: ChainTarget) -> Chain:
+    """A chain after a prompt. A sampler that compares answers reads them as the grader does, in their normal form."""
+    horizon, grader = config.dataset.max_new_tokens, config.grader
+
+    def answer_of(tokens: np.ndarray) -> str | None:
+        text = extraction.continued(ending(model, prompt), model.decode(tokens))
+        found = grader.extraction().find(text).answer if isinstance(grader, AnswerGrader) else text
+        return normal_form(found) if found else None
+
     if config.dataset.must_end:
-        return until_ended(lambda key: sampler.chain(prompt, horizon, key), horizon, key)
-    return sampler.chain(prompt, horizon, key)
+        return until_ended(lambda key: sampler.comparing(prompt, horizon, key, answer_of), horizon, key)
+    return sampler.comparing(prompt, horizon, key, answer_of)

@@ -160,7 +160,8 @@ class SampleWorker(Worker[Record]):
             if self._problems[problem].too_long is not None:
                 self._too_long.append(key)
                 continue
-            yield key, build.chain(self._config, self._config.sampler, problem, chain, self._problems[problem].prompt)
+            yield key, build.chain(self._config, self._config.sampler, problem, chain, self._problems[problem].prompt,
+                                   self._engine.model)
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
         """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""

@@ -18,6 +18,8 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     import numpy as np
 
     from dflash_mcmc.config.schema import Config
@@ -48,6 +50,14 @@ class Sampler(Component):
             horizon: longest answer in tokens.
             key: the key of all randomness of the chain.
         """
+
+    def comparing(self, prompt: np.ndarray, horizon: int, key: Key, answer_of: Callable[[np.ndarray], Hashable]) -> Chain:
+        """As `chain`, for a sampler that compares the answers of its draws.
+
+        Args:
+            answer_of: the answer in token ids, int64; None for a text without one.
+        """
+        return self.chain(prompt, horizon, key)
 
     def law(self) -> SamplingParams:
         """Sampling parameters of the draws, or of the proposals of a Metropolis-Hastings sampler."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Together
-from dflash_mcmc.registry import register
+from dflash_mcmc.grading import AnswerGrader
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Steps, Together
+from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
+from dflash_mcmc.statistics.rules import AdaptiveVote
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -29,12 +33,20 @@ class BestOfN(Truncated, AtTemperature):
     with the largest mean log p over its tokens. Both keep the first of equal candidates. `power` keeps y_i with probability
     proportional to exp(alpha * log p(y_i) - log q(y_i)). This is sampling importance resampling (Rubin 1987). Its law tends
     to p^alpha on the support of q as N grows.
+
+    `vote` draws one candidate after another, until the leading answer has the posterior of `AdaptiveVote`, or N are drawn. It
+    keeps the first candidate with the most frequent answer (of equals, the one that came first), or the first candidate if
+    none has an answer. Each candidate has the law q; their number depends on their answers. Its answer estimates the mode of
+    the answers under q, as a majority vote over N does with more draws (Aggarwal et al. 2023, arXiv 2305.11860).
     """
 
-    num_candidates: int = identity(8, "number of draws of a chain; one of them is kept", ge=1, le=65_536)
-    select: Literal["log_p", "mean_log_p", "power"] = identity(
+    num_candidates: int = identity(8, "number of draws of a chain, with select=vote the largest; one of them is kept", ge=1,
+                                   le=65_536)
+    select: Literal["log_p", "mean_log_p", "power", "vote"] = identity(
         "power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn with "
-        "weights exp(alpha * log p - log q)")
+        "weights exp(alpha * log p - log q); vote = one with the most frequent answer, where drawing stops at confidence")
+    confidence: float = identity(0.95, "posterior probability of the leading answer that ends select=vote", gt=0.5, lt=1,
+                                 off=0.95)
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
 
@@ -45,30 +57,61 @@ class BestOfN(Truncated, AtTemperature):
             values["select"] = None
         if self.num_candidates == 1 or self.select != "power":
             values["alpha"] = None
+        if self.num_candidates == 1 or self.select != "vote":
+            values["confidence"] = 0.95
         return values
 
+    def check(self, config: Config) -> None:
+        """Raises ConfigError if answers are to be compared and the grader finds none in a text."""
+        if self.select == "vote" and not isinstance(config.grader, AnswerGrader):
+            raise ConfigError("sampler.select", "vote", f"log_p, mean_log_p or power with grader={name_of(config.grader)}, "
+                              "which finds no answer that can be compared")
+
     def width(self) -> int:
-        """All candidates are drawn at once."""
-        return self.num_candidates
+        """All candidates are drawn at once, except in a vote."""
+        return 1 if self.select == "vote" else self.num_candidates
 
     def cost_field(self) -> str:
         """Draws scale the cost."""
         return "num_candidates"
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
-        """Mean cost of a chain whose candidates have `length` tokens."""
+        """Mean cost of a chain whose candidates have `length` tokens; of a vote the largest."""
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has one entry per candidate."""
-        candidates = yield Together(tuple(
-            Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", index, "token"))
-            for index in range(self.num_candidates)))
-        kept = self.choose(candidates, key.fold_in("select"))
+        """Draws the candidates, each of at most `horizon` tokens, and keeps one. The trace has one entry per candidate.
+
+        A vote compares whole texts here, and what a grader finds in them where `comparing` is called.
+        """
+        return (yield from self.comparing(prompt, horizon, key, lambda tokens: tuple(tokens.tolist())))
+
+    def comparing(self, prompt: np.ndarray, horizon: int, key: Key, answer_of: Callable[[np.ndarray], Hashable]) -> Chain:
+        """As `chain`, with the answers that a vote compares."""
+        draws = [Draw(Trajectory.start(prompt), horizon, self.law(), key.fold_in("candidate", index, "token"))
+                 for index in range(self.num_candidates)]
+        if self.select == "vote":
+            candidates, kept = yield from self._voted(draws, answer_of)
+        else:
+            candidates = yield Together(tuple(draws))
+            kept = self.choose(candidates, key.fold_in("select"))
         trace = [{"candidate": index, "length": path.length, "log_p": float(path.log_p.sum()),
                   "log_q": float(path.log_q.sum()), "decision": "keep" if index == kept else "leave"}
                  for index, path in enumerate(candidates)]
         return ChainResult(candidates[kept], trace=tuple(trace))
+
+    def _voted(self, draws: Sequence[Draw],
+               answer_of: Callable[[np.ndarray], Hashable]) -> Steps[tuple[list[Trajectory], int]]:
+        """The candidates until the vote ends, and the place of the one that is kept."""
+        rule, candidates, answers = AdaptiveVote(confidence=self.confidence), list[Trajectory](), list[Hashable]()
+        for draw in draws:
+            candidates.append((yield draw))
+            answers.append(answer_of(candidates[-1].tokens))
+            votes = Counter(answer for answer in answers if answer is not None).most_common(2)
+            leader, second = ([number for _, number in votes] + [0, 0])[:2]
+            if rule.ends(np.array(leader), np.array(second)):
+                break
+        return candidates, answers.index(votes[0][0]) if votes else 0
 
     def choose(self, candidates: Sequence[Trajectory], key: Key) -> int:
         """Index of the candidate that is kept."""

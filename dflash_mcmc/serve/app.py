@@ -20,6 +20,7 @@ from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.runner import build
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
@@ -216,7 +217,7 @@ class Service:
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
         stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
-        in_order = ((config.sampler.draws_once or config.sampler.is_deterministic)
+        in_order = ((config.sampler.draws_once or config.sampler.is_deterministic) and not config.dataset.must_end
                     and (config.decoder.is_null or config.decoder.keeps_tokens()))
         orders = list(self._orders(config, prompts, asked.n, seed, stop, empty=max_tokens == 0))
         scorers = self._scorers(asked, prompts)
@@ -248,8 +249,8 @@ class Service:
         for index, tokens in enumerate(prompts):
             for number in range(n):
                 key = Key(seed).fold_in(f"{index:05d}", number)
-                yield Order(lambda tokens=tokens, key=key: _no_answer(tokens) if empty else config.sampler.chain(  # type: ignore
-                    tokens, config.dataset.max_new_tokens, key), stop, Future())
+                yield Order(lambda tokens=tokens, key=key: _no_answer(tokens) if empty else build.begun(  # type: ignore
+                    config, config.sampler, tokens, key, self._target), stop, Future())
 
     def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
         """The token ids of a prompt. Raises Refused."""

@@ -88,8 +88,9 @@ def test_probabilities_by_hand(array):
 def test_probabilities_have_no_negative_share(make_config):
     given = ("blend=model", "blend.model=tiny", "sampler.proposal=matched", "blend.space=probability")
     make_config(*given, "blend.beta=0.3")
-    with pytest.raises(ConfigError, match=r"blend.beta: given -0.3; allowed: 0 to 1 with blend.space=probability: "):
-        make_config(*given, "blend.beta=-0.3")
+    for beta in (-0.3, 1.5):
+        with pytest.raises(ConfigError, match=rf"blend.beta: given {beta}; allowed: 0 to 1 with blend.space=probability: "):
+            make_config(*given, f"blend.beta={beta}")
     assert "blend.space" not in identity_of(make_config(*given[:-1]))
 
 
@@ -194,6 +195,15 @@ def test_samplers_with_a_draft_are_exact(name):
     for rule in RULES for name in BLENDS])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
+
+
+@pytest.mark.parametrize("beta", [2.0, 10.0])
+def test_beyond_the_other_model_is_a_law(beta):
+    other, model = TabularModel(3, (), seed=93, scale=0.5), TabularModel(3, (0,), seed=3, scale=0.5)
+    law = of_temperature.law_under(of_temperature.make(temperature=0.7), TabularEngine(
+        model, ModelBlend(beta=beta, model="x"), companion=other))
+    assert total_variation(law, product_law(model, 3, Beside(beta, other), temperature=0.7)) <= EXACT
+    assert total_variation(law, product_law(model, 3, Beside(1.0, other), temperature=0.7)) > WRONG
 
 
 def test_an_expert_less_an_anti_expert_is_not_the_expert_less_the_target():
@@ -443,7 +453,7 @@ def test_contrastive_is_the_preset_of_the_paper(make_config):
     (["blend=model"], r"blend.model: not given; allowed: a text \(the other model, as model= takes it"),
     ([*GIVEN, "blend.model=/nowhere/model"], r"blend.model: given '/nowhere/model'; allowed: a folder that exists, or a hub"),
     ([*GIVEN, "blend.model=smollm2"], r"blend.model: given '.*smollm2'; allowed: a folder that exists, .*fetch smollm2"),
-    ([*GIVEN, "blend.beta=1.5"], r"blend.beta: given 1.5; allowed: a number >= -10 and <= 1"),
+    ([*GIVEN, "blend.beta=10.5"], r"blend.beta: given 10.5; allowed: a number >= -10 and <= 10"),
     ([*GIVEN, "blend.alpha_mask=0.1"],
      r"blend.alpha_mask: given 0.1; allowed: 0, or sampler.proposal=matched with sampler=power_mh, which here draws tokens "
      r"without the blend: a chain could begin where the target has probability zero"),

@@ -16,6 +16,7 @@ from dflash_mcmc.ops import Draw
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import PROMPT
 from dflash_mcmc.types import Trajectory
+from tests.runs import execute, records_of
 from tests.speculation import LAWS, SMALL, speculative_error
 
 RULES = {"token": rules.reject, "block": rules.reject_block, "match": rules.match}
@@ -80,6 +81,17 @@ def test_what_keeps_no_law_is_refused(make_config, given):
         make_config("draft=tiny", *decoder, *given.split())
     assert str(error.value).startswith(REFUSED[given])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("condition", "given"), [
+    ("draft_blend_ps_context", ("condition=draft_blend_ps",)), ("draft_mh_context", ("sampler=draft_mh", "draft=tiny"))])
+def test_a_condition_learns_the_prompt_and_is_otherwise_that_without(make_config, condition, given):
+    config = make_config(f"condition={condition}")
+    assert config.label() == condition
+    assert identity_hash(config) == identity_hash(make_config(*given, "draft.adapt=context"))
+    small = ("dataset.limit=1", "dataset.max_new_tokens=16", "sampler.num_blocks=2")
+    (record,) = records_of(execute(make_config(f"condition={condition}", *small)).folder).values()
+    assert record["adapt_steps"] >= config.draft.adapt_steps
 
 
 def test_identity(make_config):

@@ -57,7 +57,7 @@ def draw(make_config) -> Callable[..., dict[str, ChainResult]]:
         model = config.engine.load(config, config.hardware.found())
         prompts = build.prompts(config, model, problems)
         engine = config.engine.start(config, model, max(map(len, prompts.values())), len(problems))
-        chains = ((problem.id, build.chain(config, config.sampler, problem.id, 0, prompts[problem.id]))
+        chains = ((problem.id, build.chain(config, config.sampler, problem.id, 0, prompts[problem.id], model))
                   for problem in problems)
         return {done.tag: done.result for done in engine.run(chains)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
@@ -13,6 +14,7 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import build
 from dflash_mcmc.sampler.best_of_n import BestOfN
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from tests.laws import power_law, product_law
@@ -71,6 +73,85 @@ def test_exact_law_with_other_sampling_parameters(select, options):
 def test_one_candidate_is_plain_sampling(select):
     law = drawn(make(num_candidates=1, select=select), TabularEngine(MODEL))
     assert total_variation(law, product_law(MODEL, HORIZON, temperature=0.8)) <= EXACT
+
+
+ANSWERS = {"last_token": lambda y: y[-1], "some_have_none": lambda y: y[-1] if len(y) > 1 else None, "none": lambda y: None}
+
+
+def voted_by_hand(q: dict, answer_of, most: int, confidence: float) -> dict:
+    """The law and the expected number of draws of a vote, by all sequences of draws. Beta's tail is a binomial sum."""
+    law, num_draws = dict.fromkeys(q, 0.0), 0.0
+
+    def go_on(drawn: tuple, probability: float) -> None:
+        nonlocal num_draws
+        answers = [answer_of(y) for y in drawn]
+        voted = [answer for answer in answers if answer is not None]
+        counts = sorted((voted.count(answer) for answer in set(voted)), reverse=True)
+        first, second = (*counts, 0, 0)[:2]
+        above = sum(math.comb(first + second + 1, j) for j in range(first + 1)) / 2 ** (first + second + 1)
+        if len(drawn) == most or above >= confidence:
+            leaders = [answer for answer in voted if voted.count(answer) == first]
+            law[drawn[answers.index(leaders[0]) if leaders else 0]] += probability
+            num_draws += probability * len(drawn)
+        else:
+            for y in q:
+                go_on((*drawn, y), probability * q[y])
+
+    go_on((), 1.0)
+    return law, num_draws
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize(("most", "confidence"), [(1, 0.95), (3, 0.95), (4, 0.8), (5, 0.85)])
+def test_exact_law_and_cost_of_a_vote_that_stops(answer, most, confidence):
+    """Of the kept draw, and of the number of draws. Every order of answers is enumerated on both sides."""
+    engine, numbers = TabularEngine(MODEL), {}
+    sampler = make(select="vote", num_candidates=most, confidence=confidence, temperature=1.0)
+
+    def chain(key):
+        result = engine.run(sampler.comparing(PROMPT, HORIZON, key, lambda tokens: ANSWERS[answer](tuple(tokens.tolist()))))
+        numbers.setdefault(len(result.trace), 0)
+        assert [entry["decision"] for entry in result.trace].count("keep") == 1
+        return result.trajectory._replace(tokens=np.append(result.trajectory.tokens, 100 + len(result.trace)))
+
+    found = law_of(chain)
+    expected_law, expected_draws = voted_by_hand(product_law(MODEL, HORIZON), ANSWERS[answer], most, confidence)
+    law = dict.fromkeys(expected_law, 0.0)
+    for tokens, probability in found.items():
+        law[tokens[:-1]] += probability
+    assert total_variation(law, expected_law) <= EXACT
+    assert sum((tokens[-1] - 100) * p for tokens, p in found.items()) == pytest.approx(expected_draws)
+    assert (len(numbers) > 1) is (confidence < 0.9 and answer != "none")
+
+
+def test_a_vote_compares_whole_texts_without_a_grader_and_draws_one_after_another():
+    sampler = make(select="vote", num_candidates=3, confidence=0.8)
+    expected_law, _ = voted_by_hand(product_law(MODEL, HORIZON, temperature=0.8), lambda y: y, 3, 0.8)
+    assert total_variation(drawn(sampler, TabularEngine(MODEL)), expected_law) <= EXACT
+    assert (sampler.width(), make().width()) == (1, 3)
+
+
+def test_a_run_votes_over_the_answers_that_its_grader_finds(make_config):
+    """Three draws of one answer in different words end the vote; no other is drawn."""
+    config = make_config("sampler=best_of_n", "sampler.select=vote", "sampler.num_candidates=8", "sampler.confidence=0.8")
+    texts = [r"\boxed{36}", "It is hard.", r"so \boxed{ 37 }", r"\boxed{37}", r"or \boxed{37}", r"\boxed{37}"]
+
+    class Model:
+        tokenizer = type("Tokenizer", (), {"decode": staticmethod(lambda ids, skip_special_tokens: "")})
+
+        def decode(self, tokens):
+            return texts[tokens[0]]
+
+    steps, path = build.begun(config, config.sampler, np.array([0]), Key(0), Model()), None
+    for number in range(len(texts)):
+        try:
+            asked = steps.send(path)
+        except StopIteration as end:
+            result = end.value
+            break
+        path = asked.trajectory.extended(np.array([number]), np.zeros(1), np.zeros(1), np.zeros((1, 2)), True)
+    assert [entry["decision"] for entry in result.trace] == ["leave"] * 2 + ["keep"] + ["leave"] * 2
+    assert result.trajectory.tokens.tolist() == [2]
 
 
 def test_temperature_is_one_over_alpha_unless_given():

@@ -251,9 +251,9 @@ def test_an_answer_that_is_repeated_is_not_lowered_twice():
 def test_a_run_has_the_chain_of_its_configuration(make_config):
     config = make_config("sampler=temperature", "dataset.max_new_tokens=2", "dataset.must_end=true")
     engine, prompt = TabularEngine(TabularModel(2, (), seed=4)), np.array([0])
-    assert engine.run(build.chain(config, config.sampler, "a", 0, prompt)).law_error == 1.0
+    assert engine.run(build.chain(config, config.sampler, "a", 0, prompt, None)).law_error == 1.0
     config.dataset.must_end = False
-    assert engine.run(build.chain(config, config.sampler, "a", 0, prompt)).law_error == 0.0
+    assert engine.run(build.chain(config, config.sampler, "a", 0, prompt, None)).law_error == 0.0
 
 
 @pytest.mark.parametrize(("overrides", "said"), [

@@ -21,10 +21,10 @@ from dflash_mcmc.runner import build
 
 chain = build.chain
 
-def deadly(config, sampler, problem, number, prompt):
+def deadly(config, sampler, problem, number, *rest):
     if (problem, number) == (os.environ["POISON"], 0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return chain(config, sampler, problem, number, prompt)
+    return chain(config, sampler, problem, number, *rest)
 
 build.chain = deadly
 __main__.main(sys.argv[1:])

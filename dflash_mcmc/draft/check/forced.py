@@ -31,6 +31,7 @@ from dflash_mcmc.types import ChainResult, Trajectory
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.dflash import DFlash
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.model.hf import HFModel
@@ -96,23 +97,35 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
         temperature: the target's. The draft proposes its most likely tokens.
         name: the title of the progress bar.
     """
-    engine = slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts),
-                             None, config.decoder.speculation(drafter), drafter)
-    sampling, walks = SamplingParams(temperature=temperature), dict[str, BlockWalk]()
+    engine, walks = engine_of(config, model, drafter, prompts), dict[str, BlockWalk]()
+    with bars.Bar(len(prompts), "answer", name) as bar:
+        for walk in answers(engine, config, prompts, temperature):
+            walks[walk.problem] = walk
+            bar.update()
+    return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
+
+
+def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray]) -> BatchedEngine:
+    """An engine with the configuration's decoder, or one that draws token by token without a drafter. Raises UserError."""
+    speculation = None if drafter is None else config.decoder.speculation(drafter)
+    return slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts), None,
+                           speculation, drafter)
+
+
+def answers(engine: BatchedEngine, config: Config, prompts: dict[str, np.ndarray], temperature: float) -> Iterator[BlockWalk]:
+    """The answers as they end; plain steps gain one token. Raises UserError if one cannot be drawn."""
+    sampling = SamplingParams(temperature=temperature)
 
     def chain(problem: str) -> Chain:
         key = Key(config.seed).fold_in("drafts", problem)
         return ChainResult((yield Draw(Trajectory.start(prompts[problem]), config.dataset.max_new_tokens, sampling, key)))
 
-    with bars.Bar(len(prompts), "answer", name) as bar:
-        for done in engine.run((problem, chain(problem)) for problem in prompts):
-            if done.result is None:
-                raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
-            gained = tuple(cast("int", block["gained"]) for block in done.walk)
-            tokens = done.result.trajectory.tokens.astype(np.int64)
-            walks[done.tag] = BlockWalk(done.tag, prompts[done.tag], tokens, gained)
-            bar.update()
-    return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
+    for done in engine.run((problem, chain(problem)) for problem in prompts):
+        if done.result is None:
+            raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
+        tokens = done.result.trajectory.tokens.astype(np.int64)
+        gained = tuple(cast("int", block["gained"]) for block in done.walk) or (1,) * len(tokens)
+        yield BlockWalk(done.tag, prompts[done.tag], tokens, gained)
 
 
 def same_prompts(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:

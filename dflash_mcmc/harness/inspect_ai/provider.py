@@ -39,6 +39,7 @@ from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai import requests
 from dflash_mcmc.harness.inspect_ai.requests import RequestSettings
 from dflash_mcmc.rng import Key
+from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -149,8 +150,8 @@ class DflashAPI(ModelAPI):
         self._asked[name] += asked.num_choices
         for index in range(before, before + asked.num_choices):
             key = Key(self._config.seed if asked.seed is None else asked.seed).fold_in(name, index)
-            yield Order(lambda key=key: config.sampler.chain(  # type: ignore[misc]
-                tokens, config.dataset.max_new_tokens, key), asked.stop, Future())
+            yield Order(lambda key=key: build.begun(  # type: ignore[misc]
+                config, config.sampler, tokens, key, self._target), asked.stop, Future())
 
     def _output(self, drawn: Sequence[DrawnAnswer], prompt_tokens: int, asked: RequestSettings) -> ModelOutput:
         name, length = f"dflash/{self.model_name}", sum(answer.result.trajectory.length for answer in drawn)

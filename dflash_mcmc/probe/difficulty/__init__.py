@@ -137,7 +137,7 @@ class Difficulty(ProblemProbe):
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
         engine = config.engine.start(config, model, max(map(len, prompts.values())), len(work.units))
-        chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem]))
+        chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem], model))
                   for unit in work)
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))
 

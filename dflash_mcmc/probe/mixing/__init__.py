@@ -156,7 +156,8 @@ class Mixing(ProblemProbe):
             for unit in work:
                 begun[unit] = {}
                 for index, setting in enumerate(settings):
-                    yield (unit, index), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem])
+                    yield (unit, index), build.chain(config, setting.sampler, unit.problem, unit.chain, prompts[unit.problem],
+                                                     model)
 
         with closing(engine):
             for done in engine.run(drawn()):

@@ -246,7 +246,7 @@ def _panels(curves: Sequence[_Curve], over: str) -> Figure:
     for sampler, axes in zip(samplers, panels, strict=True):
         axes.axhline(0.0, color=INK, linewidth=0.9, zorder=1)
         for curve in curves:
-            if curve.sampler == sampler and curve.source in sources:
+            if curve.sampler == sampler and curve.source in sources and (over != "kl" or curve.kl is not None):
                 _draw(axes, curve, sources.index(curve.source), over)
         axes.set_title(sampler)
         axes.set_xlabel(_ACROSS[over])

@@ -197,7 +197,11 @@ def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["look"], "allowed: check"), (["check", "--wrong"], "not an option"), (["check", "--expected=0.5", "draft=tiny"], ">= 1"),
+    (["look"], "allowed: check, speed"), (["speed", "--expected=3"], "not an option"),
+    (["speed", "draft=none"], "draft: given 'none'; allowed: a draft, such as tiny"),
+    (["speed", "draft=tiny", "decoder=plain"], "decoder: given 'plain'; allowed: speculative_match"),
+    (["speed", "sampler=greedy"], "sampler: given with drafts speed; allowed: model"), (["check", "--wrong"], "not an option"),
+    (["check", "--expected=0.5", "draft=tiny"], ">= 1"),
     (["check", "sampler=greedy"], "sampler: given with drafts check; allowed: model"),
     (["check", "model=tiny", "draft=tiny", f"--out={__file__}"], "a file; allowed: a folder"),
     (["check", "decoder.trace=false"], "decoder.trace: given with drafts check"),

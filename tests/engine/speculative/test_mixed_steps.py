@@ -160,7 +160,7 @@ def test_the_embedded_pair_draws_the_plain_mixture(make_config):
         prompts = build.prompts(config, model, problems)
         engine = config.engine.start(config, model, max(map(len, prompts.values())), 8)
         results[name] = {done.tag: done for done in engine.run(
-            (p.id, build.chain(config, config.sampler, p.id, 0, prompts[p.id])) for p in problems)}
+            (p.id, build.chain(config, config.sampler, p.id, 0, prompts[p.id], model)) for p in problems)}
     plain, decoded = results["plain"], results["speculative_match"]
     for tag, done in plain.items():
         same(decoded[tag].result, done.result)

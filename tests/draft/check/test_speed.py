@@ -1,0 +1,45 @@
+"""`drafts speed`: tau of each number of drafted tokens, and what the times of steps say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dflash_mcmc.draft.check import forced, speed
+from dflash_mcmc.draft.check.speed import Pace, advice
+from dflash_mcmc.drafts import configured, main
+
+FEW = ("model=tiny", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=24", "hardware.device=cpu")
+
+
+@pytest.mark.parametrize(("draft", "counts"), [("tiny", [1, 3, 7]), ("tiny_dspark", [7]), ("self", [1, 3, 4])])
+def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft, counts, tmp_path):
+    config, _ = configured([*FEW, f"draft={draft}", f"paths.outputs={tmp_path}"], "speed")
+    paces = speed.measure(config)
+    assert [pace.num_drafted for pace in paces] == counts * 2
+    assert [pace.temperature for pace in paces] == [0.0] * len(counts) + [1.0] * len(counts)
+    model = config.model.load("cpu")
+    drafter = config.draft.load(model)
+    walks = forced.draw(config, model, drafter, forced.prompts_of(config, model), 0.0, "greedy")
+    greedy = next(pace for pace in paces if pace.num_drafted == drafter.num_drafted)
+    assert greedy.tau == pytest.approx(np.mean([gained for walk in walks for gained in walk.gained]))
+    assert all(1.0 <= pace.tau <= pace.num_drafted + 1 and pace.break_even > 0.0 for pace in paces)
+
+
+def test_break_even_is_the_time_of_a_block_over_that_of_a_plain_step(monkeypatch, capsys, tmp_path):
+    times = iter([(1.0, 2.0), (3.0, 3.0), (1.0, 4.0), (1.5, 8.0)])
+    monkeypatch.setattr(speed, "_timed", lambda *given: next(times))
+    with pytest.raises(SystemExit, match="0"):
+        main(["speed", *FEW, "draft=tiny_dspark", f"--out={tmp_path}"])
+    assert json.loads((tmp_path / "speed.json").read_text()) == [
+        {"temperature": 0.0, "num_drafted": 7, "tau": 3.0, "break_even": 1.5},
+        {"temperature": 1.0, "num_drafted": 7, "tau": 1.5, "break_even": 2.0}]
+    said = capsys.readouterr().out
+    assert "temperature 0: speculate, 2.00 times as fast as plain decoding (7 drafted tokens, tau 3.00, break-even" in said
+    assert "temperature 1: do not speculate (decoder=plain): the best block has 0.75 times" in said
+
+
+def test_equal_rates_are_no_reason_to_speculate():
+    assert "do not speculate" in advice(Pace(1.0, 4, 2.0, 2.0))
