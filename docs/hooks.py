@@ -46,10 +46,13 @@ def on_post_page(output: str, **_: object) -> str:
     The index of the search is made before.
     """
     def cell(match: re.Match) -> str:
-        return re.sub(r"(?<=<code>)[^<]+(?=</code>)", lambda code: re.sub(r"[=,/](?=.)", r"\g<0><wbr>", code[0]), match[0])
+        return re.sub(r"(?<=<code>)[^<]+(?=</code>)", parted, match[0])
 
-    output = re.sub(r"<td>(?=[-+]?\d[\d.,]*( - [\d.,]+| %)?</td>)", '<td style="white-space: nowrap">', output)
-    return re.sub(r"<td.*?</td>", cell, output, flags=re.DOTALL)
+    def parted(code: re.Match) -> str:
+        return re.sub(r"[=,/](?=[A-Za-z\[{])", r"\g<0><wbr>", code[0])
+
+    number = r"<td([^>]*)>(?=[-+]?\d[\d.,]*( - [\d.,]+| %| of \d+| \[[^]<]+\])?</td>)"
+    return re.sub(r"<td.*?</td>", cell, re.sub(number, r'<td class="number"\1>', output), flags=re.DOTALL)
 
 
 def generated() -> dict[str, str]:
