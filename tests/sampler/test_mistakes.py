@@ -55,7 +55,8 @@ MISTAKES = [
     *((f"sampler=temperature sampler.sampling_mask=true sampler.top_k={top_k}",
        f"sampler.sampling_mask: given True; allowed: false with sampler.top_k={top_k}; or sampler.top_k from 1 to 512")
       for top_k in (0, 513)),
-    ("sampler=power_mh sampler.sampling_mask=true", "sampler.sampling_mask: unknown field (a field of sampler=temperature)"),
+    ("sampler=power_mh sampler.sampling_mask=true",
+     "sampler.sampling_mask: unknown field (did you mean sampler=temperature sampler.sampling_mask=true?)"),
     ("sampler=replica_exchange sampler.alphas=[2]", "sampler.alphas: given [2.0]"),
     ("sampler=replica_exchange sampler.alphas=[2,1]", "sampler.alphas: given [2.0, 1.0]"),
     ("sampler=replica_exchange sampler.alphas=[1,1]", "sampler.alphas: given [1.0, 1.0]"),
