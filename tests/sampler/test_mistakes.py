@@ -8,13 +8,15 @@ from tests.composing import composed
 from tests.refusals import refused
 
 MISTAKES = [
-    ("sampler=draft_mh draft=ngram", "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
+    ("sampler=draft_mh draft=ngram",
+     "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
     ("sampler=draft_mh draft=none", "draft: given 'none'; allowed: a draft"),
     ("sampler=draft_mh draft=tiny decoder=speculative_match",
      "decoder: given 'speculative_match'; allowed: plain with sampler=draft_mh"),
     ("sampler=draft_mh draft=tiny sampler.early_reject=eps sampler.proposal=mixture",
      "sampler.early_reject: given 'eps'; allowed: off with"),
-    ("sampler=draft_refine draft=ngram", "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
+    ("sampler=draft_refine draft=ngram",
+     "draft: given 'ngram'; allowed: tiny, smollm2, dflash, eagle3, qwen2_5_coder_0_5b or model"),
     ("sampler=draft_refine draft=tiny decoder=speculative_match",
      "decoder: given 'speculative_match'; allowed: plain with sampler=draft_refine"),
     ("sampler=draft_refine draft=tiny blend=draft blend.grid=cut",
