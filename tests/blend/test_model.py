@@ -28,7 +28,7 @@ from dflash_mcmc.testing import (
     total_variation,
 )
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, same
+from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, WAYS, all_same, same
 from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, power_law, product_law
@@ -267,23 +267,10 @@ def plain(qwen3, amateur):
     return functools.cache(lambda sampler: run(qwen3, amateur, ENGINE_BLENDS["contrastive"], sampler=sampler))
 
 
-def all_same(found, expected, tolerance=TOLERANCE):
-    assert found.keys() == expected.keys()
-    for tag, done in expected.items():
-        same(found[tag].result, done.result, tolerance)
-
-
-ROWS = [
-    {"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
-    {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0}, {"share_forwards": False},
-    {"steps_between_checks": 5}, {"attention": "sdpa"}]
-"""Ways to run the same chains. Samplers of particles have all of them in the long campaigns, and the first one here."""
-
-
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, options, marks=[pytest.mark.slow] * (number >= num_here))
-    for sampler, num_here in (("power_mh", len(ROWS)), ("power_smc", 1), ("multiple_try", 0))
-    for number, options in enumerate(ROWS)], ids=str)
+    for sampler, num_here in (("power_mh", len(WAYS)), ("power_smc", 1), ("multiple_try", 0))
+    for number, options in enumerate(WAYS)], ids=str)
 def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler):
     """Rows move, fork, are preempted, and give pages back: the companion's keys and values go with them."""
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}

@@ -22,7 +22,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build, preflight
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same
+from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, WAYS, same
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, product_law
 from tests.runs import execute, records_of
@@ -147,16 +147,9 @@ def plain(qwen3):
     return functools.cache(lambda sampler: run(qwen3, sampler))
 
 
-ROWS = [
-    {"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
-    {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0}, {"share_forwards": False},
-    {"steps_between_checks": 5}, {"attention": "sdpa"}]
-"""Ways to run the same chains. Samplers of particles have all of them in the long campaigns, and the first one here."""
-
-
 @pytest.mark.parametrize(("sampler", "options"), [
     pytest.param(sampler, options, marks=[pytest.mark.slow] * (number > 0 and sampler == "power_smc"))
-    for sampler in ("power_mh", "power_smc") for number, options in enumerate(ROWS)], ids=str)
+    for sampler in ("power_mh", "power_smc") for number, options in enumerate(WAYS)], ids=str)
 def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, sampler, **options)

@@ -35,10 +35,11 @@ from tests.engine.batching.test_batched import (
     SAMPLERS,
     STOPS,
     TOLERANCE,
+    WAYS,
+    all_same,
     chains,
     power_smc,
     run_batched,
-    same,
 )
 from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
@@ -187,12 +188,6 @@ def plain(qwen3):
     return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
-def all_same(found, expected, tolerance=TOLERANCE):
-    assert found.keys() == expected.keys()
-    for tag, done in expected.items():
-        same(found[tag].result, done.result, tolerance)
-
-
 QUICK = ("greedy", "truncated", "power_mh_early", "csmc")
 
 
@@ -238,12 +233,7 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3, verification):
         assert done.cost.target_forwards < 4 * blocks + 20
 
 
-SETTINGS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
-            {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0},
-            {"steps_between_checks": 3}, {"attention": "sdpa"})
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", WAYS, ids=str)
 @pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
 def test_the_draft_follows_the_rows(qwen3, settings, sampler):
     """Rows move, fork, are preempted, and give pages back: under rejection a wrong key or value would change tokens."""

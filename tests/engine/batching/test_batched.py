@@ -32,6 +32,10 @@ from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
 TOLERANCE = 1e-4
+WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
+        {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0},
+        {"share_forwards": False}, {"steps_between_checks": 5}, {"attention": "sdpa"})
+"""Ways to run the same chains, where a draft or a blend has a cache of its own."""
 
 
 def power_mh(**changes) -> PowerMH:
@@ -129,6 +133,12 @@ def same(a: ChainResult, b: ChainResult, tolerance: float = TOLERANCE) -> None:
     assert (a.trajectory.kept is None) is (b.trajectory.kept is None)
     if a.trajectory.kept is not None:
         np.testing.assert_allclose(a.trajectory.kept, b.trajectory.kept, atol=tolerance, rtol=0)
+
+
+def all_same(found: dict, expected: dict, tolerance: float = TOLERANCE) -> None:
+    assert found.keys() == expected.keys()
+    for tag, done in expected.items():
+        same(found[tag].result, done.result, tolerance)
 
 
 def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
