@@ -35,6 +35,7 @@ from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection as Sp
 from dflash_mcmc.draft.dflash import DFlashDraft as DFlashDraft
 from dflash_mcmc.draft.dflash2 import DFlash2Draft as DFlash2Draft
 from dflash_mcmc.draft.dspark import DSparkDraft as DSparkDraft
+from dflash_mcmc.draft.eagle3 import Eagle3Draft as Eagle3Draft
 from dflash_mcmc.draft.model import ModelDraft as ModelDraft
 from dflash_mcmc.draft.ngram import NgramDraft as NgramDraft
 from dflash_mcmc.draft.none import NoDraft as NoDraft

@@ -123,6 +123,8 @@ def test_command_for_a_gpu_composes(command, tmp_path, monkeypatch, real_data):
         assert [job.config.num_chains for job in jobs] == [8]
     elif "experiment=sampled_verify" in command:
         assert [job.config.num_chains * job.config.dataset.limit for job in jobs] == [150]
+    elif "draft=eagle3" in command:
+        assert [(job.choices["draft"], job.config.draft.num_drafted) for job in jobs] == [("eagle3", 5)]
     elif ".drafts check" in command:
         assert "model=qwen3_4b draft=qwen3_4b dataset=math500" in command
     else:

@@ -161,6 +161,8 @@ def companions(choice: str) -> list[str]:
         return ["sampler.proposal=matched"]
     if choice in ("draft=model", "draft=qwen2_5_coder_0_5b"):
         return ["draft.model=tiny", "decoder=speculative_match"]
+    if choice == "draft=eagle3":
+        return ["draft.path=RedHatAI/Qwen3-8B-speculator.eagle3", "decoder=speculative_match"]
     if choice in ("draft=hf", "draft=qwen2_5_math_7b", "draft=dflash2"):
         return ["draft.path=z-lab/Qwen3-4B-DFlash-b16"]
     if choice in ("model=smollm2", "model=qwen2_5_coder_0_5b", "model=qwen2_5_coder_1_5b", "experiment=smollm2",
