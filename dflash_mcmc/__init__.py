@@ -23,6 +23,7 @@ _PLACES = {"ConfigError": "errors", "UserError": "errors", "Engine": "api"}
 if os.name == "nt":
     raise ImportError("dflash_mcmc needs Linux or macOS; on Windows it runs in WSL: wsl --install")
 machine.keep_bits()
+machine.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

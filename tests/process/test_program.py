@@ -143,3 +143,11 @@ def test_another_thread_can_end_a_turn():
     taken.__exit__(None, None, None)
     with turn.taken(nests=False):
         pass
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
+def test_threads_spin_briefly_unless_the_user_says_how_they_wait(given, expected):
+    environment = dict(given)
+    machine.spin_briefly(environment)
+    assert environment.get("GOMP_SPINCOUNT") == expected
