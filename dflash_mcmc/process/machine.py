@@ -76,8 +76,8 @@ def keep_bits(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path 
 def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """Lets the threads of PyTorch's OpenMP (libgomp) sleep soon when they wait for one another. A mode that is set stays.
 
-    Beside other programs a run otherwise stands still, and on quiet cores it gains nothing (notebook, "Threads that spin beside
-    other work"). Call it before PyTorch is imported.
+    Beside other programs a run otherwise stands still, and on quiet cores it gains nothing (notebook, "Threads that spin
+    beside other work"). Call it before PyTorch is imported.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "3000")
