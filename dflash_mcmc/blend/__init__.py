@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -99,6 +99,12 @@ class Blend(Component):
             final_norm: the target's final norm.
         """
 
+    def other(self) -> Self:
+        """The blend whose mixture is what this one mixes in, alone."""
+        own: Any = self  # every blend but `none` has the field
+        alone: Self = replace(own, beta=1.0)
+        return alone
+
     def norms_layers(self) -> bool:
         """Whether the tapped layers' states pass the final norm before the head, for a blend with `mixes_logits`."""
         return False
@@ -132,10 +138,15 @@ class LogitsBlend(Blend):
         if self.space == "probability" and not 0 <= self.beta <= 1:
             raise ConfigError("blend.beta", self.beta, "0 to 1 with blend.space=probability: beyond, the mixture has no "
                               "probabilities")
-        if self.alpha_mask and (sampler.source() != "blended" or sampler.needs_draft):
+        draws = "sampler" in config.probe.sources()
+        if draws and self.alpha_mask and (sampler.source() != "blended" or sampler.needs_draft):
             other = "0, or sampler.proposal=matched" if sampler.source() == "base" else "0"
             raise ConfigError("blend.alpha_mask", self.alpha_mask, f"{other} with sampler={name_of(sampler)}, which here "
                               "draws tokens without the blend: a chain could begin where the target has probability zero")
+
+    def other(self) -> Self:
+        """See `Blend.other`. It masks no token, and its logits are those of the second model, layer or prompt."""
+        return replace(self, beta=1.0, alpha_mask=0.0, space="logit")
 
     def mix(self, last: Hidden, others: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
         """last + beta * (others[0] - others[1]) of logits (..., vocabulary), where others[1] is `last` unless it is there.

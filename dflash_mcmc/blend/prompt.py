@@ -45,11 +45,11 @@ class PromptBlend(LogitsBlend):
     needs_companion = has_prompts = True
 
     def check(self, config: Config) -> None:
-        """Checks that samples are drawn, which alone have second prompts; see `LogitsBlend.check`. Raises ConfigError."""
+        """Checks that there are second prompts, which chains of probes have none of. See `LogitsBlend.check`; raises as it."""
         LogitsBlend.check(self, config)
-        if not config.probe.is_null:
-            raise ConfigError("blend", "prompt", f"another blend with probe={name_of(config.probe)}: only a run of samples "
-                              "has second prompts")
+        if not config.probe.is_null and not config.probe.reads_blend:
+            raise ConfigError("blend", "prompt", f"another blend with probe={name_of(config.probe)}, whose chains have no "
+                              "second prompts")
 
     def companion(self, target: LanguageModel) -> LanguageModel:
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""

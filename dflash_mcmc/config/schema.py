@@ -177,7 +177,8 @@ def to_typed(composed: DictConfig, cls: type[Root], prefix: str = "") -> Root:
 
 def groups_of(config: Config) -> tuple[str, ...]:
     """The groups that the outputs depend on, for the probe or for samples."""
-    return (*config.probe.sources(), *(("engine",) if config.engine.rounds_otherwise else ()))
+    blend = ("blend",) if config.probe.reads_blend and not config.blend.is_null else ()
+    return (*config.probe.sources(), *blend, *(("engine",) if config.engine.rounds_otherwise else ()))
 
 
 def unused(config: Config) -> set[str]:

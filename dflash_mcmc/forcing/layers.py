@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from dflash_mcmc.engine.batching.model_runner import mixed_logits
 from dflash_mcmc.forcing import sequences
 
 if TYPE_CHECKING:
+    from dflash_mcmc.blend import Blend
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
@@ -45,8 +48,8 @@ class Source(NamedTuple):
     """A source of distributions ("laws") for the tokens of an answer.
 
     Attributes:
-        states: (n, hidden), the states that predict the n tokens.
-        head: hidden states (m, hidden) to float32 logits (m, vocabulary).
+        states: (n, hidden), the states that predict the n tokens; for `other_source`, their places 0 to n - 1.
+        head: some of `states` to float32 logits (m, vocabulary).
         speaks: bool (n,), tokens for which the law is valid.
     """
 
@@ -123,6 +126,31 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
         slots = (anchors[:, None] - prompt + torch.arange(1, block, device=model.device)).flatten()
         speaks[slots], states[slots] = True, hidden.flatten(0, 1)
     return Source(states, draft.logits, speaks)
+
+
+@torch.no_grad()
+def other_source(model: LanguageModel, blend: Blend, companions: Sequence[LanguageModel], answer: Answer, last: torch.Tensor,
+                 second: np.ndarray | None = None) -> Source:
+    """What a blend mixes into the target's logits along an answer.
+
+    Args:
+        companions: the models that the blend reads; none if it reads layers of the target.
+        last: (n, hidden), the target's states after the final norm, that predict the n tokens.
+        second: int64, the prompt of the companions; None for the answer's own.
+    """
+    prompt = answer.prompt if second is None else second
+    tokens, first = torch.from_numpy(np.concatenate([prompt, answer.tokens])).to(model.device)[None], len(prompt) - 1
+    if companions:
+        states = [sequences.read(companion, tokens).hidden[0, first:-1] for companion in companions]
+    else:
+        layers = blend.tapped_layers(len(model.layers))
+        states = [output[0, first:-1] for output in sequences.read(model, tokens, layers).outputs]
+    alone = blend.other()
+
+    def head(places: torch.Tensor) -> torch.Tensor:
+        return mixed_logits(model, alone, last[places], [state[places] for state in states], companions)[0]
+
+    return Source(torch.arange(len(last), device=model.device), head, _all(last))
 
 
 @torch.no_grad()

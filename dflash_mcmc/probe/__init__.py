@@ -39,6 +39,8 @@ class Probe(Component):
     uses: ClassVar[tuple[str, ...]]
     """Groups that the records depend on, including `grader` if the probe grades. Only these groups are checked, loaded and
     part of the identity. A command line that sets a value of another group is refused."""
+    reads_blend: ClassVar[bool] = False
+    """Whether the records depend on `blend` too, if one is chosen. What it mixes in is read along given answers."""
     runs_chains_alone: ClassVar[bool] = False
     """Whether the probe reads the target only through the chains that it runs, so that every engine can run it."""
     draws_with_stops: ClassVar[bool] = False

@@ -17,7 +17,7 @@ scale and weights of the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, final
 
@@ -25,13 +25,15 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import load_feature_drafter
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import answers
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
-from dflash_mcmc.registry import register
-from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT
+from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY
+from dflash_mcmc.runner import cost
+from dflash_mcmc.runner.build import encoded
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
+    from dflash_mcmc.blend import Blend
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Source, Standing
+    from dflash_mcmc.types import UnitCost
 
 
 Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
@@ -83,9 +87,10 @@ class LogitBlendRecord(TypedDict):
 class LogitBlend(AnswerProbe):
     """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
-    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are two other sources. One is
-    the draft in its usual mode, on the tokens that it predicts (all but the first token of each whole block). The other is the
-    flattened target, as a control.
+    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are three other sources. The
+    draft has its usual mode, on the tokens that it predicts (all but the first token of each whole block). `blend=...`, if it
+    is chosen, gives what it mixes in, whatever its own beta and mask: the logits of another model, of another prompt, or of a
+    layer that is chosen for each token. The flattened target is a control.
     """
     layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
     norm: Literal["none", "final"] = identity(
@@ -96,7 +101,7 @@ class LogitBlend(AnswerProbe):
 
     record_type = LogitBlendRecord
     tables_in = __name__
-    takes_draft = True
+    takes_draft = reads_blend = True
 
     def check(self, config: Config) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
@@ -105,7 +110,21 @@ class LogitBlend(AnswerProbe):
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.blended_layers(num_layers)
+        if config.blend.needs_draft:
+            raise ConfigError("blend", name_of(config.blend), f"another one, or none: probe={name_of(self)} with draft=... "
+                              "reads the draft's logits already")
         AnswerProbe.check(self, config)
+
+    def expected_cost(self, config: Config) -> UnitCost:
+        """See `AnswerProbe.expected_cost`. A blend of layers reads the answer again, and so does one of another prompt.
+
+        The length of that prompt is not counted, since it is not known.
+        """
+        expected, answer = AnswerProbe.expected_cost(self, config), cost.forced(config)
+        if config.blend.is_null or (config.blend.needs_companion and not config.blend.has_prompts):
+            return expected
+        again = answer.length + (0.0 if config.blend.has_prompts else answer.prompt)
+        return expected._replace(token_forwards=expected.token_forwards + again)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The layers counted from 0, with null replaced by all layers. In a model of 36 layers, -3 and 33 are the same."""
@@ -127,9 +146,24 @@ class LogitBlend(AnswerProbe):
 
         model = config.model.load(work.device)
         draft = None if config.draft.is_null else load_feature_drafter(config, model)
+        other = None if config.blend.is_null else self._other(config, model, work)
         settings = Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
         yield from along(answers(config, model, work, self.answers),
-                         lambda answer: record(model, draft, answer, settings))
+                         lambda answer: record(model, draft, answer, settings, other))
+
+    def _other(self, config: Config, model: LanguageModel, work: Work) -> Other:
+        """The chosen blend with its models and prompts. Raises UserError for a model with too few positions."""
+        blend, asked = config.blend, {unit.problem for unit in work.units}
+        companions = [each for each in (blend.companion(model), blend.anti(model)) if each is not None]
+        problems = [problem for problem in config.dataset.problems() if problem.id in asked]
+        prompts = encoded(config, model, problems)
+        lengths = [len(prompts[problem.id]) + (len(model.encode(problem.solution or "")) if self.answers == "gold" else
+                                               config.dataset.max_new_tokens) for problem in problems]
+        least = min((each.max_positions for each in companions if each.max_positions is not None), default=math.inf)
+        if max(lengths) > least:
+            raise UserError(f"blend: prompt and answer need {max(lengths)} positions; allowed: {least} (those of the blend's "
+                            "model)")
+        return Other(blend, companions, blend.second_prompts(config, model, problems, prompts))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The tables `grid` (for all tokens), `hard`, `easy` and `agreement`; see `summary`."""
@@ -146,7 +180,7 @@ class LogitBlend(AnswerProbe):
         return drawn
 
 
-DRAFT, FLATTENED = "draft", "flattened"
+DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
 """Sources that are not layers; a layer is named by its number."""
 PARTS = ("hard", "easy")
 SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_flattened", "wins_over_flattened")
@@ -160,6 +194,19 @@ AGREEMENT = ("n", "kl", "rank_correlation")
 """Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
 
 
+class Other(NamedTuple):
+    """The chosen blend, the models that it reads beside the target, and their prompts by the bytes of the target's."""
+    blend: Blend
+    companions: list[LanguageModel]
+    second: Mapping[bytes, np.ndarray]
+
+    def source(self, model: LanguageModel, answer: Answer, last: torch.Tensor) -> Source:
+        """See `forcing.layers.other_source`."""
+        from dflash_mcmc.forcing import layers
+
+        return layers.other_source(model, self.blend, self.companions, answer, last, self.second.get(answer.prompt.tobytes()))
+
+
 class Settings(NamedTuple):
     """Decoder layers to blend, the norm applied to them (`none` or `final`), the betas, and the limit for hard tokens."""
     layers: Sequence[int]
@@ -168,7 +215,8 @@ class Settings(NamedTuple):
     hard_below: float
 
 
-def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings) -> dict:
+def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings,
+           other: Other | None = None) -> dict:
     """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta.
 
     Raises NotNumbers.
@@ -184,7 +232,9 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, se
     for last, outputs in layers.readings(model, answer, settings.layers):
         sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, settings.norm)
                                              for layer, states in outputs.items()}
-        sources.update({} if totals else {**drafted, FLATTENED: None})  # only with the first group of layers
+        if not totals:  # only with the first group of layers
+            mixed_in = {} if other is None else {BLEND: other.source(model, answer, last)}
+            sources.update({**drafted, **mixed_in, FLATTENED: None})
         for piece in layers.pieces(model, len(tokens)):
             new = _of_a_piece(model, last, sources, tokens, piece, settings)
             for sums, more in zip((totals, agreement), new, strict=True):
@@ -304,7 +354,8 @@ class BlendCase:
 
 
 _SOURCE = (
-    ("source", "what is blended: `layer` (the head on a layer's output), `draft`, or `flattened` (all logits 0), the control",
+    ("source", "what is blended: `layer` (the head on a layer's output), `draft`, `blend` (what the chosen blend mixes in), "
+     "or `flattened` (all logits 0), the control",
      lambda blend: blend.source),
     ("layer", "number of the layer, from 0", lambda blend: blend.layer),
 )
@@ -420,8 +471,9 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
     """Shares of tokens that a blend wins, over beta.
 
     A blend wins a token if it raises the token's log p (left panel) or improves its rank (right panel). The right panel shows
-    the share won minus the share lost. There are lines for the draft, the flattened target and `most` layers. These layers
-    have the largest shares won by log p at any beta. This selection makes them look better than they would on other tokens.
+    the share won minus the share lost. There are lines for the draft, the chosen blend, the flattened target and `most`
+    layers. These have the largest shares won by log p at any beta. This selection makes them look better than they would on
+    other tokens.
     """
     from matplotlib.figure import Figure
 
@@ -431,7 +483,7 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
     layers = [name for name, of in by_source.items() if of[0]["source"] == "layer"]
     layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:most]
     drawn = {name: (colour, marker) for name, colour, marker in zip(layers, _COLOURS, "osD", strict=False)}
-    drawn.update({"draft": (ORANGE, "^"), "flattened": (INK, "x")})
+    drawn.update({"draft": (ORANGE, "^"), "blend": (SKY, "v"), "flattened": (INK, "x")})
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):

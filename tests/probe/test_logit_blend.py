@@ -10,9 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dflash_mcmc.blend.confident import ConfidentBlend
+from dflash_mcmc.blend.dola import DolaBlend
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.blend.model import ModelBlend
+from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import logit_blend
@@ -372,3 +377,77 @@ def test_a_part_without_tokens_has_no_values():
     (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).rows(logit_blend.HARD, "hard")
     assert row["n"] == 0
     assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}
+
+
+# What a chosen blend mixes in.
+
+def law_after(model: torch.nn.Module, tokens: np.ndarray) -> list[torch.Tensor]:
+    """Float64 logits of transformers' own model for the answer's tokens, after any prompt: (n, vocabulary)."""
+    logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0].double()
+    return logits[len(tokens) - len(ANSWER.tokens) - 1 : -1]
+
+
+@pytest.mark.parametrize("kind", ["model", "anti", "prompt", "dola", "confident", "layers", "noise"])
+@torch.no_grad()
+def test_the_source_of_a_blend_is_what_it_mixes_in(kind):
+    """Logits along an answer, by transformers' own models; neither the blend's own beta nor its mask matters."""
+    own, amateur, third = (random_model(family, sharpness=1.0) for family in ("qwen3", "llama", "qwen2"))
+    model, whole, second = LanguageModel(own), ANSWER.sequence, np.array([30, 2])
+    (states,) = layers.readings(model, ANSWER, [0, 1, 2])
+    hidden = [states.outputs[layer].double() @ model.head.weight.double().T for layer in (0, 1, 2)]
+    last = law_after(own, whole)
+    blend, companions, expected = {
+        "model": (ModelBlend(beta=-0.5, model="x", alpha_mask=0.4), [amateur], law_after(amateur, whole)),
+        "anti": (ModelBlend(beta=0.3, model="x", anti_model="y"), [amateur, third],
+                 last + law_after(amateur, whole) - law_after(third, whole)),
+        "prompt": (PromptBlend(beta=0.7), [own], law_after(own, np.concatenate([second, ANSWER.tokens]))),
+        "dola": (DolaBlend(layers=[0, 1]), [], None),
+        "confident": (ConfidentBlend(beta=0.2, layers=[0, 1], norm="none"), [], None),
+        "layers": (LayerBlend(beta=0.05, layers=[0, 2]), [], (hidden[0] + hidden[2]) / 2),
+        "noise": (LayerBlend(beta=0.05, layer=1, direction="random"), [], None),
+    }[kind]
+    source = layers.other_source(model, blend, [LanguageModel(each) for each in companions], ANSWER, states.last,
+                                 second if kind == "prompt" else None)
+    found = source.head(source.states).double()
+    torch.testing.assert_close(torch.cat([source.head(source.states[:3]), source.head(source.states[3:])]).double(), found)
+    if kind in ("dola", "confident"):
+        chosen = blend.choice(last, hidden[:2])
+        torch.testing.assert_close(found.log_softmax(-1), chosen.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    elif kind == "noise":
+        turned = blend.auxiliary([states.outputs[1].double()], lambda state: state) @ model.head.weight.double().T
+        torch.testing.assert_close(found, turned, rtol=1e-4, atol=1e-4)
+        assert (found - hidden[1]).abs().max() > 0.1
+    else:
+        torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    assert bool(source.speaks.all())
+
+
+def test_a_chosen_blend_is_one_more_source(result):
+    """The others keep their records; without one the identity is that of before."""
+    config, found = result
+    chosen = replace(config, blend=PromptBlend(beta=-0.5))
+    for own, before in zip(measured(chosen), records(found.folder), strict=True):
+        assert list(own["agreement"]) == ["0", "5", "7", "draft", "blend"]
+        assert own["agreement"]["blend"][1] > 0.01 * own["num_hard"]
+        for part in ("hard", "easy"):
+            assert {name: cells for name, cells in own["sums"][part].items() if name != "blend"} == before["sums"][part]
+    assert identity_of(chosen) == {**identity_of(config), "blend": "prompt", "blend.alpha_mask": 0.0, "blend.beta": -0.5,
+                                   "blend.prompt": None}
+    row, = (row for row in config.probe.summarise(chosen, measured(chosen)).tables["agreement"] if row["source"] == "blend")
+    assert row["layer"] is None
+
+
+def test_the_target_agrees_with_itself_as_another_model(make_config):
+    found = execute(make_config(*RUN, "blend=contrastive", "blend.model=tiny"))
+    row, = (row for row in found.summary["tables"]["agreement"] if row["source"] == "blend")
+    assert (row["kl"], row["rank_correlation"]) == pytest.approx((0.0, 1.0), abs=1e-4)
+    assert {path.name for path in found.folder.iterdir()} >= {"fig_logit_blend_gain.png", "fig_logit_blend_wins.png"}
+    with pytest.raises(ConfigError, match="blend: given 'draft'; allowed: another one, or none: probe=logit_blend with"):
+        make_config(*RUN, *DRAFT, "blend=draft")
+
+
+def test_a_blend_s_model_with_too_few_positions_is_refused(result, monkeypatch):
+    amateur = LanguageModel(random_model("llama", max_position_embeddings=40))
+    monkeypatch.setattr(PromptBlend, "companion", lambda self, target: amateur)
+    with pytest.raises(UserError, match=r"blend: prompt and answer need \d+ positions; allowed: 40 \(those of the blend's"):
+        measured(replace(result[0], blend=PromptBlend()))

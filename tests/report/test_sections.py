@@ -130,15 +130,20 @@ class TestGuided:
         assert [(x, round(y)) for x, y in filled] == [(-0.1, -30), (0.1, 30)]
         assert [text.get_text() for text in over_agreement.axes[0].texts] == ["-0.1", "0.1", "0.2", "0.1"]
 
-    def test_a_probe_of_the_same_target_gives_the_agreement_of_its_sources(self, study):
-        """Only the layer itself: the turned layer, another norm, and a probe of another model have no KL."""
-        def probe(**changes) -> ProbeRun:
+    @pytest.fixture
+    def probe(self):
+        """A probe of the target that the study has, which has read one source beside layer 32."""
+        def probe(source: str = "layer", **changes) -> ProbeRun:
             own = {**identity("blend_greedy"), "probe": "p", "probe.norm": None, **changes}
-            row = {"source": "layer", "layer": 33, "n": 7}
+            row = {"source": source, "layer": 33 if source == "layer" else None, "n": 7}
             for place, name in enumerate(("kl", "rank_correlation")):
                 row |= {name: 0.5 + place, f"{name}_low": 0.25, f"{name}_high": 1.75}
             return ProbeRun(Path("probed"), own, {"tables": {"agreement": [{**row, "layer": 32}, row]}})
 
+        return probe
+
+    def test_a_probe_of_the_same_target_gives_the_agreement_of_its_sources(self, study, probe):
+        """Only the layer itself: the turned layer, another norm, and a probe of another model have no KL."""
         for probes, known in (((probe(),), True), ((), False), ((probe(**{"model.content": "z"}),), False),
                               ((probe(**{"dataset.content": "z"}),), False)):
             section = guided.section(study._replace(probes=probes))
@@ -155,6 +160,11 @@ class TestGuided:
         normed = study.runs[1]._replace(identity={**study.runs[1].identity, "blend.norm": "final"})
         assert guided._probed(normed, [probe()]) is None
         assert guided._probed(normed, [probe(**{"probe.norm": "final"})])["kl"] == 0.5
+
+    def test_a_probe_of_the_same_blend_gives_its_agreement_at_every_beta(self, study, probe):
+        turned = {"blend.direction": "random", "blend.beta": -0.3}
+        section = guided.section(study._replace(probes=(probe("blend", **turned),)))
+        assert {row["source"] for row in rows(section, "guided") if row["kl"] is not None} == {"layer direction=random"}
 
     def test_a_single_point_is_no_section(self, tmp_path):
         for condition in ("greedy", "blend_greedy"):

@@ -136,7 +136,7 @@ class ModelRunner:
             hidden = self.forward(cache, rows, tokens, positions, key_length)
             return self.logits(hidden[:, -1], [tap[:, -1] for tap in self.tapped], ())["blended"]
         hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)
-        return self._others(self.drafting.model, hidden[:, -1])
+        return _logits_beside(self.model, self.drafting.model, hidden[:, -1])
 
     def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                  key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,26 +209,12 @@ class ModelRunner:
         """
         blended = len(self._companions or self._blended_layers)
         tapped, drafted = tapped[:blended], tapped[blended:]
-        if self.blend.mixes_logits:
-            own, models = self.model.logits(hidden), [runner.model for runner in self._companions] or [self.model] * blended
-            if self.blend.norms_layers():
-                tapped = [self.model.final_norm(state) for state in tapped]
-            others = [self._others(model, state) for model, state in zip(models, tapped, strict=True)]
-            logits = {"blended": self.blend.mix(own, others, lambda values: values)}
-            return self._with_sources(logits, sources, own, said, drafted)
-        last = hidden.float()
         if said is not None and said.hidden is not None and self.blend.needs_draft:
-            tapped = [torch.where(said.inside[:, None], said.hidden.float(), last)]
-        mixed = self.blend.mix(last, [state.float() for state in tapped],
-                               lambda h: self.model.final_norm(h.to(self.model.dtype)).float())
-        logits = {"blended": self.model.logits(mixed)}
-        base = self.model.logits(hidden) if tapped and "base" in sources else logits["blended"]
-        return self._with_sources(logits, sources, base, said, drafted)
-
-    def _others(self, model: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of a layer, or of another model for the ids of the target: its head may have other rows of padding."""
-        logits, size = model.logits(hidden), self.model.vocab_size
-        return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)
+            tapped = [torch.where(said.inside[:, None], said.hidden.float(), hidden.float())]
+        mixed, own = mixed_logits(self.model, self.blend, hidden, tapped, [runner.model for runner in self._companions])
+        if own is None:
+            own = self.model.logits(hidden) if tapped and "base" in sources else mixed
+        return self._with_sources({"blended": mixed}, sources, own, said, drafted)
 
     def _with_sources(self, logits: dict[str, torch.Tensor], sources: Collection[str], base: torch.Tensor,
                       said: DraftStates | None, drafted: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -236,7 +222,7 @@ class ModelRunner:
         if "base" in sources:
             logits["base"] = base
         if "draft" in sources and self.grid is not None and said is not None:
-            own = (self._others(self.drafting.model, drafted[0]) if self.drafting else
+            own = (_logits_beside(self.model, self.drafting.model, drafted[0]) if self.drafting else
                    cast("DFlashDrafter", self.grid.drafter).logits(cast("torch.Tensor", said.hidden)))
             logits["draft"] = torch.where(said.inside[:, None], own, logits["blended"])
         return logits
@@ -254,6 +240,32 @@ class ModelRunner:
         if self.grid and self.drafts(sources):
             said = self.grid.along(cache, span.row, span.sequence, origin, span.start, count)
         return self.logits(hidden[:count], [state[:count] for state in tapped], sources, said)
+
+
+def mixed_logits(model: LanguageModel, blend: TargetBlend, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
+                 companions: Sequence[LanguageModel]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Float32 logits (rows, vocabulary) of a blend; and the target's own, if the blend takes logits.
+
+    Args:
+        hidden: (rows, width), the target's states after its final norm.
+        tapped: what the blend mixes in, each (rows, width): states of the companions, or of its layers, or of the draft.
+        companions: the models of these states; none if they are the target's.
+    """
+    if not blend.mixes_logits:
+        return model.logits(blend.mix(hidden.float(), [state.float() for state in tapped],
+                                      lambda h: model.final_norm(h.to(model.dtype)).float())), None
+    own = model.logits(hidden)
+    if blend.norms_layers():
+        tapped = [model.final_norm(state) for state in tapped]
+    models = companions or [model] * len(tapped)
+    others = [_logits_beside(model, each, state) for each, state in zip(models, tapped, strict=True)]
+    return blend.mix(own, others, lambda values: values), own
+
+
+def _logits_beside(model: LanguageModel, other: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits of a layer, or of another model for the ids of the target: its head may have other rows of padding."""
+    logits = other.logits(hidden)
+    return torch.nn.functional.pad(logits, (0, model.vocab_size - logits.shape[-1]), value=-torch.inf)
 
 
 def _piece(span: Span, size: int) -> np.ndarray:

@@ -117,19 +117,27 @@ def _rows(probe: ProbeRun) -> list[dict]:
 def _probed(run: Run, probes: Sequence[ProbeRun]) -> dict | None:
     """What the first probe that read the source of this run's blend says of it; None if none did.
 
-    The row names the blend, and its layer. Any other field of the blend but beta makes another source.
+    Either the probe has the same blend, or its row is the blend's layer or draft. Any field of a blend makes another source,
+    but for its share, its mask, and what is mixed.
     """
-    source = {key: value for key, value in run.identity.items() if key.partition(".")[0] == "blend" and key != "blend.grid"}
+    source = _source_of(run.identity)
     for probe in probes:
         groups = ("model", "draft") if run.component("draft") != "none" else ("model",)
         same = all(run.identity.get(key) == value for key, value in probe.identity.items()
                    if key.partition(".")[0] in groups or key in ("dataset", "dataset.content"))
         for row in _rows(probe) if same else []:
-            own = {"blend": row["source"], "blend.layer": row["layer"], "blend.beta": source.get("blend.beta"),
+            own = {"blend": row["source"], "blend.layer": row["layer"],
                    "blend.norm": source.get("blend.norm") and probe.identity.get("probe.norm")}
-            if source == {key: value for key, value in own.items() if value is not None}:
+            found = {key: value for key, value in own.items() if value is not None}
+            if source == (_source_of(probe.identity) if row["source"] == "blend" else found):
                 return row
     return None
+
+
+def _source_of(identity: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a blend that say what it mixes in."""
+    apart = ("blend.grid", "blend.beta", "blend.alpha_mask", "blend.space")
+    return {key: value for key, value in identity.items() if key.partition(".")[0] == "blend" and key not in apart}
 
 
 def _curves(study: Study) -> list[_Curve]:
