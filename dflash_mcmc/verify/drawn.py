@@ -57,12 +57,16 @@ class DrawnText(NamedTuple):
 
 
 def of_run(folder: Path, model: LanguageModel, chat: bool) -> Iterator[DrawnText]:
-    """The texts of a run's records. Raises UserError for a run without tokens or prompts."""
+    """The texts of a run's records, by problem and chain. Raises UserError for a run without tokens or prompts.
+
+    The records are in the order in which chains have ended, which depends on what they drew: with blocks of a draft, answers
+    of likely tokens end first. An audit that may stop at any text needs an order that does not.
+    """
     from dflash_mcmc.store.described import read_problems
     from dflash_mcmc.store.reading import each_record
 
     prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
-    for record in each_record(folder):
+    for record in sorted(each_record(folder), key=lambda record: (record["problem"], record["chain"])):
         name = f"{record['problem']}, chain {record['chain']}"
         if record["problem"] not in prompts or "tokens" not in record:
             raise UserError(f"{folder}: the record of {name} has no prompt or no tokens; allowed: a run of samples")

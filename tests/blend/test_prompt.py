@@ -256,7 +256,7 @@ def test_equal_first_prompts_with_different_second_ones_are_refused(make_config,
 
 
 def test_probes_are_refused_before_anything_is_loaded(make_config):
-    with pytest.raises(ConfigError, match=r"blend: given 'prompt'; allowed: another blend with probe=mixing: only a run of "):
+    with pytest.raises(ConfigError, match=r"blend: given 'prompt'; allowed: another blend with probe=mixing, whose "):
         make_config("probe=mixing", "blend=prompt", "sampler.num_blocks=2")
 
 

@@ -18,10 +18,11 @@ from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.forcing import layers, sequences
+from dflash_mcmc.forcing import blends, layers, sequences
 from dflash_mcmc.forcing.answers import Answer
+from dflash_mcmc.forcing.blends import SUMS, Settings
 from dflash_mcmc.probe import logit_blend
-from dflash_mcmc.probe.logit_blend import SUMS, Blended, Settings
+from dflash_mcmc.probe.logit_blend import Blended
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
@@ -135,8 +136,8 @@ def test_the_agreement_is_that_of_a_loop_over_hard_tokens(result):
     assert (row["n"], row["kl"]) == (len(kls), pytest.approx(np.mean(kls), rel=1e-3))
     assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
     logits = torch.randn(3, 61, generator=torch.Generator().manual_seed(0))
-    assert logit_blend.agreeing(logits, logits).tolist() == pytest.approx([3.0, 0.0, 3.0])
-    assert logit_blend.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
+    assert blends.agreeing(logits, logits).tolist() == pytest.approx([3.0, 0.0, 3.0])
+    assert blends.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
 
 
 def test_records_of_an_older_version_have_no_agreement(result):
@@ -257,7 +258,7 @@ BETAS = [0.0, 0.1, 0.6, 1.0]
 
 
 def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: float = 0.01) -> dict:
-    return logit_blend.record(model, None, ANSWER, Settings([0, 1, 2], norm, betas, hard_below))
+    return blends.record(model, None, ANSWER, Settings([0, 1, 2], norm, betas, hard_below))
 
 
 @torch.no_grad()
@@ -343,7 +344,7 @@ def test_flattening_wins_the_hard_tokens_of_any_target():
     logits, tokens = 4.0 * torch.randn(2000, 61, generator=generator), torch.arange(2000) % 61
     forbidden = torch.zeros(61, dtype=torch.bool)
     target = layers.log_probability(logits, tokens)
-    flat = layers.log_probability(logit_blend.blended(logits, None, 0.05, forbidden), tokens)
+    flat = layers.log_probability(blends.blended(logits, None, 0.05, forbidden), tokens)
     hard = target < math.log(0.01)
     assert hard.sum() > 500
     assert (flat > target)[hard].double().mean() > 0.9

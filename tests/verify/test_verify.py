@@ -225,6 +225,16 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
     assert found.is_red
 
 
+def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_config):
+    """Not in that of the file, where chains are as they end."""
+    config = make_config("sampler=temperature", "dataset.limit=2", "num_chains=3", "dataset.max_new_tokens=6")
+    folder, problems = runs.execute(config).folder, [problem.id for problem in config.dataset.problems()]
+    file = folder / "records.jsonl"
+    for rows in (file.read_text().splitlines(), file.read_text().splitlines()[::-1]):
+        file.write_text("\n".join(rows) + "\n")
+        assert [text.name for text in _texts(folder)] == [f"{name}, chain {chain}" for name in problems for chain in range(3)]
+
+
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
     for content in ("a: [", "name: x\nmodel: {name: hf, no_such: 1}", "name: x\nmodel: {name: no_such}", "[]"):
         (tmp_path / "config.yaml").write_text(content)
