@@ -50,9 +50,9 @@ from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter
-from dflash_mcmc.engine.speculative.speculation import Speculation
+from dflash_mcmc.engine.speculative.speculation import Speculation, TokenTree
 from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import Chain
 
 _WARM_UPS = 2
@@ -140,7 +140,9 @@ class BatchedEngine:
                  anti: LanguageModel | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti)
+        tree = _tree(speculation, model)
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti,
+                        tree_size=len(tree) if tree else None)
         _check_positions(work)
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
@@ -148,7 +150,7 @@ class BatchedEngine:
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
         made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation) and all(
+        if tree is None and step_bits.free_rows(model, made, implementation) and all(
                 _free_companion(each, work) for each in (companion, anti)):
             ladder = ladder._replace(row_step=1)
         beside, subtracted, drafting = (None if each is None else ModelRunner(
@@ -229,6 +231,14 @@ class BatchedEngine:
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
         return stop
+
+
+def _tree(speculation: Speculation[Drafter] | None, model: LanguageModel) -> TokenTree | None:
+    """The tree of a block. Raises ConfigError for a target whose states know no branches."""
+    tree = speculation.tree if speculation else None
+    if tree is not None and model.recurrent_nets:
+        raise ConfigError("decoder.candidates", list(tree.counts), "null with a model that has recurrent layers")
+    return tree
 
 
 def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:

@@ -279,7 +279,7 @@ class Operations:
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
         start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
-            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
         self._loop.rows.reserve_columns(num_columns(draw))
         self._write_history(row, draw, sequence)

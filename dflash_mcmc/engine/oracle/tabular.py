@@ -15,7 +15,15 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, Uniforms
+from dflash_mcmc.engine.speculative.speculation import (
+    Block,
+    BlockRandom,
+    Noise,
+    Speculation,
+    TokenTree,
+    Uniforms,
+    candidates,
+)
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -203,7 +211,7 @@ class TabularEngine:
         return self.speculation
 
     def _chance(self, key: Key, anchor: int) -> BlockRandom:
-        count = self._blockwise.drafter.num_drafted
+        count = self._blockwise.num_drafted
         if not isinstance(key, Key):
             return key.chance(anchor, count)
         noise = Noise.of(key, anchor, anchor + 1, count)
@@ -213,6 +221,8 @@ class TabularEngine:
     def _block(self, operation: Draw, trajectory: Trajectory, chance: BlockRandom) -> Block:
         """A drafted block of one row, in float64."""
         speculation, prefix = self._blockwise, _prefix(trajectory)
+        if speculation.tree is not None:
+            return self._tree(speculation.tree, operation, trajectory, chance)
         params, drafter = speculation.draft_params(operation.params), speculation.drafter
         drawn = drafter.has_density and params.temperature > 0.0
         drafted: tuple[int, ...] = ()
@@ -229,6 +239,28 @@ class TabularEngine:
         log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted]), _weights(log_p), _weights(log_q) if drawn else None,
                      torch.tensor([trajectory.length == 0]), torch.tensor([(*offered, False).index(False)]))
+
+    def _tree(self, tree: TokenTree, operation: Draw, trajectory: Trajectory, chance: BlockRandom) -> Block:
+        """A drafted tree of one row, in float64."""
+        speculation, prefix = self._blockwise, _prefix(trajectory)
+        params, drafter = speculation.draft_params(operation.params), speculation.drafter
+        drawn = drafter.has_density and params.temperature > 0.0
+        paths, log_q, offered = list[tuple[int, ...]]([()]), list[np.ndarray](), [True]
+        for depth in range(tree.depth):
+            level = tree.level(depth)
+            found = [self._draft_law(params, prefix, paths[node])[0] if drawn else drafter.logits(prefix, paths[node])
+                     for node in level]
+            log_q += found
+            values = torch.from_numpy(np.stack(found))[None]
+            tokens = candidates(tree, depth, values.exp() if drawn else values, chance if drawn else None,
+                                        speculation)[0].tolist()
+            parents = [parent for parent in tree.parents if tree.depths[parent] == depth]
+            for parent, token in zip(parents, tokens, strict=True):
+                offered.append(offered[parent] and drafter.offers(prefix, paths[parent], token))
+                paths.append((*paths[parent], token))
+        log_p = [self._slot(operation, prefix, trajectory.length, path) for path in paths]
+        return Block(torch.tensor([[path[-1] for path in paths[1:]]]), _weights(log_p), _weights(log_q) if drawn else None,
+                     torch.tensor([trajectory.length == 0]), torch.tensor([offered[1:]]), tree)
 
     def _draft_law(self, params: SamplingParams, prefix: tuple[int, ...],
                    drafted: tuple[int, ...]) -> tuple[np.ndarray, laws.Weights]:
