@@ -71,7 +71,7 @@ def composed(command: str, folder: Path, **environment: str) -> list[Job]:
         elif part.startswith("python -m "):
             assert importlib.util.find_spec(part.split()[2])
         else:
-            assert part.startswith(("echo ", "mkdir "))
+            assert part.startswith(("echo ", "mkdir ", "printf "))
     return jobs
 
 
