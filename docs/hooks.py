@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import has_spec, shown_default, spec_of  # noqa: E402
+from dflash_mcmc.fields import has_spec, schema_of, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
@@ -90,7 +90,8 @@ def options_page(group: str) -> str:
 
 def run_page() -> str:
     """The fields of a run that belong to no group."""
-    lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "", *_fields(Config)]
+    lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "",
+             *_fields(schema_of(Config))]
     for name, cls in _nested(Config):
         lines += [f"## {name}", "", *_docstring(cls), "", *([] if _nested(cls) else _fields(cls))]
     values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
