@@ -36,6 +36,9 @@ class SpeculativeRejection(SpeculativeDecoder):
         "token, [3,2,1] = a tree; null drafts a chain", ge=0, le=64, off=None)
     replacement: bool = identity(False, "whether the candidates after a token are drawn independently; false draws each "
                                  "without those before it", off=False)
+    adaptive: float | None = identity(
+        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
+        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty",
                     "block_residual", "tree_rejection"] | None) = identity(
@@ -64,4 +67,5 @@ class SpeculativeRejection(SpeculativeDecoder):
         rule, fault = faults[self.fault] if self.fault else (right, Fault())
         self.fits(drafter)
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
-                           fault=fault, trace=self.trace, tree=self.tree(), replacement=self.replacement)
+                           fault=fault, trace=self.trace, lengths=self.lengths(drafter), tree=self.tree(),
+                           replacement=self.replacement)

@@ -59,6 +59,10 @@ class Draft(Component):
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
 
+    def learns(self) -> bool:
+        """Whether the draft changes while it is used."""
+        return False
+
     def size(self) -> DraftSize | None:
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
@@ -155,10 +159,6 @@ class CheckpointDraft(Draft):
     def drafts_trees(self) -> bool:
         """See `Draft.drafts_trees`: one forward gives what all branches need. A draft that learns does so from chains."""
         return self.has_block_network and not self.learns()
-
-    def learns(self) -> bool:
-        """Whether the draft changes while it is used."""
-        return False
 
     def training_record(self) -> dict[str, Any]:
         """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""
