@@ -13,7 +13,7 @@ from dflash_mcmc.registry import name_of, options_with
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import Drafter
-    from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.engine.speculative.speculation import BlockLengths, Speculation
 
 _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
 """Faults that change nothing where the draft's tokens are not sampled."""
@@ -56,6 +56,7 @@ class SpeculativeDecoder(Decoder):
     if TYPE_CHECKING:  # dataclass fields of the subclass
         @property
         def draft_temperature(self) -> float | None: ...
+        adaptive: float | None
         fault: str | None
 
     def check(self, config: Config) -> None:
@@ -66,8 +67,13 @@ class SpeculativeDecoder(Decoder):
         temperature, fault = self.draft_temperature, self.fault
         if temperature is not None and 0.0 < temperature < SMALLEST:
             raise ConfigError("decoder.draft_temperature", temperature, f"0, or a number from {SMALLEST:g} to {LARGEST:g}")
+        if self.adaptive is not None and config.draft.learns():
+            raise ConfigError("decoder.adaptive", self.adaptive, "null with a draft that learns (draft.adapt): its earlier "
+                              "blocks are those of another draft")
         if fault is None:
             return
+        if self.adaptive is not None:
+            raise ConfigError("decoder.adaptive", self.adaptive, "null with decoder.fault, whose blocks are whole")
         if config.name != "faults":
             raise ConfigError("decoder.fault", fault, "null; a faulty decoder runs under name=faults alone "
                               "(experiment=faults)")
@@ -78,6 +84,12 @@ class SpeculativeDecoder(Decoder):
         if fault == "late_penalty" and not config.sampler.law().has_penalty:
             raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1 (or another "
                               "penalty)")
+
+    def lengths(self, drafter: Drafter | None) -> BlockLengths | None:
+        """How many tokens each block drafts; None for whole blocks."""
+        from dflash_mcmc.engine.speculative.speculation import block_lengths
+
+        return None if self.adaptive is None or drafter is None else block_lengths(drafter.num_drafted, self.adaptive)
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Leaves out the draft temperature if no draft token is sampled, because it then has no effect."""

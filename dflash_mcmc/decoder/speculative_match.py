@@ -29,6 +29,9 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
                                         "its most likely tokens", ge=0, le=LARGEST)
+    adaptive: float | None = identity(
+        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
+        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty", "greedy_walk", "finite_window"]
             | None) = identity(
@@ -56,4 +59,4 @@ class SpeculativeMatch(SpeculativeDecoder):
 
         rule, fault = rules.matching(self.fault, self.fault_window)
         return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
-                           noisy=self.fault is not None, fault=fault, trace=self.trace)
+                           noisy=self.fault is not None, fault=fault, trace=self.trace, lengths=self.lengths(drafter))

@@ -31,6 +31,9 @@ class SpeculativeRejection(SpeculativeDecoder):
     verification: Literal["token", "block"] = identity(
         "token", "unit of verification: token = each token by itself; block = the longest prefix that passes, on average at "
         "least as long as with token (Sun et al. 2024, arXiv 2403.10444)")
+    adaptive: float | None = identity(
+        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
+        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty",
                     "block_residual"] | None) = identity(
@@ -51,4 +54,4 @@ class SpeculativeRejection(SpeculativeDecoder):
         right = rules.reject_block if self.verification == "block" else rules.reject
         rule, fault = (rules.REJECTION | rules.BLOCK)[self.fault] if self.fault else (right, Fault())
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
-                           fault=fault, trace=self.trace)
+                           fault=fault, trace=self.trace, lengths=self.lengths(drafter))

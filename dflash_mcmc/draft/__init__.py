@@ -55,6 +55,10 @@ class Draft(Component):
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
 
+    def learns(self) -> bool:
+        """Whether the draft changes while it is used."""
+        return False
+
     def size(self) -> DraftSize | None:
         """The sizes that an engine's memory plan needs; None without a draft, or before its download. Raises UserError."""
         return None
@@ -147,10 +151,6 @@ class CheckpointDraft(Draft):
         """See `Draft.reduces`. Raises UserError."""
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
-
-    def learns(self) -> bool:
-        """Whether the draft changes while it is used."""
-        return False
 
     def training_record(self) -> dict[str, Any]:
         """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""

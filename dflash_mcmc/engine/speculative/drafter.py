@@ -21,6 +21,7 @@ block ends. A draw that starts inside a block computes the states of its block a
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -261,6 +262,9 @@ class ModelDrafter(Featureless):
             before = torch.where(anchors.live, before, anchors.position)
         at, drafted = torch.stack([before, anchors.position], dim=1), list[torch.Tensor]()
         fed = anchors.tokens[anchors.rows].gather(1, at)
+        if not self.num_drafted:  # a plain step of rows whose blocks have other lengths: the model reads on
+            anchors.forward(fed, at)
+            return fed[:, :0]
         for slot in range(self.num_drafted):
             fed = draw(anchors.forward(fed, at)[:, None], slot)
             drafted.append(fed[:, 0])
@@ -297,6 +301,15 @@ class NgramDrafter(Featureless):
         ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
         drafted = tokens.gather(1, last + 1 + ahead)
         return torch.where(best >= 0, drafted, tokens.gather(1, position))
+
+
+def shortened(drafter: Drafter, num_drafted: int) -> Drafter:
+    """The same drafter with blocks of fewer tokens. Both share weights and entries."""
+    shorter = copy.copy(drafter)
+    shorter.num_drafted = num_drafted
+    if shorter.target_forwards:  # the target drafts for itself
+        shorter.target_forwards = num_drafted
+    return shorter
 
 
 class SlotwiseNetwork(DFlash):

@@ -74,6 +74,12 @@ def replaced(block: Block, chance: BlockRandom, accepted: torch.Tensor, values: 
     return with_token(block, accepted, chance.token(laws.of_values(values), accepted))
 
 
+def undrafted(block: Block, chance: BlockRandom) -> Verdict:
+    """A token of the target where nothing is drafted. It claims no interval: another draw may draft a block there."""
+    none = torch.zeros(len(block.drafted), dtype=torch.int64, device=block.drafted.device)
+    return with_token(block, none, chance.token(block.target, none))
+
+
 def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Verdict:
     """The verdict that keeps the first `accepted` drafted tokens, followed by `token`."""
     tokens = torch.nn.functional.pad(block.drafted, (0, 1)).scatter(1, accepted[:, None], token[:, None])

@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -100,6 +101,58 @@ class Fault(NamedTuple):
     """The target reads a block with the latest `window` tokens alone; None reads it with all tokens."""
 
 
+class BlockLengths(NamedTuple):
+    """How many tokens the next block of a draw drafts, by what its blocks so far have kept.
+
+    The state of a draw is a level, a whole number: the running estimate of the probability that a drafted token is kept. It
+    depends on earlier blocks of the draw alone, so that the number of a block's tokens is known before any of them is drawn.
+
+    Attributes:
+        drafted: int64 (levels,), the drafted tokens of a block; 0 for a plain step.
+        after: int64 (levels, 2, n + 1), the next level, by whether a token was refused, and by the number of kept ones.
+        start: the level of a draw that begins.
+    """
+
+    drafted: np.ndarray
+    after: np.ndarray
+    start: int
+
+    def next(self, level: int, accepted: int, offered: int) -> int:
+        """The level after a block that kept `accepted` of its `offered` tokens."""
+        return int(self.after[level, int(accepted < offered), accepted])
+
+
+@cache
+def block_lengths(most: int, ratio: float, top: int = 1024, memory: int = 16) -> BlockLengths:
+    """Lengths that gain most tokens for their cost, if a block of k drafted tokens costs 1 + (ratio - 1) k / most plain steps.
+
+    A kept token moves the level up by 1 / memory of what is above it, and a refused one down by 1 / memory of what is below.
+    A plain step moves it up by one, so that a block is tried again after a while. A block has 0, 1, 3, 7, ... or `most`
+    tokens.
+
+    Args:
+        most: drafted tokens of a whole block.
+        ratio: the cost of a whole block, in plain steps.
+        top: the level of probability 1.
+    """
+    counts = [0, *(2**power - 1 for power in range(1, most.bit_length() + 1) if 2**power - 1 < most), most]
+    costs = [1.0 + (ratio - 1.0) * count / most for count in counts]
+    drafted = np.zeros(top + 1, np.int64)
+    for level in range(top + 1):
+        of_block = np.cumsum(np.cumprod([1.0, *[level / top] * most]))  # 1 + a + ... + a^k tokens, of a chance a
+        drafted[level] = counts[int(np.argmax(of_block[counts] / costs))]
+    levels = np.arange(top + 1)
+    up, down = levels + -((levels - top) // memory), levels - -(-levels // memory)
+    after = np.empty((top + 1, 2, most + 1), np.int64)
+    after[:, 0, 0] = np.minimum(levels + 1, top)
+    after[:, 1, 0] = down
+    kept = levels
+    for count in range(1, most + 1):
+        kept = up[kept]
+        after[:, 0, count], after[:, 1, count] = kept, down[kept]
+    return BlockLengths(drafted, after, 3 * top // 4)
+
+
 class Drafts(Protocol):
     """Anything that drafts blocks of `num_drafted` tokens."""
 
@@ -126,6 +179,8 @@ class Speculation(NamedTuple, Generic[D]):
     fault: Fault = Fault()
     trace: bool = False
     """Whether the verdict about each block is kept."""
+    lengths: BlockLengths | None = None
+    """How many tokens each block drafts; None for whole blocks."""
 
     @property
     def num_noise(self) -> int:

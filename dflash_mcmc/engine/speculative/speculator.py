@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter, ModelDrafter, shortened
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, joined
 from dflash_mcmc.ops import SamplingParams
@@ -58,25 +58,28 @@ class Speculator:
 
     Args:
         runner: runs the target; its drafter proposes.
-        speculation: the rule. With a trace, `walk` describes the latest step.
+        speculation: the rule. With a trace, `walks` describes the latest step.
+        num_drafted: tokens of a block, 0 for plain steps; None takes the drafter's.
     """
 
-    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
-        self.runner, self.speculation = runner, speculation
-        self.drafter = speculation.drafter
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter], num_drafted: int | None = None):
+        self.runner, self.speculation, self.walks = runner, speculation, list[BlockTrace]()
+        self.drafter = speculation.drafter if num_drafted is None else shortened(speculation.drafter, num_drafted)
+        self._rule = speculation.rule if self.drafter.num_drafted or speculation.shared_noise else rules.undrafted
         self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
-        self.walk: BlockTrace | None = None
+        lengths = speculation.lengths
+        self._after = None if lengths is None else torch.from_numpy(lengths.after).to(runner.model.device)
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
         self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
-        extra = counts.blocks * self.drafter.target_forwards
+        drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
+        extra = drafted if self.drafter.target_forwards else 0
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
-                "blocks_verified": counts.blocks if self.runner.grid else 0,
-                "tokens_drafted": counts.blocks * self.drafter.num_drafted,
-                "tokens_kept": counts.kept}
+                "blocks_verified": counts.blocks if self.runner.grid or self.speculation.lengths else 0,
+                "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
@@ -110,7 +113,7 @@ class Speculator:
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
         block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
-        verdict = self.speculation.rule(block, uniforms)
+        verdict = self._rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
@@ -130,10 +133,14 @@ class Speculator:
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
             seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
             self._learner.observe(cache, state.tokens, seen, self._law)
-        state.blocks[:batch] += live
+        state.blocks[:batch] += live & (self.drafter.num_drafted > 0)
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
+        if self._after is not None:  # after the verdict: the length of a block must not depend on the block
+            refused = (verdict.accepted < block.is_offered().sum(dim=1)).long()
+            level = state.level[:batch]
+            state.level[:batch] = torch.where(live, self._after[level, refused, verdict.accepted], level)
         if self.speculation.trace:
-            self.walk = BlockTrace(position, block, uniforms, verdict, gained)
+            self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The blended target's logits for the states of `Verified`."""
@@ -141,11 +148,12 @@ class Speculator:
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
-        noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
+        noise, whole = state.noise[rows, positions[:, :1]][:, 0], self.speculation.drafter.num_drafted
         # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
         # shows them. A constant makes the trace independent of the earlier draw.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
-        return Uniforms(tokens, noise[:, :count], noise[:, count:])
+        count = self.drafter.num_drafted
+        return Uniforms(tokens, noise[:, :count], noise[:, whole : whole + count])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
@@ -173,6 +181,8 @@ class Speculator:
 
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
+        if not self.drafter.num_drafted and not isinstance(self.drafter, ModelDrafter):
+            return anchors.fed()[:, None][:, :0], None, None
         drafted = self.drafter.propose(anchors, draw)
         return drafted, joined(weights) if weights else None, _offered(goes_on, drafted)
 
@@ -218,21 +228,51 @@ def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.T
     return yes.long().cumprod(dim=1).sum(dim=1)
 
 
+class AdaptiveSteps:
+    """Steps in which each row drafts as many tokens as its level says (`BlockLengths`).
+
+    Rows of each length have a separate step, because the numbers of a row must not depend on other rows.
+    """
+
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
+        assert speculation.lengths is not None
+        self.speculation, self._drafted = speculation, torch.from_numpy(speculation.lengths.drafted).to(runner.model.device)
+        self._whole, self.walks = Speculator(runner, speculation), list[BlockTrace]()
+        self._of = {count: Speculator(runner, speculation, count) for count in sorted(set(self._drafted.tolist()))}
+        for each in self._of.values():
+            each.walks = self.walks
+        self.tokens_a_step = self.reach = self._whole.reach
+        self.cost = self._whole.cost
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: SharedForwards | None = None) -> None:
+        """See `Stepper.step`. Waits for the device."""
+        drafted, status = self._drafted[state.level[:batch]], state.status[:batch].clone()
+        for count in sorted(set(drafted[status == Status.LIVE].tolist())):
+            mine = drafted == count
+            state.status[:batch] = torch.where(mine, status, Status.DONE)
+            self._of[count].step(cache, state, batch, key_length, groups, floors)
+            status = torch.where(mine, state.status[:batch], status)
+        state.status[:batch] = status
+
+
 class Tracer:
     """Collects a trace entry for each block of each chain.
 
     Args:
-        speculator: its `walk` describes the latest step.
+        walks: describe the latest step. They are taken out.
     """
 
-    def __init__(self, speculator: Speculator):
-        self._speculator = speculator
+    def __init__(self, walks: list[BlockTrace]):
+        self._walks = walks
 
     def keep(self, slots: Sequence[Slot]) -> None:
         """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
-        walk, self._speculator.walk = self._speculator.walk, None  # the next step may verify no block
-        if walk is None:
-            return
+        for walk in self._walks:
+            self._keep(slots, walk)
+        self._walks.clear()  # the next step may verify no block
+
+    def _keep(self, slots: Sequence[Slot], walk: BlockTrace) -> None:
         log_p = rules.target_log_p(walk.block)
         log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
         columns = [x.cpu().tolist() for x in (
