@@ -159,7 +159,8 @@ def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
 
 def _fields(cls: type) -> list[str]:
     types = typing.get_type_hints(cls)
-    rows = [(field.name, spec_of(field), shown_default(field)) for field in dataclasses.fields(cls) if has_spec(field)]
+    rows = [(field.name, spec_of(field), re.sub(r"([0-9a-f]{12})[0-9a-f]{28}", r"\1...", str(shown_default(field))))
+            for field in dataclasses.fields(cls) if has_spec(field)]  # a commit has no place to break a line
     if not rows:
         return ["No fields.", ""]
     lines = ["| field | kind | default | allowed | meaning |", "|---|---|---|---|---|"]

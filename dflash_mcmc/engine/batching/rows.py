@@ -119,8 +119,8 @@ class Rows:
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
         nowhere: a position that belongs to no token.
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a repetition penalty needs it.
-        counts: float32 (rows, vocabulary), how often a token is in the generation; empty until a frequency or presence
-            penalty needs it.
+        counts: float32 (rows, vocabulary), how often a token is in the generation, or in the prompt too; empty until a
+            frequency or presence penalty needs it.
     """
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
@@ -174,7 +174,7 @@ class Rows:
         self.seen[row, torch.from_numpy(tokens).to(self.device)] = True
 
     def set_counts(self, row: int, tokens: np.ndarray) -> None:
-        """Sets the tokens that frequency and presence penalty count in the row: those of the generation so far."""
+        """Sets the tokens that frequency and presence penalty count in the row: the generation so far, or the prompt too."""
         if not len(self.counts):
             self.counts = torch.zeros(self.num_rows, self.vocab_size, device=self.device)
         self.counts[row] = counts_of(tokens, self.counts[row])
