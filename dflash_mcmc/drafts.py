@@ -1,6 +1,6 @@
 """`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should, or why not.
 
-`drafts speed` says whether speculation pays on this machine.
+`drafts speed` says whether speculation pays on this machine; with `--trace FILE`, whether it pays in another engine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.draft.check.speed import Pace
     from dflash_mcmc.model.hf import HFModel
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
@@ -32,6 +33,7 @@ speed: times blocks and plain steps, and says whether speculation pays on this m
 
     python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
     python -m dflash_mcmc.drafts speed model=tiny draft=tiny dataset=arith hardware.num_slots=1
+    python -m dflash_mcmc.drafts speed --trace steps.jsonl --draft-ms 2 --verify-ms 24 --plain-ms 20
 
 Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without
 dataset.limit the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer
@@ -42,6 +44,13 @@ or speed.json, in the folder. Options of check:
                          training.held_out_tau in the draft's config.json, if it is there
   --trained-for MODEL    another checkpoint, whose embedding and head are tried
   --out FOLDER           of both; default: OUTPUTS/drafts/MODEL-DRAFT
+
+Options of speed:
+
+  --trace FILE           says it of the steps of another engine, from a JSON Lines file with drafted and accepted of each step,
+                         or responses of vLLM (--per-request-spec-decode-metrics) or SGLang (meta_info); draws nothing
+  --draft-ms, --verify-ms, --plain-ms
+                         milliseconds to draft a block, to verify it, and of a plain step, where the file has none
 """
 
 
@@ -53,6 +62,9 @@ def main(arguments: list[str]) -> None:
         return
     if (command := arguments[0]) not in _LIMITS:
         raise UserError(f"COMMAND: given {command!r}; allowed: {', '.join(_LIMITS)}")
+    if command == "speed" and any(text.partition("=")[0] == "--trace" for text in arguments):
+        _trace(arguments[1:])
+        return
     parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
     parser.add_argument("--out", type=Path)
     if command == "check":
@@ -60,11 +72,32 @@ def main(arguments: list[str]) -> None:
         parser.add_argument("--trained-for")
     options, overrides = options_of(parser, arguments[1:])
     config, names = configured(overrides, command)
-    folder = options.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}"
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
+    folder = _folder(options.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}")
     (_check if command == "check" else _speed)(config, folder, options)
     print(f"\nwritten to {folder}")
+
+
+def _folder(given: Path) -> Path:
+    if given.exists() and not given.is_dir():
+        raise UserError(f"--out: given {str(given)!r}, a file; allowed: a folder")
+    return given
+
+
+def _trace(arguments: list[str]) -> None:
+    """`drafts speed --trace FILE`: another engine's steps. Nothing is drawn."""
+    from dflash_mcmc.draft.check import speed
+
+    parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    for name in ("draft", "verify", "plain"):
+        parser.add_argument(f"--{name}-ms", type=float)
+    given = parser.parse_args(arguments)
+    paces = speed.of_trace(given.trace, speed.Times(given.draft_ms, given.verify_ms, given.plain_ms))
+    print(speed.text(paces))
+    if given.out is not None:
+        _write(paces, _folder(given.out))
+        print(f"\nwritten to {given.out}")
 
 
 def _check(config: Config, folder: Path, options: Namespace) -> None:
@@ -85,6 +118,10 @@ def _speed(config: Config, folder: Path, _: Namespace) -> None:
 
     paces = speed.measure(config)
     print(speed.text(paces))
+    _write(paces, folder)
+
+
+def _write(paces: list[Pace], folder: Path) -> None:
     with writing(folder / "speed.json"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "speed.json", json.dumps([pace._asdict() for pace in paces], indent=1) + "\n")

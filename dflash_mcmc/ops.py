@@ -13,7 +13,7 @@ a cache, and `engine/oracle/tabular.py` has a toy model whose random choices are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -51,9 +51,11 @@ class SamplingParams(NamedTuple):
     """Divide positive and multiply negative logits of tokens in prompt or generation (Keskar et al. 2019)."""
     frequency_penalty: float = 0.0
     """Subtract this from the logit of a token for each time that it is in the generation. The prompt does not count (the
-    definition of the OpenAI API and of vLLM)."""
+    definition of the OpenAI API and of vLLM), unless `counts_prompt`."""
     presence_penalty: float = 0.0
-    """Subtract this from the logits of tokens in the generation, however often they are in it. The prompt does not count."""
+    """Subtract this from the logits of tokens in the generation, however often they are in it."""
+    counts_prompt: bool = False
+    """Whether frequency and presence penalty count the tokens of the prompt too."""
 
     @property
     def truncates(self) -> bool:
@@ -72,7 +74,15 @@ class SamplingParams(NamedTuple):
 
     def without_penalties(self) -> SamplingParams:
         """The same parameters with all penalties off."""
-        return self._replace(repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+        return self._replace(repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, counts_prompt=False)
+
+
+def counted_from(laws: Iterable[SamplingParams], prompt_length: int) -> int:
+    """The first token of a sequence that frequency and presence penalty count. Raises ValueError if laws differ in it."""
+    counting = {law.counts_prompt for law in laws if law.counts_tokens}
+    if len(counting) > 1:
+        raise ValueError("the laws of a draw count the prompt, and do not; allowed: laws that agree")
+    return 0 if True in counting else prompt_length
 
 
 class Floor(NamedTuple):

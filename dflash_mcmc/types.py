@@ -187,7 +187,7 @@ class Cost(NamedTuple):
     adapt_dropped: int = 0
     """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
-    """Blocks that a decoder verified, in an engine whose sampler uses the draft too; else 0."""
+    """Blocks that a decoder verified, if its sampler uses the draft too, or with `decoder.adaptive`; else 0."""
     companion_forwards: int = 0
     """Positions at which models beside the target, of a blend or `draft=model`, were evaluated for this chain; else 0."""
 

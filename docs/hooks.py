@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from dflash_mcmc.catalogue import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
-from dflash_mcmc.fields import has_spec, shown_default, spec_of  # noqa: E402
+from dflash_mcmc.fields import has_spec, schema_of, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
 from dflash_mcmc.registry import GROUPS, components  # noqa: E402
 
@@ -90,7 +90,8 @@ def options_page(group: str) -> str:
 
 def run_page() -> str:
     """The fields of a run that belong to no group."""
-    lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "", *_fields(Config)]
+    lines = ["# Run", "", "Fields of a run that belong to no group. A field is set by `FIELD=VALUE`.", "",
+             *_fields(schema_of(Config))]
     for name, cls in _nested(Config):
         lines += [f"## {name}", "", *_docstring(cls), "", *([] if _nested(cls) else _fields(cls))]
     values = (ROOT / "conf/config.yaml").read_text().partition("\n# Hydra itself")[0].strip()
@@ -158,7 +159,8 @@ def _option(group: str, name: str, meaning: str, file: Path) -> list[str]:
 
 def _fields(cls: type) -> list[str]:
     types = typing.get_type_hints(cls)
-    rows = [(field.name, spec_of(field), shown_default(field)) for field in dataclasses.fields(cls) if has_spec(field)]
+    rows = [(field.name, spec_of(field), re.sub(r"([0-9a-f]{12})[0-9a-f]{28}", r"\1...", str(shown_default(field))))
+            for field in dataclasses.fields(cls) if has_spec(field)]  # a commit has no place to break a line
     if not rows:
         return ["No fields.", ""]
     lines = ["| field | kind | default | allowed | meaning |", "|---|---|---|---|---|"]

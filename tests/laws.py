@@ -109,11 +109,11 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None)
 
 def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
                 min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0,
-                presence_penalty: float = 0.0) -> dict[int, float]:
+                presence_penalty: float = 0.0, penalty_counts: str = "answer") -> dict[int, float]:
     """Probabilities of the next token by its sampling parameters, computed with sorted lists."""
     penalty = repetition_penalty
     logits = [(x / penalty if x > 0 else x * penalty) if v in prefix else x for v, x in enumerate(logits)]
-    counts = [prefix[len(PROMPT) :].count(v) for v in range(len(logits))]
+    counts = [prefix[0 if penalty_counts == "prompt+answer" else len(PROMPT) :].count(v) for v in range(len(logits))]
     logits = [x - frequency_penalty * n - presence_penalty * (n > 0) for x, n in zip(logits, counts, strict=True)]
     weights = {v: math.exp(x / temperature) for v, x in enumerate(logits)}
     if top_k:

@@ -28,6 +28,7 @@ LAWS = {
     "penalty": SamplingParams(0.9, repetition_penalty=1.7),
     "greedy": SamplingParams(0.0),
     "counts": SamplingParams(0.9, frequency_penalty=0.9, presence_penalty=0.7),
+    "prompt": SamplingParams(0.9, frequency_penalty=0.9, presence_penalty=0.7, counts_prompt=True),
 }
 
 
@@ -36,7 +37,7 @@ def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> lis
     return [pytest.param(draft, temperature, law, marks=[pytest.mark.slow] * (
                 draft != "point" and temperature == slow and law in ("temperature", "penalty")))
             for draft in ("parallel", "sequential", "point") for temperature in temperatures
-            for law in LAWS if law != "counts"]
+            for law in LAWS if law not in ("counts", "prompt")]
 
 
 def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON,

@@ -159,6 +159,7 @@ def test_a_component_is_refused_as_on_the_command_line(make, said):
     ({"sampler": "greedy", "tokenizer": None}, "tokenizer: given None; allowed: the tokenizer of a loaded model"),
     ({"sampler": "greedy", "model": TINY}, "tokenizer: given"),
     ({"sampler": "greedy", "model": "/no/folder", "tokenizer": None}, "model: given '/no/folder'; allowed: a folder"),
+    ({"sampler": "greedy", "model": "nobody/nothing", "tokenizer": None}, "model: given 'nobody/nothing', which is no folder"),
     ({"sampler": "greedy", "max_new_tokens": 2000}, "max_new_tokens: given 2000; allowed: at most"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_does_not_fit_is_refused_in_one_line(loaded, given, said):

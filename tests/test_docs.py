@@ -71,7 +71,7 @@ def composed(command: str, folder: Path, **environment: str) -> list[Job]:
         elif part.startswith("python -m "):
             assert importlib.util.find_spec(part.split()[2])
         else:
-            assert part.startswith(("echo ", "mkdir "))
+            assert part.startswith(("echo ", "mkdir ", "printf "))
     return jobs
 
 
@@ -328,6 +328,7 @@ def test_every_component_is_in_the_reference(site, group):
 def test_every_field_of_a_run_is_in_the_reference(site):
     text = html.unescape((site / "reference/options/run.html").read_text())
     assert "No fields." not in text
+    assert "one of 'accuracy', 'accuracy_per_cost'" in text
     for name in ("vote", "vote.power", "vote.softsat", "vote.answer_power", "assumed"):
         assert re.search(rf"<h2[^>]*>{name}<", text)
     for name in ("aggregate", "num_chains", "alpha", "saturation", "gamma", "prompt_length"):

@@ -214,7 +214,8 @@ class LoadedEngine:
             config = self._known()
             if self._held is None:
                 device = str(self._loaded.device) if self._loaded is not None else config.hardware.resolve()
-                self._held = config.engine.load(config, device)
+                with named_by_argument():
+                    self._held = config.engine.load(config, device)
             return self._held
 
     def close(self) -> None:

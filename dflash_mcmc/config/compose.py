@@ -25,7 +25,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.mistakes import SEARCH_PATH
 from dflash_mcmc.config.overrides import OF_PATHS, choices_for, given_value, looks_like_path, readable, text_of
-from dflash_mcmc.errors import UserError, shortened
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import GROUPS
 
 _ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError)
@@ -90,8 +90,7 @@ class Composer:
             try:
                 self._parsed[text] = parser.parse_override(readable(text))
             except HydraException as error:
-                raise UserError(f"cannot read {shortened(repr(text))}; allowed: field=value, such as "
-                                "sampler.alpha=2, or --help") from error
+                raise mistakes.unreadable(text) from error
         return self._parsed[text]
 
     def overrides(self, texts: Sequence[str]) -> list[Override]:

@@ -15,7 +15,7 @@ from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.launcher import PREFIX
 from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
-from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import has_spec, spec_of
 from dflash_mcmc.registry import GROUPS, components
 
@@ -68,6 +68,13 @@ def check_idle(overrides: Sequence[Override], effective: Sequence[str] = ()) -> 
             allowed = ", ".join(f"{name}*" if name.endswith(".") else name for name in (SEARCH_PATH, *effective))
             raise UserError(f"{override.key_or_group}: given {given_value(override) or text_of(override)}, which has no "
                             f"effect here; allowed of Hydra's settings: {allowed}")
+
+
+def unreadable(text: str) -> UserError:
+    """The line for what is no override. The name of an option alone gives the overrides that choose it."""
+    meant = [f"{group}={text}" for group, options in option_files().items() if text in options]
+    return UserError(f"cannot read {shortened(repr(text))}{did_you_mean(text, (), meant)}; allowed: field=value, such as "
+                     "sampler.alpha=2, or --help")
 
 
 def left_out(group: str) -> UserError:

@@ -29,6 +29,12 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
                                         "its most likely tokens", ge=0, le=LARGEST)
+    candidates: list[int] | None = identity(
+        None, "numbers of candidates: after the last token, then after each of them, breadth first; [4] = four for the next "
+        "token, [3,2,1] = a tree; null drafts a chain", ge=0, le=64, off=None)
+    adaptive: float | None = identity(
+        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
+        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
     trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty", "greedy_walk", "finite_window"]
             | None) = identity(
@@ -55,5 +61,7 @@ class SpeculativeMatch(SpeculativeDecoder):
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
         rule, fault = rules.matching(self.fault, self.fault_window)
-        return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
-                           noisy=self.fault is not None, fault=fault, trace=self.trace)
+        self.fits(drafter)
+        return Speculation(rule if self.candidates is None else rules.match_tree, drafter, shared_noise=True,
+                           temperature=self.draft_temperature, noisy=self.fault is not None, fault=fault, trace=self.trace,
+                           lengths=self.lengths(drafter), tree=self.tree())

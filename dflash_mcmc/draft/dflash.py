@@ -72,7 +72,7 @@ class DFlashDraft(CheckpointDraft):
             self._check_learning()
 
     def learns(self) -> bool:
-        """See `CheckpointDraft.learns`."""
+        """See `Draft.learns`."""
         return self.adapt != "none"
 
     def canonical(self, config: Config) -> dict[str, object]:

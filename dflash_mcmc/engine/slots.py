@@ -120,6 +120,7 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
     layers = len(config.blend.tapped_layers(model.config.num_hidden_layers)) if config.blend.mixes_logits else 0
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti)
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti,
+                                                config.decoder.tree_size())
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
     return options, planned

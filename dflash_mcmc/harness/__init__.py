@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.registry import GROUPS, components
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
 _DRAWING = ("sampler", "condition")
-_FIELDS = ("blend", "decoder", "draft", "engine", "hardware", "model", "seed", *_DRAWING)
+_FIELDS = ("model", "hardware", "engine", "blend", "decoder", "draft", "seed", *_DRAWING)
 """Groups and fields of a run that a harness leaves to the model."""
 
 
@@ -47,8 +48,10 @@ def chosen(given: Mapping[str, Any], others: Sequence[str], where: str, otherwis
     for name in fields:
         if name.partition(".")[0] not in _FIELDS:
             allowed = (*others, *_FIELDS)
-            raise UserError(f"{where}: given {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}, and "
-                            "fields such as sampler.alpha")
+            meant = [f"{group}.{name}" for group in _FIELDS if group in GROUPS
+                     and any(name in each.cls.__dataclass_fields__ for each in components(group).values())]
+            raise UserError(f"{where}: given {name!r}{did_you_mean(name, allowed, meant[:1])}; allowed: {', '.join(allowed)}, "
+                            "and fields such as sampler.alpha")
     overrides += [f"{name}={_written(value)}" for name, value in fields.items()]
     config, _ = compose_once("config", overrides, Config)
     return ModelArguments(config, has_sampler)

@@ -35,9 +35,16 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     by_id = encoded(config, model, problems)
     for name, tokens in by_id.items():
         if model.max_positions is not None and len(tokens) + room > model.max_positions:
-            raise UserError(f"dataset.max_new_tokens: given {room}; allowed: at most {model.max_positions - len(tokens)} "
-                            f"(problem {name} takes {len(tokens)} of the model's {model.max_positions} positions)")
+            raise UserError(f"dataset.max_new_tokens: {given(config, room)}; allowed: at most "
+                            f"{model.max_positions - len(tokens)} (problem {name} takes {len(tokens)} of the model's "
+                            f"{model.max_positions} positions)")
     return by_id
+
+
+def given(config: Config, room: int) -> str:
+    """The words for a longest answer in an error, which say where it comes from if it is the dataset's default."""
+    is_default = room == type(config.dataset).__dataclass_fields__["max_new_tokens"].default
+    return f"given {room}{f', the default of dataset={name_of(config.dataset)}' if is_default else ''}"
 
 
 def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],

@@ -65,7 +65,7 @@ class Fit(NamedTuple):
         return {problem.id: Prompted(problem, self.prompts.get(problem.id, nothing), self.too_long.get(problem.id))
                 for problem in problems}
 
-    def check(self) -> None:
+    def check(self, config: Config) -> None:
         """Raises UserError if no problem fits, since that is no property of a single problem."""
         if not self.prompts and self.too_long:
             name, needs = min(self.too_long.items(), key=lambda item: item[1].prompt_tokens + item[1].answer_tokens)
@@ -78,8 +78,8 @@ class Fit(NamedTuple):
             if room < 1:
                 raise UserError(f"dataset: no problem fits into the model: {taken}; allowed: shorter problems, or a model "
                                 "with more positions")
-            raise UserError(f"dataset.max_new_tokens: given {needs.answer_tokens}; allowed: at most {room} ({taken}), "
-                            f"such as dataset.max_new_tokens={max(1, room // 2)}")
+            raise UserError(f"dataset.max_new_tokens: {build.given(config, needs.answer_tokens)}; allowed: at most {room} "
+                            f"({taken}), such as dataset.max_new_tokens={max(1, room // 2)}")
 
 
 def fit(config: Config, model: ChainTarget | PromptEncoder, problems: Iterable[Problem], gold: bool = False,
@@ -164,7 +164,7 @@ def too_long_units(config: Config, problems: Sequence[str], known: Mapping[str, 
     if encoder is None:
         return {}
     every = fit(config, encoder, config.dataset.problems(), not config.probe.draws_answers(), known)
-    every.check()
+    every.check(config)
     return {name: every.too_long[name] for name in problems if name in every.too_long}
 
 

@@ -164,7 +164,7 @@ class _Checks:
         def prompts() -> _EncodedPrompts:
             encoded = build.encoded(config, encoder, problems)
             fit = fitting.fit(config, encoder, problems, gold=not drawn, known=encoded)
-            fit.check()
+            fit.check(config)
             if fit.too_long:
                 name, first = next(iter(fit.too_long.items()))
                 note(f"{len(fit.too_long)} of {len(problems)} problems are recorded as too_long: {name}: {first.reason}")

@@ -66,7 +66,7 @@ class Samples(Tasks[Record]):
         self._tokenizer = model.tokenizer
         fit = fitting.fit(self._config, model, problems, known=self._prompts)
         if len(fit.too_long) == len(problem_of):  # a start with some of the problems records those as too long
-            fit.check()
+            fit.check(self._config)
         longest = max(map(len, fit.prompts.values()), default=1)  # an engine has a length also if no pending prompt fits
         self._warn_of_width(model, list(fit.prompts.values())[:2])  # two prompts: a forward each, before the first sample
         second = self._config.blend.second_prompts(self._config, model, problems, fit.prompts)

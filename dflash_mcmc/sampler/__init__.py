@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import note
@@ -163,11 +163,21 @@ class Penalised(Truncated):
                                         "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
     presence_penalty: float = identity(0.0, "draws subtract this from the logits of tokens that are in the answer so far; 0 "
                                        "is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
+    penalty_counts: Literal["answer", "prompt+answer"] = identity(
+        "answer", "tokens that frequency and presence penalty count: answer = as the OpenAI API and vLLM; prompt+answer = "
+        "those of the prompt too", off="answer")
+
+    def canonical(self, config: Config) -> dict[str, object]:
+        """Leaves out what penalties count where none counts."""
+        values = super().canonical(config)
+        return values if self.law().counts_tokens else {**values, "penalty_counts": "answer"}
 
     def law(self) -> SamplingParams:
         """The law q of each drawn token."""
         return super().law()._replace(min_p=self.min_p, repetition_penalty=self.repetition_penalty,
-                                      frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty)
+                                      frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
+                                      counts_prompt=self.penalty_counts == "prompt+answer" and bool(
+                                          self.frequency_penalty or self.presence_penalty))
 
 
 @dataclass(kw_only=True)

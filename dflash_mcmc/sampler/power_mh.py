@@ -132,7 +132,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values = ProposesAt.canonical(self, config)
+        values = Penalised.canonical(self, config)
         if self.cut != "entropy":
             values["entropy_power"] = 4.0
         if config.blend.is_null:

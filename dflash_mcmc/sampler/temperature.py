@@ -48,7 +48,7 @@ class Temperature(Penalised, AtTemperature):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""
-        return {**AtTemperature.canonical(self, config), "alpha": None}
+        return {**Penalised.canonical(self, config), "alpha": None}
 
     def power(self) -> float | None:
         """1 if tokens are drawn from the target itself."""

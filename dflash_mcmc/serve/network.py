@@ -42,7 +42,8 @@ def listening(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError("serve.port", port, f"a port of {host} that is free and may be used ({error.strerror})") from error
+        allowed = f"a port of {host} that is free and may be used ({error.strerror}), or 0 for any free one"
+        raise ConfigError("serve.port", port, allowed) from error
     listener.set_inheritable(False)
     return listener
 

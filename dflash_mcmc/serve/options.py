@@ -19,7 +19,7 @@ from dflash_mcmc.registry import name_of
 
 API_KEY = "DFLASH_MCMC_API_KEY"
 _GROUPS = ("model", "draft", "blend", "sampler", "decoder", "hardware", "engine")
-_OTHERS = ("condition", "dataset.max_new_tokens", "dataset.stop", "paths.assets")
+_OTHERS = ("condition", "dataset.max_new_tokens", "dataset.stop", "dataset.must_end", "paths.assets")
 
 
 @dataclass(slots=True, kw_only=True)

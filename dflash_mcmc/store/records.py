@@ -103,7 +103,7 @@ class Record(TypedDict):
     tokens_kept: Count
     """Drafted tokens that were kept."""
     blocks_verified: NotRequired[Count]
-    """Blocks that a decoder verified; only if a sampler drafts too, whose blocks are the others of `blocks_drafted`."""
+    """Blocks that a decoder verified; only if a sampler drafts the others of `blocks_drafted`, or with `decoder.adaptive`."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     companion_forwards: NotRequired[Count]

@@ -316,6 +316,8 @@ def history_of(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law
         return History()
     counts, rows = counts_of(tokens[: piece.start], logits[0]), []
     seen = counts_of(prompt, logits[0])
+    if law.counts_prompt:
+        counts += seen
     for token in tokens[piece]:
         rows.append(counts.clone())
         counts[token] += 1.0

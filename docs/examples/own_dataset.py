@@ -7,17 +7,18 @@ from pathlib import Path
 
 import dflash_mcmc as dm
 
-ROWS = [{"question": "Lena has 12 red pens and 9 blue pens. How many pens does she have?", "answer": "21"},
-        {"question": "Compute 4*(3+2).", "answer": "20"},
-        {"question": "What is 7*6?", "answer": "42"}]
+ROWS = [{"question": "Ann has 13 pens. Ann buys 24 more. How many pens does Ann have?", "answer": "37"},
+        {"question": "Eva has 96 coins. Eva gives away 20. How many coins does Eva have?", "answer": "76"},
+        {"question": "Ben has 14 cards. Ben gets 3 bags of 10. How many cards does Ben have?", "answer": "44"}]
+"""Questions in the words that the embedded model has learned; a larger model answers others."""
 
 
 def main() -> None:
     """Writes the file, and makes a run with power sampling."""
     file = Path("my_problems.jsonl")
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    done = dm.run("condition=ps", "sampler.num_steps=1", "dataset=jsonl", f"dataset.path={file}", "dataset.prompt=plain",
-                  "dataset.max_new_tokens=64", "tracker=none", "name=mine")
+    done = dm.run("condition=ps", f"dataset={file}", "dataset.prompt=plain", "dataset.max_new_tokens=64", "tracker=none",
+                  "name=mine")
     print(dm.read(done)[["problem", "verdict", "answer", "gold", "log_p"]].to_string(index=False))
     print(f"{done.summary['correct']:g} of {done.summary['num_samples']} correct; everything is in {done.folder}")
 

@@ -33,7 +33,7 @@ def test_law_is_exact(draft, temperature, law):
     assert speculative_error(rule(draft, temperature), LAWS[law]) <= 1e-12
 
 
-@pytest.mark.parametrize("law", ["temperature", "penalty", "counts"])
+@pytest.mark.parametrize("law", ["temperature", "penalty", "counts", "prompt"])
 @pytest.mark.parametrize("draft", ["small", "small_sequential"])
 def test_law_is_exact_among_three_tokens(draft, law):
     assert speculative_error(rule(draft, 0.7), LAWS[law], model=SMALL) <= 1e-12
@@ -54,7 +54,8 @@ def test_faults_are_caught_among_four_tokens(draft, name):
 
 def test_late_penalty_is_caught():
     assert speculative_error(rule("parallel", fault="late_penalty"), LAWS["penalty"]) > 0.02
-    assert speculative_error(rule("small", fault="late_penalty"), LAWS["counts"], model=SMALL) > 1e-3
+    for law in ("counts", "prompt"):
+        assert speculative_error(rule("small", fault="late_penalty"), LAWS[law], model=SMALL) > 1e-3
     assert set(rules.MATCH) == {"greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty",
                                  "greedy_walk", "finite_window"}  # all are tested
 

@@ -25,7 +25,7 @@ def test_law_is_exact(draft, verification, temperature, law):
     assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], horizon=2) <= 1e-12
 
 
-@pytest.mark.parametrize("law", ["temperature", "penalty", "counts"])
+@pytest.mark.parametrize("law", ["temperature", "penalty", "counts", "prompt"])
 @pytest.mark.parametrize("temperature", [None, 1.3])
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("draft", ["small", "small_sequential"])

@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter, shortened
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
@@ -433,3 +433,21 @@ def test_a_run_has_the_tokens_of_plain_and_counts_the_draft_apart(make_config, t
         assert record["tokens_drafted"] == 4 * record["blocks_drafted"] > 0
     line = "draft=model: counted for the target alone; its model adds as many token-forwards"
     assert line in cost.assumptions(make_config(*GIVEN))
+
+
+def test_rows_that_do_not_draw_are_fed_their_last_token_alone():
+    """What a model has read before the anchor of such a row stays: it is another one after a draw from another source."""
+    fed = []
+
+    def forward(tokens, positions):
+        fed.append((tokens.tolist(), positions.tolist()))
+        return torch.zeros(3, 5)
+
+    rows = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1], [2, 0, 0, 0]])
+    anchors = Anchors(slice(0, 3), cast("object", None), rows, torch.tensor([2, 2, 0]), 4, forward)
+    for num_drafted in (1, 0):  # a block, and a plain step of rows whose blocks have other lengths
+        drafter = shortened(ModelDrafter(LanguageModel(random_model("llama"), stop_ids=STOPS), 1), num_drafted)
+        drafter.propose(anchors._replace(live=torch.tensor([True, False, True])), lambda logits, first: logits.argmax(-1))
+        assert fed.pop() == ([[2, 3], [2, 2], [2, 2]], [[1, 2], [2, 2], [0, 0]])
+        drafter.propose(anchors, lambda logits, first: logits.argmax(-1))
+        assert fed.pop() == ([[2, 3], [3, 2], [2, 2]], [[1, 2], [1, 2], [0, 0]])

@@ -28,6 +28,8 @@ def test_model_args_are_fields_of_a_run():
 @pytest.mark.parametrize(("given", "message"), [
     ({"sampelr.alpha": 2}, "model_args: given 'sampelr.alpha'"),
     ({"dataset.limit": 2}, "model_args: given 'dataset.limit'"),
+    ({"dtype": "float32"}, r"model_args: given 'dtype' \(did you mean model.dtype\?\); allowed: "),
+    ({"device": "cpu"}, r"\(did you mean hardware.device\?\)"),
     ({"condition": "ps", "sampler.alpha": -1}, "sampler.alpha"),
 ])
 def test_other_model_args_are_one_line(given, message):

@@ -74,7 +74,16 @@ def test_solutions_are_measured_where_a_probe_reads_them(capsys, other_target):
     config.write_text(config.read_text().replace("700", "64"))
     probe = ("model=hf", f"model.path={other_target}", "probe=layer_rank")
     assert "the solution of problem arith-" in refused(capsys, *probe)
-    assert "dataset.max_new_tokens: given 128" in refused(capsys, *probe, "probe.answers=greedy")
+    said = refused(capsys, *probe, "probe.answers=greedy")
+    assert "dataset.max_new_tokens: given 128, the default of dataset=arith; allowed: " in said
+    assert "dataset.max_new_tokens: given 120; allowed: " in refused(
+        capsys, *probe, "probe.answers=greedy", "dataset.max_new_tokens=120")
+
+
+def test_a_file_and_a_model_that_does_not_hold_its_default_length_say_where_the_length_comes_from(capsys, tmp_path):
+    (tmp_path / "mine.csv").write_text("question,answer\nHow many are 2 and 3?,5\n")
+    said = refused(capsys, f"dataset={tmp_path / 'mine.csv'}", "condition=greedy")
+    assert said.startswith("error: dataset.max_new_tokens: given 1024, the default of dataset=jsonl; allowed: at most ")
 
 
 def test_gold_answers_that_the_grader_cannot_read_are_refused_in_a_dry_run_too(capsys):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
+from dflash_mcmc.ops import SamplingParams, counted_from
 from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from tests.laws import conditional, logits_of, product_law
@@ -22,6 +24,7 @@ OPTIONS = {
     "from_alpha": {"temperature": 0.25}, "given": {"temperature": 0.7}, "top_k": {"top_k": 2}, "top_p": {"top_p": 0.7},
     "min_p": {"min_p": 0.3}, "penalty": {"repetition_penalty": 1.7},
     "frequency": {"frequency_penalty": 0.6}, "presence": {"presence_penalty": 0.8},
+    "prompt": {"frequency_penalty": 0.6, "presence_penalty": -0.4, "penalty_counts": "prompt+answer"},
     "all": {"temperature": 1.3, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
             "frequency_penalty": -0.3, "presence_penalty": 0.5},
 }
@@ -97,3 +100,18 @@ def test_sampling_with_real_keys_has_the_same_law():
     observed = np.array([counts[s] for s in states])
     statistic = ((observed - expected) ** 2 / expected)[common].sum()
     assert stats.chi2.sf(statistic, common.sum() - 1) > 0.001
+
+
+def test_what_penalties_count_is_part_of_the_identity_where_they_count(make_config):
+    hashes = [identity_hash(make_config("sampler=temperature", f"sampler.frequency_penalty={penalty}",
+                                        f"sampler.penalty_counts={counts}"))
+              for penalty in (0.0, 0.5) for counts in ("answer", "prompt+answer")]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
+
+
+def test_laws_of_a_draw_agree_about_the_prompt():
+    ours, theirs = (SamplingParams(frequency_penalty=0.5, counts_prompt=counts) for counts in (True, False))
+    assert [counted_from(laws, 7) for laws in ([ours, SamplingParams()], [theirs], [])] == [0, 7, 7]
+    with pytest.raises(ValueError, match="laws that agree"):
+        counted_from([ours, theirs], 7)

@@ -561,6 +561,28 @@ def test_metrics_can_be_read(running):
     assert values["dflash_mcmc_token_forwards_total"] > values["dflash_mcmc_generated_tokens_total"] > 0
 
 
+def test_answers_must_end_where_the_server_says_so(tmp_path):
+    """They are those of a run with the same key, of which some are drawn again. A stream tells an answer whole."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "00000", "question": QUESTION, "answer": "21"}) + "\n")
+    shared = ["sampler=temperature", "sampler.alpha=1", "dataset.max_new_tokens=24"]
+    rows = [f"dataset={tmp_path / 'rows.jsonl'}", "dataset.prompt=plain", "num_chains=6", "seed=5", "tracker=none",
+            f"paths.outputs={tmp_path}"]
+    free, ended = (dm.read(dm.run(*shared, *rows, f"dataset.must_end={must}")).sort_values("chain")
+                   for must in ("false", "true"))
+    assert 0 < sum(free["ended"]) < sum(ended["ended"]) == 6
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "n": 6, "seed": 5}
+    with Running([*shared, "dataset.must_end=true", "serve.port=0", "serve.stream_tokens=1"]) as server:
+        _, body = server.post(asked, "/v1/chat/completions")
+        assert [choice["dflash_mcmc"]["tokens"] for choice in body["choices"]] == ended["tokens"].tolist()
+        assert {choice["finish_reason"] for choice in body["choices"]} == {"stop"}
+        parts = server.client().chat.completions.create(model="tiny", stream=True, **asked)
+        said = sorted((each.index, each.delta.content) for part in parts for each in part.choices if each.delta.content)
+        assert said == [(number, choice["message"]["content"]) for number, choice in enumerate(body["choices"])]
+        status, body = server.post({**asked, "sampler": "greedy"}, "/v1/chat/completions")
+        assert status == 400
+        assert "dataset.must_end: given True; allowed: false with sampler=greedy" in body["error"]["message"]
+
+
 def test_a_port_in_use_and_options_without_effect_are_refused(running):
     with pytest.raises(UserError, match=r"serve\.host: given 'a\.\.b'"):
         network.listening("a..b", 0)

@@ -14,7 +14,8 @@ VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
         SamplingParams(min_p=0.2), SamplingParams(temperature=1.4, top_p=0.9, top_k=6),
         SamplingParams(temperature=0.6, top_p=0.8), SamplingParams(repetition_penalty=1.3),
-        SamplingParams(frequency_penalty=0.5, presence_penalty=0.3))
+        SamplingParams(frequency_penalty=0.5, presence_penalty=0.3),
+        SamplingParams(frequency_penalty=0.5, presence_penalty=0.3, counts_prompt=True))
 
 
 def logits_of(places: int, seed: int) -> torch.Tensor:

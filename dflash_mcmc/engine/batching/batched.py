@@ -49,10 +49,10 @@ from dflash_mcmc.engine.batching.second_prompts import SecondPrompts
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
-from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter
-from dflash_mcmc.engine.speculative.speculation import Speculation
-from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
-from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter, shortened
+from dflash_mcmc.engine.speculative.speculation import Speculation, TokenTree
+from dflash_mcmc.engine.speculative.speculator import AdaptiveSteps, Speculator, Tracer
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import Chain
 
 _WARM_UPS = 2
@@ -140,15 +140,17 @@ class BatchedEngine:
                  anti: LanguageModel | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti)
+        tree = _tree(speculation, model)
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti,
+                        tree_size=len(tree) if tree else None)
         _check_positions(work)
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
-        made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None)
-        if step_bits.free_rows(model, made, implementation) and all(
+        made = _made(proposer, speculation)
+        if tree is None and all(step_bits.free_rows(model, each, implementation) for each in made) and all(
                 _free_companion(each, work) for each in (companion, anti)):
             ladder = ladder._replace(row_step=1)
         beside, subtracted, drafting = (None if each is None else ModelRunner(
@@ -171,7 +173,8 @@ class BatchedEngine:
         stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
         if options.cuda_graphs and on_gpu:
             reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
-            stepper = graphed(stepper, reasons[0] if reasons else _uncaptured(tracer, grid, runner.adaptive), runner.endings)
+            reason = reasons[0] if reasons else _uncaptured(speculation, grid, runner.adaptive)
+            stepper = graphed(stepper, reason, runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
@@ -231,6 +234,22 @@ class BatchedEngine:
         return stop
 
 
+def _tree(speculation: Speculation[Drafter] | None, model: LanguageModel) -> TokenTree | None:
+    """The tree of a block. Raises ConfigError for a target whose states know no branches."""
+    tree = speculation.tree if speculation else None
+    if tree is not None and model.recurrent_nets:
+        raise ConfigError("decoder.candidates", list(tree.counts), "null with a model that has recurrent layers")
+    return tree
+
+
+def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None) -> list[step_bits.EngineSteps]:
+    """What the engine's steps compute: blocks of each length."""
+    if proposer is None or speculation is None or speculation.lengths is None:
+        return [step_bits.EngineSteps(proposer, speculation.rule if speculation else None)]
+    return [step_bits.EngineSteps(shortened(proposer, count), speculation.rule) if count else step_bits.EngineSteps()
+            for count in sorted(set(speculation.lengths.drafted.tolist()))]
+
+
 def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:
     """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
     if companion is None:
@@ -248,12 +267,15 @@ def _check_positions(work: Workload) -> None:
                             f"{model.max_positions} ({name})")
 
 
-def _uncaptured(tracer: Tracer | None, grid: BlockGrid | None, adaptive: AdaptiveDrafter | None) -> str | None:
+def _uncaptured(speculation: Speculation[Drafter] | None, grid: BlockGrid | None,
+                adaptive: AdaptiveDrafter | None) -> str | None:
     """Why an engine does not capture its steps; None if it does."""
     if adaptive is not None:
         return "the draft learns between steps"
-    if tracer is not None:
+    if speculation is not None and speculation.trace:
         return "decoder.trace reads every step"
+    if speculation is not None and speculation.lengths is not None:
+        return "decoder.adaptive changes the length of blocks"
     return "steps use a draft of every token" if grid is not None else None
 
 
@@ -271,12 +293,13 @@ def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
              whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
     """The stepper that makes the decode steps, and the tracer of the steps, if any."""
     plain = PlainSteps(runner)
-    speculator = Speculator(runner, speculation) if speculation else None
-    tracer = Tracer(speculator) if speculator and speculator.speculation.trace else None
+    speculator = (None if speculation is None else AdaptiveSteps(runner, speculation) if speculation.lengths
+                  else Speculator(runner, speculation))
+    tracer = Tracer(speculator.walks) if speculator and speculator.speculation.trace else None
     if runner.grid is None or not (speculator or whole_blocks):
         return speculator or plain, tracer
     if not whole_blocks:
         return MixedSteps(runner, plain, plain, speculator or plain), tracer
     blocks = BlockSteps(runner, runner.grid)
-    joined = (blocks, speculator) if joins and speculator and speculator.window is None else ()
+    joined = (blocks, speculator) if joins and isinstance(speculator, Speculator) and speculator.window is None else ()
     return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

@@ -27,6 +27,7 @@ from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
+from dflash_mcmc.engine.speculative.speculation import TokenTree
 
 
 class Span(NamedTuple):
@@ -106,7 +107,7 @@ class ModelRunner:
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                 key_length: int, window: int | None = None, beside: Beside | None = None,
-                is_block: bool = False) -> torch.Tensor:
+                is_block: bool = False, tree: TokenTree | None = None) -> torch.Tensor:
         """Hidden states after the final norm: (rows, queries, width).
 
         Args:
@@ -116,18 +117,34 @@ class ModelRunner:
             window: number of tokens that each query attends to, itself included; None for all.
             beside: what a companion under another prompt is fed; None for what `SecondPrompts.of_step` gives.
             is_block: whether the tokens are blocks of the drafter. A model that drafts does not read them again.
+            tree: the tokens are its nodes, and `keep` is to follow; None for tokens in a row.
         """
         if self.companion is not None:
             if self.second is not None and beside is None:
                 beside = self.second.of_step(rows, tokens)
             fed, skipped = (tokens, None) if beside is None else beside
             caches = cache.chain()[-len(self._companions):]
-            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped)
+            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped, tree)
                             for runner, own in zip(self._companions, caches, strict=True)]
         if self.drafting is not None:
             self._drafted = [] if is_block else [
                 self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
-        return self._forward(cache, rows, tokens, positions, key_length, window)
+        return self._forward(cache, rows, tokens, positions, key_length, window, tree=tree)
+
+    def keep(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+             nodes: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Moves the entries of a path, int64 (rows, depth + 1), of the tree that the latest forward has read to its places.
+
+        Args:
+            tokens, positions, hidden: the arguments and the result of that forward.
+        """
+        at, source = positions[:, : nodes.shape[1]], positions[:, :1] + nodes
+        for each in (cache, *(cache.chain()[-len(self._companions):] if self._companions else ())):
+            each.write(rows, at[:, 1:], *each.at(rows, source[:, 1:]))
+        if self.drafter is not None:
+            features = [each.gather(1, nodes[..., None].expand(-1, -1, each.shape[-1]))
+                        for each in self._features(self.drafter, hidden)]
+            self.drafter.absorb(cache.drafts, rows, tokens.gather(1, nodes), at, features)
 
     def draft_logits(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                      key_length: int) -> torch.Tensor:
@@ -139,10 +156,14 @@ class ModelRunner:
         return _logits_beside(self.model, self.drafting.model, hidden[:, -1])
 
     def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                 key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
+                 key_length: int, window: int | None, skipped: torch.Tensor | None = None,
+                 tree: TokenTree | None = None) -> torch.Tensor:
         cache.aim(rows, positions, key_length)
         keys = self._keys[:key_length]
-        causal = Reach(window=window).limit(keys <= positions[..., None], positions, keys)
+        causal = keys <= positions[..., None]
+        if tree is not None:
+            causal, positions, keys = tree.sight(positions[:, :1], keys)
+        causal = Reach(window=window).limit(causal, positions, keys)
         at = positions
         if skipped is not None:  # queries before the prompt may look at each other, because a row of weights needs a key
             causal = causal & ((keys >= skipped[:, None, None]) | (positions < skipped[:, None])[..., None])
@@ -153,7 +174,7 @@ class ModelRunner:
         limit = self.model.max_positions
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
                                    position_ids=at if limit is None else at.clamp(max=limit - 1))
-        if self.drafter is not None:
+        if self.drafter is not None and tree is None:
             self.drafter.absorb(cache.drafts, rows, tokens, positions, self._features(self.drafter, hidden))
         return hidden
 

@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.rows import DrawnTokens, Start, columns_of_toke
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
-from dflash_mcmc.ops import Draw, Floor, Operation, Score, grid_origin
+from dflash_mcmc.ops import Draw, Floor, Operation, Score, counted_from, grid_origin
 from dflash_mcmc.types import Trajectory
 
 
@@ -143,7 +143,8 @@ def _history(values: torch.Tensor, score: Score, sequence: np.ndarray, first: in
             seen[offset, sequence[: first + offset + 1]] = True
     if any(params.counts_tokens for params in (score.params, *score.laws)):
         counts = torch.zeros_like(values)
-        counts[0] = laws.counts_of(sequence[len(score.trajectory.prompt) : first + 1], counts[0])
+        begin = counted_from((score.params, *score.laws), len(score.trajectory.prompt))
+        counts[0] = laws.counts_of(sequence[begin : first + 1], counts[0])
         later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)
         counts[1:].scatter_(1, later[:, None], 1.0)
         counts = counts.cumsum(dim=0)
@@ -279,8 +280,10 @@ class Operations:
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
         start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
-            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.drafter.num_drafted)
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
+        if self._speculation is not None and self._speculation.lengths is not None:
+            start = start._replace(level=self._speculation.lengths.start)
         self._loop.rows.reserve_columns(num_columns(draw))
         self._write_history(row, draw, sequence)
         self._loop.begin(start, draw)
@@ -295,7 +298,7 @@ class Operations:
         if any(params.repetition_penalty != 1.0 for params in every):
             self._loop.rows.mark_seen(row, sequence)
         if any(params.counts_tokens for params in every):
-            self._loop.rows.set_counts(row, sequence[len(draw.trajectory.prompt) :])
+            self._loop.rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
 
     def score(self, slots: Sequence[Slot]) -> list[bool]:
         """Teacher-forces tokens after the trajectories of slots that have rows. Returns which scores are numbers."""

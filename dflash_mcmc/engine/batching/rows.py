@@ -55,6 +55,7 @@ class Start(NamedTuple):
     grid_origin: int = 0
     matched: int = 0
     noise: np.ndarray | None = None
+    level: int = 0
 
 
 class RowProgress(NamedTuple):
@@ -113,12 +114,13 @@ class Rows:
         kept: int64 (rows,), drafted tokens that were kept.
         grid_origin: int64 (rows,), position at which the draft's first block starts.
         matched: int64 (rows,), state of the stop strings after the token at `position` (`stop_strings.py`).
+        level: int64 (rows,), what decides about the length of the next block (`BlockLengths`).
         noise: float64 (rows, length, k), uniforms of the block whose anchor is at a position; k may be 0.
         alpha, weight, floor, log_length: float64 (rows,), see `Start`.
         nowhere: a position that belongs to no token.
         seen: bool (rows, vocabulary), tokens in prompt or generation; empty until a repetition penalty needs it.
-        counts: float32 (rows, vocabulary), how often a token is in the generation; empty until a frequency or presence
-            penalty needs it.
+        counts: float32 (rows, vocabulary), how often a token is in the generation, or in the prompt too; empty until a
+            frequency or presence penalty needs it.
     """
 
     def __init__(self, num_rows: int, length: int, vocab_size: int, device: torch.device, num_noise: int = 0):
@@ -129,10 +131,10 @@ class Rows:
         self.scores = torch.zeros(num_rows, length, 4, dtype=torch.float64, device=device)
         self.columns = torch.zeros(num_rows, length, 0, dtype=torch.float64, device=device)
         self.noise = torch.zeros(num_rows, length, num_noise, dtype=torch.float64, device=device)
-        self._whole = torch.zeros(10, num_rows, dtype=torch.int64, device=device)
+        self._whole = torch.zeros(11, num_rows, dtype=torch.int64, device=device)
         self._real = torch.zeros(4, num_rows, dtype=torch.float64, device=device)
         (self.position, self.last, self.origin, self.status, self.rounds, self.fed, self.blocks, self.kept,
-         self.grid_origin, self.matched) = self._whole
+         self.grid_origin, self.matched, self.level) = self._whole
         self.work = self._whole[4:6]  # rounds and fed, which a step of one token increases together
         self.alpha, self.weight, self.floor, self.log_length = self._real
         self.nowhere = length - 1  # results of idle rows are written to this position
@@ -144,7 +146,7 @@ class Rows:
         """Prepares rows for draws, with one transfer for each kind of value."""
         whole = [[s.row for s in starts], [s.first - 1 for s in starts], [s.last for s in starts], [s.origin for s in starts],
                  [Status.LIVE] * len(starts), *[[0] * len(starts)] * 4, [s.grid_origin for s in starts],
-                 [s.matched for s in starts], [s.fed for s in starts]]
+                 [s.matched for s in starts], [s.level for s in starts], [s.fed for s in starts]]
         real = [[s.alpha for s in starts], [s.weight for s in starts], [s.floor for s in starts],
                 [s.log_length for s in starts]]
         packed = torch.tensor(whole, dtype=torch.int64, device=self.device)
@@ -172,7 +174,7 @@ class Rows:
         self.seen[row, torch.from_numpy(tokens).to(self.device)] = True
 
     def set_counts(self, row: int, tokens: np.ndarray) -> None:
-        """Sets the tokens that frequency and presence penalty count in the row: those of the generation so far."""
+        """Sets the tokens that frequency and presence penalty count in the row: the generation so far, or the prompt too."""
         if not len(self.counts):
             self.counts = torch.zeros(self.num_rows, self.vocab_size, device=self.device)
         self.counts[row] = counts_of(tokens, self.counts[row])
@@ -207,7 +209,7 @@ class Rows:
 
     def progress(self, num_rows: int) -> RowProgress:
         """Progress of the first rows. Waits for the device."""
-        position, _, _, status, *counts, _, _ = self._whole[:, :num_rows].cpu().numpy().copy()
+        position, _, _, status, *counts, _, _, _ = self._whole[:, :num_rows].cpu().numpy().copy()
         return RowProgress(position, status, *counts)
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[DrawnTokens]:

@@ -156,7 +156,8 @@ def _verdicts_agree(rule: Rule, steps: EngineSteps, vocab_size: int) -> bool:
     def verdict(mine: slice, has_law: bool) -> tuple[torch.Tensor, ...]:
         draft = laws.weigh(q.view(ROWS, drafted, -1)[mine].flatten(0, 1).clone()) if has_law else None
         block = Block(tokens[mine], laws.weigh(p[mine].flatten(0, 1)), draft, torch.zeros_like(tokens[mine][:, 0]).bool())
-        return tuple(rule(block, Uniforms(*(values[mine] for values in uniforms))))
+        made = rule(block, Uniforms(*(values[mine] for values in uniforms)))
+        return made.accepted, made.tokens, made.interval
 
     for has_law in (True, False):
         expected = verdict(slice(0, ROWS), has_law)

@@ -22,13 +22,13 @@ def process(logits: np.ndarray, params: SamplingParams, prompt: np.ndarray, gene
     """Log-probabilities under the parameters, float64 (vocabulary,), with -inf outside the support.
 
     `prompt` and `generated` are the token ids before this one. A repetition penalty reads both, frequency and presence
-    penalty only `generated`.
+    penalty only `generated`, unless the parameters count the prompt.
     """
     logits = np.array(logits, dtype=np.float64)
     present = np.unique(np.concatenate([prompt, generated]).astype(np.int64))
     chosen = logits[present]
     logits[present] = np.where(chosen > 0, chosen / params.repetition_penalty, chosen * params.repetition_penalty)
-    counted = np.asarray(generated, dtype=np.int64)
+    counted = np.concatenate([prompt, generated] if params.counts_prompt else [generated]).astype(np.int64)
     np.subtract.at(logits, counted, params.frequency_penalty)
     logits[np.unique(counted)] -= params.presence_penalty
     if params.temperature == 0.0:

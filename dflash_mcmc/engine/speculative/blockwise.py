@@ -109,7 +109,7 @@ class BlockSteps:
         else:
             tokens = self.drafter.propose(anchors, draw)
         fed = torch.cat([state.tokens[rows, at[:, :1]], tokens], dim=1)
-        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts),
+        return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts, batch),
                           torch.cat(intervals, dim=1).flatten(0, 1))
 
     def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],

@@ -21,6 +21,7 @@ block ends. A draw that starts inside a block computes the states of its block a
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -35,6 +36,7 @@ from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows, Status
+from dflash_mcmc.engine.speculative.speculation import TokenTree, tensor_of
 from dflash_mcmc.ops import grid_slot
 
 
@@ -161,6 +163,31 @@ class DFlashDrafter:
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         return draw(self.logits(self.hidden(anchors)), 0)
 
+    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
+        """Tokens int64 (rows, n) of a tree. `draw` gets the logits after those nodes of a depth that are no leaves."""
+        hidden = self.hidden(anchors)
+        base, state, found = self.logits(hidden), None, [anchors.fed()[:, None]]
+        for depth in range(tree.depth):
+            level, above = tree.level(depth), tree.level(depth - 1)
+            device, start = base.device, tree.nodes(depth).start
+            previous = found[-1][:, tensor_of(tuple(node - start for node in level), device)]
+            if state is not None:
+                state = state[:, tensor_of(tuple(above.index(tree.parents[node - 1]) for node in level), device)]
+            logits, state, offered = self.branches(base[:, depth], hidden[:, depth], previous, state)
+            found.append(draw(logits, depth, offered))
+        return torch.cat(found[1:], dim=1)
+
+    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor | None
+                 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Logits (rows, k, vocabulary) of a slot after k tokens before it, and (rows, k, ...) states and offers, or None.
+
+        Args:
+            base, hidden: (rows, vocabulary) and (rows, width), the head's logits and the states of the slot.
+            previous: int64 (rows, k), the tokens before the slot.
+            state: (rows, k, ...), states after the slot before; None in the first slot.
+        """
+        return base[:, None].expand(-1, previous.shape[1], -1), None, None
+
     def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
         """Like `hidden`, but does not change the cache. It is for anchors after which the target has already read tokens."""
         cache = anchors.cache.drafts
@@ -261,6 +288,9 @@ class ModelDrafter(Featureless):
             before = torch.where(anchors.live, before, anchors.position)
         at, drafted = torch.stack([before, anchors.position], dim=1), list[torch.Tensor]()
         fed = anchors.tokens[anchors.rows].gather(1, at)
+        if not self.num_drafted:  # a plain step of rows whose blocks have other lengths: the model reads on
+            anchors.forward(fed, at)
+            return fed[:, :0]
         for slot in range(self.num_drafted):
             fed = draw(anchors.forward(fed, at)[:, None], slot)
             drafted.append(fed[:, 0])
@@ -297,6 +327,15 @@ class NgramDrafter(Featureless):
         ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
         drafted = tokens.gather(1, last + 1 + ahead)
         return torch.where(best >= 0, drafted, tokens.gather(1, position))
+
+
+def shortened(drafter: Drafter, num_drafted: int) -> Drafter:
+    """The same drafter with blocks of fewer tokens. Both share weights and entries."""
+    shorter = copy.copy(drafter)
+    shorter.num_drafted = num_drafted
+    if shorter.target_forwards:  # the target drafts for itself
+        shorter.target_forwards = num_drafted
+    return shorter
 
 
 class SlotwiseNetwork(DFlash):
@@ -359,6 +398,15 @@ class SlotwiseDrafter(DFlashDrafter):
             previous = draw(logits[:, None], slot, offered)[:, 0]
             drafted.append(previous)
         return torch.stack(drafted, dim=1)
+
+    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor | None
+                 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        shape = previous.shape
+        base, hidden = (each[:, None].expand(-1, shape[1], -1).flatten(0, 1) for each in (base, hidden))
+        before = None if state is None else state.flatten(0, 1)
+        offered = self._is_confident(hidden, previous.flatten())
+        logits, after = self.network.corrected(base, hidden, previous.flatten(), before)
+        return logits.unflatten(0, shape), *(None if each is None else each.unflatten(0, shape) for each in (after, offered))
 
     def _is_confident(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
         if self.threshold <= 0.0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -20,9 +20,18 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
+from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter, ModelDrafter, shortened
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
-from dflash_mcmc.engine.speculative.speculation import Block, Speculation, Uniforms, Verdict, joined
+from dflash_mcmc.engine.speculative.speculation import (
+    Block,
+    Speculation,
+    Uniforms,
+    Verdict,
+    all_slots,
+    candidates,
+    joined,
+    of_slots,
+)
 from dflash_mcmc.ops import SamplingParams
 
 
@@ -58,31 +67,38 @@ class Speculator:
 
     Args:
         runner: runs the target; its drafter proposes.
-        speculation: the rule. With a trace, `walk` describes the latest step.
+        speculation: the rule. With a trace, `walks` describes the latest step.
+        num_drafted: tokens of a block, 0 for plain steps; None takes the drafter's.
     """
 
-    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
-        self.runner, self.speculation = runner, speculation
-        self.drafter = speculation.drafter
-        self.tokens_a_step = self.reach = self.drafter.num_drafted + 1
-        self.walk: BlockTrace | None = None
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter], num_drafted: int | None = None):
+        self.runner, self.speculation, self.walks = runner, speculation, list[BlockTrace]()
+        self.drafter = speculation.drafter if num_drafted is None else shortened(speculation.drafter, num_drafted)
+        self._rule = speculation.rule if self.drafter.num_drafted or speculation.shared_noise else rules.undrafted
+        self.tree = speculation.tree
+        self.num_read = 1 + (self.drafter.num_drafted if self.tree is None else len(self.tree))
+        self.reach = max(self.num_read, self.drafter.num_drafted + 1)  # the draft writes its whole block
+        self.tokens_a_step = self.num_read if self.tree is None else self.tree.depth + 1
+        lengths = speculation.lengths
+        self._after = None if lengths is None else torch.from_numpy(lengths.after).to(runner.model.device)
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
-        self._offsets = torch.arange(self.tokens_a_step, device=runner.model.device)
+        self._offsets = torch.arange(self.num_read, device=runner.model.device)
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
-        extra = counts.blocks * self.drafter.target_forwards
+        drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
+        extra = drafted if self.drafter.target_forwards else 0
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
                 "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
-                "blocks_verified": counts.blocks if self.runner.grid else 0,
-                "tokens_drafted": counts.blocks * self.drafter.num_drafted,
-                "tokens_kept": counts.kept}
+                "blocks_verified": counts.blocks if self.runner.grid or self.speculation.lengths else 0,
+                "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
-        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True)
+        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True,
+                                     tree=self.tree)
         self.settle(cache, state, drafted, hidden, groups, floors)
 
     @property
@@ -94,7 +110,7 @@ class Speculator:
         """See `TwoPartStepper.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
-        uniforms = self._uniforms(state, batch, positions)
+        uniforms = self._uniforms(state, batch, positions[:, : self.tokens_a_step])
         drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
@@ -109,8 +125,14 @@ class Speculator:
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
-        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
-        verdict = self.speculation.rule(block, uniforms)
+        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered, self.tree)
+        verdict = self._rule(block, uniforms)
+        if verdict.nodes is not None:
+            at = (state.ids[:batch, None] * self.num_read + verdict.nodes).flatten()
+            logits, history = {name: values[at] for name, values in logits.items()}, history.of_rows(at)
+            target, weights = of_slots(target, at), of_slots(weights, at)
+            self.runner.keep(cache, slice(0, batch), fed, positions, verdict.nodes, hidden)
+            positions = positions[:, : self.tokens_a_step]
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
@@ -130,10 +152,15 @@ class Speculator:
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
             seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
             self._learner.observe(cache, state.tokens, seen, self._law)
-        state.blocks[:batch] += live
+        state.blocks[:batch] += live & (self.drafter.num_drafted > 0)
+        state.fed[:batch] += live * (self.num_read - self.tokens_a_step)  # nodes beside the path
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
+        if self._after is not None:  # after the verdict: the length of a block must not depend on the block
+            refused = (verdict.accepted < block.is_offered().sum(dim=1)).long()
+            level = state.level[:batch]
+            state.level[:batch] = torch.where(live, self._after[level, refused, verdict.accepted], level)
         if self.speculation.trace:
-            self.walk = BlockTrace(position, block, uniforms, verdict, gained)
+            self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The blended target's logits for the states of `Verified`."""
@@ -141,11 +168,12 @@ class Speculator:
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
         rows = state.ids[:batch, None]
-        noise, count = state.noise[rows, positions[:, :1]][:, 0], self.drafter.num_drafted
+        noise, whole = state.noise[rows, positions[:, :1]][:, 0], self.speculation.num_drafted
         # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
         # shows them. A constant makes the trace independent of the earlier draw.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
-        return Uniforms(tokens, noise[:, :count], noise[:, count:])
+        count = self.num_read - 1
+        return Uniforms(tokens, noise[:, :count], noise[:, whole : whole + count])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
@@ -159,6 +187,8 @@ class Speculator:
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
             if offered is not None:
                 goes_on[first] = offered
+            if certain and self.tree is not None:
+                return candidates(self.tree, first, logits, None, self.speculation)
             if certain:
                 return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
             raw = logits.flatten(0, 1)
@@ -166,6 +196,8 @@ class Speculator:
                 {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1],
                 laws.NO_HISTORY))
             weights.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
+            if self.tree is not None:
+                return candidates(self.tree, first, all_slots(drawn, batch), uniforms, self.speculation)
             return self.speculation.draft(drawn, uniforms, first)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -173,22 +205,36 @@ class Speculator:
 
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
-        drafted = self.drafter.propose(anchors, draw)
-        return drafted, joined(weights) if weights else None, _offered(goes_on, drafted)
+        if not self.drafter.num_drafted and not isinstance(self.drafter, ModelDrafter):
+            return anchors.fed()[:, None][:, :0], None, None
+        if self.tree is not None:
+            drafted = cast("DFlashDrafter", self.drafter).propose_tree(anchors, draw, self.tree)
+            offered = self.tree.offered(goes_on, drafted)
+        else:
+            drafted = self.drafter.propose(anchors, draw)
+            offered = _offered(goes_on, drafted)
+        return drafted, joined(weights, batch) if weights else None, offered
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
         """Weights of the processed logits, (rows * slots)."""
-        processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.tokens_a_step, history)
+        processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.num_read, history)
         return target if processed is target.logits else laws.weigh(processed)
 
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
+        if self.tree is not None:
+            marks = self.tree.marks(drafted, state.vocab_size)
+            return self._read(state, batch, marks)
         marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=torch.uint8, device=drafted.device)
         marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8)
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
         if self.speculation.fault.late_history:
             marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
+        return self._read(state, batch, marks)
+
+    def _read(self, state: Rows, batch: int, marks: torch.Tensor) -> laws.History:
+        """The rows' history with that of each slot, uint8 (rows, slots, vocabulary)."""
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
@@ -218,21 +264,51 @@ def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.T
     return yes.long().cumprod(dim=1).sum(dim=1)
 
 
+class AdaptiveSteps:
+    """Steps in which each row drafts as many tokens as its level says (`BlockLengths`).
+
+    Rows of each length have a separate step, because the numbers of a row must not depend on other rows.
+    """
+
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
+        assert speculation.lengths is not None
+        self.speculation, self._drafted = speculation, torch.from_numpy(speculation.lengths.drafted).to(runner.model.device)
+        self._whole, self.walks = Speculator(runner, speculation), list[BlockTrace]()
+        self._of = {count: Speculator(runner, speculation, count) for count in sorted(set(self._drafted.tolist()))}
+        for each in self._of.values():
+            each.walks = self.walks
+        self.tokens_a_step = self.reach = self._whole.reach
+        self.cost = self._whole.cost
+
+    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+             floors: bool, riders: SharedForwards | None = None) -> None:
+        """See `Stepper.step`. Waits for the device."""
+        drafted, status = self._drafted[state.level[:batch]], state.status[:batch].clone()
+        for count in sorted(set(drafted[status == Status.LIVE].tolist())):
+            mine = drafted == count
+            state.status[:batch] = torch.where(mine, status, Status.DONE)
+            self._of[count].step(cache, state, batch, key_length, groups, floors)
+            status = torch.where(mine, state.status[:batch], status)
+        state.status[:batch] = status
+
+
 class Tracer:
     """Collects a trace entry for each block of each chain.
 
     Args:
-        speculator: its `walk` describes the latest step.
+        walks: describe the latest step. They are taken out.
     """
 
-    def __init__(self, speculator: Speculator):
-        self._speculator = speculator
+    def __init__(self, walks: list[BlockTrace]):
+        self._walks = walks
 
     def keep(self, slots: Sequence[Slot]) -> None:
         """Adds one entry to every slot whose row has gained a token in the latest step. Waits for the device."""
-        walk, self._speculator.walk = self._speculator.walk, None  # the next step may verify no block
-        if walk is None:
-            return
+        for walk in self._walks:
+            self._keep(slots, walk)
+        self._walks.clear()  # the next step may verify no block
+
+    def _keep(self, slots: Sequence[Slot], walk: BlockTrace) -> None:
         log_p = rules.target_log_p(walk.block)
         log_q = rules.draft_log_q(walk.block) if walk.block.draft is not None else None
         columns = [x.cpu().tolist() for x in (

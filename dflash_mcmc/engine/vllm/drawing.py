@@ -16,7 +16,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.vllm.ledger import FIELD, Ledger, Ticket
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import SamplingParams, counted_from
 
 _PLAIN = SamplingParams()
 
@@ -141,7 +141,8 @@ def _history(piece: LawGroup, logits: torch.Tensor, asked: NextTokens) -> laws.H
         for row, (tokens, _) in zip(seen, sequences, strict=True):
             row[torch.tensor(tokens, device=logits.device)] = True
     if any(params.counts_tokens for params in every):
-        counts = torch.stack([laws.counts_of(np.asarray(tokens[start:]), logits[0]) for tokens, start in sequences])
+        counts = torch.stack([laws.counts_of(np.asarray(tokens[counted_from(every, start) :]), logits[0])
+                              for tokens, start in sequences])
     return laws.History(seen, counts)
 
 

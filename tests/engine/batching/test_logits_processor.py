@@ -29,10 +29,11 @@ random_laws = st.builds(
     top_p=st.sampled_from([1.0, 0.95, 0.6, 0.05]), min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
     frequency_penalty=st.sampled_from([0.0, 0.4, -0.6]), presence_penalty=st.sampled_from([0.0, 0.9, -0.2]),
+    counts_prompt=st.booleans(),
 )
 
 
-def example(seed: int) -> tuple[torch.Tensor, laws.History, np.ndarray]:
+def example(seed: int, counts_prompt: bool = False) -> tuple[torch.Tensor, laws.History, np.ndarray]:
     generator = np.random.Generator(np.random.Philox(seed))
     logits = torch.tensor(generator.normal(size=(3, VOCAB)) * 3, dtype=torch.float32)
     logits[1, 7:] = -torch.inf
@@ -41,14 +42,15 @@ def example(seed: int) -> tuple[torch.Tensor, laws.History, np.ndarray]:
     seen = torch.zeros(3, VOCAB, dtype=torch.bool)
     for row in range(3):
         seen[row, tokens[row]] = True
-    counts = torch.stack([laws.counts_of(tokens[row, PROMPT_LENGTH:], torch.zeros(VOCAB)) for row in range(3)])
+    counted = tokens if counts_prompt else tokens[:, PROMPT_LENGTH:]
+    counts = torch.stack([laws.counts_of(row, torch.zeros(VOCAB)) for row in counted])
     return logits, laws.History(seen, counts), tokens
 
 
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(law=random_laws, seed=st.integers(0, 1000))
 def test_batched_is_exact(law, seed):
-    logits, history, tokens = example(seed)
+    logits, history, tokens = example(seed, law.counts_prompt)
     batched = torch.log_softmax(laws.process(logits, law, history), dim=-1).numpy()
     for row in range(3):
         expected = exact_law.process(logits[row].numpy(), law, tokens[row, :PROMPT_LENGTH], tokens[row, PROMPT_LENGTH:])

@@ -60,10 +60,10 @@ def reject(temperature=None, verification="token", trace=False) -> SpeculativeRe
     return SpeculativeRejection(draft_temperature=temperature, verification=verification, trace=trace, fault=None)
 
 
-def run(model, sampler, blend, decoder, draft, slots=8, order=None, **options):
+def run(model, sampler, blend, decoder, draft, slots=8, order=None, num_pages=0, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                           decoder.speculation(drafter(draft, parts, model)))
+                           decoder.speculation(drafter(draft, parts, model)), num_pages=num_pages)
     todo = list(chains(sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
@@ -159,7 +159,8 @@ def single_draws(model, decoder, draft, law, count, horizon=2):
 
 
 @pytest.mark.parametrize(("decoder", "draft"), [
-    (reject(), "dflash"), (reject(verification="block"), "dflash"),
+    (reject(), "dflash"), (reject(verification="block"), "dflash"), (SpeculativeRejection(candidates=[2, 2]), "dflash"),
+    (SpeculativeRejection(candidates=[3, 1], replacement=True), "dspark_gated"),
     *(pytest.param(*pair, marks=pytest.mark.slow)
       for pair in ((reject(0.5), "dflash"), (reject(), "self"), (reject(), "ngram")))])
 def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):

@@ -1,0 +1,94 @@
+"""Trees of drafted tokens on the batched engine: the tokens of plain decoding, the law of the target, and entries in place."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
+from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
+from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.errors import UserError
+from tests.engine.batching.test_batched import BLENDS, SAMPLERS, WAYS, run_batched, same
+from tests.engine.speculative.test_speculator import run
+from tests.targets import random_model
+
+TREE = [3, 2, 1, 0, 1, 2]
+"""Nine drafted tokens, at most three in a row."""
+
+
+def match(temperature=0.0, candidates=TREE) -> SpeculativeMatch:
+    return SpeculativeMatch(draft_temperature=temperature, candidates=candidates)
+
+
+def reject(**changes) -> SpeculativeRejection:
+    return SpeculativeRejection(candidates=TREE, **changes)
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return random_model("qwen3")
+
+
+@pytest.fixture(scope="module")
+def plain(qwen3):
+    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
+
+
+@pytest.mark.parametrize(("name", "blend", "draft", "temperature"), [
+    ("temperature", "none", "dflash", 0.0), ("truncated", "none", "dspark_gated", 0.9),
+    ("power_mh_early", "layer", "dflash2", 0.0),
+    ("greedy", "none", "dflash_sliding", 0.0), ("power_smc", "none", "dspark", 1.0)])
+def test_match_is_plain(qwen3, plain, name, blend, draft, temperature):
+    found = run(qwen3, SAMPLERS[name], BLENDS[blend], match(temperature), draft)
+    for tag, done in plain(name, blend).items():
+        same(found[tag].result, done.result)
+        assert found[tag].cost.tokens_drafted == 9 * found[tag].cost.blocks_drafted
+    assert sum(done.cost.tokens_kept for done in found.values()) > 0
+
+
+@pytest.fixture(scope="module")
+def found(qwen3):
+    """Answers of power sampling with trees, drawn once by each rule."""
+    return functools.cache(lambda rejects: run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"],
+                                               reject() if rejects else match(0.8), "dflash"))
+
+
+@pytest.mark.parametrize("options", WAYS[2:6], ids=str)
+@pytest.mark.parametrize("rejects", [False, True])
+def test_pages_slots_and_order_change_nothing(qwen3, found, rejects, options):
+    expected = found(rejects)
+    other = run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"], reject() if rejects else match(0.8), "dflash", **options)
+    for tag, done in expected.items():
+        same(other[tag].result, done.result)
+
+
+@pytest.mark.parametrize(("rejects", "draft"), [(False, "dflash"), (True, "dspark_gated")])
+def test_a_tree_of_one_branch_is_a_chain(qwen3, rejects, draft):
+    """The draft has then read the same tokens: as many blocks are drafted, and as many tokens kept."""
+    rule = SpeculativeRejection if rejects else SpeculativeMatch
+    one, chain = (run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"], rule(candidates=counts), draft)
+                  for counts in ([1] * 4, None))
+    for tag, done in chain.items():
+        same(one[tag].result, done.result)
+        assert one[tag].cost == done.cost
+
+
+def test_a_tree_smaller_than_the_blocks_of_the_draft(qwen3, plain):
+    """The draft writes the places of a whole block, also at the end of the longest sequence."""
+    for tag, done in run(qwen3, SAMPLERS["temperature"], BLENDS["none"], match(candidates=[2]), "dspark").items():
+        same(done.result, plain("temperature", "none")[tag].result)
+
+
+def test_entries_of_the_path_must_be_moved(qwen3, plain, monkeypatch):
+    """A mutant that leaves the target's entries where the tree had them continues another text."""
+    monkeypatch.setattr(ModelRunner, "keep", lambda *arguments: None)
+    moved = run(qwen3, SAMPLERS["temperature"], BLENDS["none"], match(), "dspark")
+    assert any(moved[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
+               for tag, done in plain("temperature", "none").items())
+
+
+def test_a_model_with_recurrent_layers_is_refused():
+    with pytest.raises(UserError, match=r"decoder.candidates: given \[3, 2, 1, 0, 1, 2\]; allowed: null with a model th"):
+        run(random_model("qwen3_5"), SAMPLERS["greedy"], BLENDS["none"], match(), "dflash")
