@@ -1,6 +1,6 @@
 """Packs the runs of an experiment into one file of docs/findings/records: `python docs/findings/pack.py outputs/study_code`.
 
-The file is a tar archive with xz. Absolute paths in `run.json` and `config.yaml` are shortened to their last part, since they
+The file is a tar archive with xz. Runs of probes are in it too. Absolute paths in `run.json` and `config.yaml` are shortened to their last part, since they
 name folders of the machine that made the runs. Records and problems are as they are. The archive has no times and no owners:
 equal runs make equal bytes.
 """
@@ -24,6 +24,8 @@ def main(folder: Path) -> None:
     runs = sorted(path.parent for path in folder.glob("*/records.jsonl"))
     with tarfile.open(target, "w:xz", preset=9) as archive:
         for path in (run / name for run in runs for name in KEPT):
+            if path.name == "problems.jsonl" and not path.exists():  # a probe writes none
+                continue
             data = path.read_bytes()
             if path.name in ("config.yaml", "run.json"):
                 data = _PATH.sub("", data.decode()).encode()
