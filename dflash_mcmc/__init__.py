@@ -37,7 +37,8 @@ def __getattr__(name: str) -> Any:
         if (component := class_named(name)) is not None:
             return component
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    meant = "".join(f" (did you mean {each!r}?)" for each in __all__ if each.endswith(f"_{name}"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
 
 
 def __dir__() -> list[str]:

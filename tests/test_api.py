@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -221,6 +222,29 @@ def test_mistakes_are_found_before_a_model_is_loaded(monkeypatch):
             dflash_mcmc.sample(**{"model": TINY, "tokenizer": None, "prompts": QUESTIONS, **given})
 
 
+@pytest.mark.parametrize(("given", "said"), [
+    ({"temperature": 0.7}, "temperature: given 0.7; allowed: sampler=dm.Temperature(temperature=0.7)"),
+    ({"temperature": 0}, "temperature: given 0; allowed: sampler='greedy'"),
+    ({"top_p": 0.9}, "top_p: given 0.9; allowed: sampler=dm.PowerMH(top_p=0.9) or sampler=dm.Temperature(top_p=0.9)"),
+    ({"max_tokens": 6}, "max_tokens: given 6; allowed: max_new_tokens=6"),
+    ({"n": 3}, "n: given 3; allowed: num_chains=3"),
+    ({"num_samples": 3}, "num_samples: given 3; allowed: num_chains=3"),
+    ({"batch_size": 4}, "batch_size: given 4; allowed: hardware=dm.Local(num_slots=4)"),
+    ({"num_drafted": 3}, "num_drafted: given 3; allowed: draft=dm.Eagle3Draft(path=..., num_drafted=3) or "),
+    ({"dtype": "bfloat16"}, "dtype: given 'bfloat16'; allowed: model=dm.HFModel(path=..., dtype='bfloat16')"),
+    ({"smapler": "greedy"}, "smapler: unknown argument (did you mean 'sampler'?); allowed: "),
+], ids=lambda value: "" if isinstance(value, str) else "-".join(value))
+def test_a_keyword_of_another_program_says_the_way(given, said):
+    """The way is Python that can be typed, and gives the value that was meant."""
+    engine = dflash_mcmc.Engine(TINY)
+    for draw in (functools.partial(dflash_mcmc.sample, TINY, None), engine.sample, engine.stream):
+        if not ("dtype" in given or "batch_size" in given) or draw.__module__ == "functools":
+            with refused(start=said):
+                draw(QUESTIONS, **given)
+    with refused(start="tempo: unknown argument; allowed: model, tokenizer, engine, hardware, chat"):
+        dflash_mcmc.Engine(TINY, tempo=1)
+
+
 def test_prompts_are_texts_messages_or_token_ids(loaded):
     model, tokenizer = loaded
     messages = [{"role": "user", "content": QUESTIONS[1]}]
@@ -383,6 +407,7 @@ def test_the_stub_has_the_names_of_the_package():
 
 @pytest.mark.parametrize(("name", "said"), [
     ("sampel", "module 'dflash_mcmc' has no attribute 'sampel'"),
+    ("repor", "module 'dflash_mcmc' has no attribute 'repor'"),
     ("PowrMH", "module 'dflash_mcmc' has no attribute 'PowrMH' (did you mean 'PowerMH'?)")])
 def test_an_unknown_name_of_the_package_is_an_attribute_error(name, said):
     with pytest.raises(AttributeError) as caught:

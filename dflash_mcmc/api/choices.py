@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import inspect
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.help import option_files
+from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Condition, Config
 from dflash_mcmc.dataset.inputs.conversations import Conversation
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.sampler import Sampler
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _MOST = 256
 _OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
@@ -46,6 +51,17 @@ def named_by_argument() -> Iterator[None]:
     except UserError as error:
         error.args = (re.sub("|".join(map(re.escape, _ARGUMENTS)), lambda match: _ARGUMENTS[match[0]], str(error)),)
         raise
+
+
+def known_only(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """The function, with one line for a keyword that it does not have: what does the same here, such as for `temperature`."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    @functools.wraps(function)
+    def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        if unknown := [name for name in kwargs if name not in known]:
+            raise unknown_argument(unknown[0], kwargs[unknown[0]], known)
+        return function(*args, **kwargs)
+    return called
 
 
 def component(group: str, name: str, **fields: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api import workers
-from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, model_of, named_by_argument, turn_of
+from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, known_only, model_of, named_by_argument, turn_of
 from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
@@ -72,6 +72,7 @@ class LoadedEngine:
         UserError: for values that do not fit together, with the message of the command line.
     """
 
+    @known_only
     def __init__(self, model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None = None, *,
                  engine: Engine | str | None = None, hardware: Hardware | str | None = None, chat: bool = True):
         self._config: Config | None = configuration({"engine": engine, "hardware": hardware}, {})
@@ -82,6 +83,7 @@ class LoadedEngine:
         self._held: Any = None
         self._loading = threading.Lock()
 
+    @known_only
     def sample(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
@@ -97,6 +99,7 @@ class LoadedEngine:
                 print(f"stopped: {len(finished)} of {len(prompts) * num_chains} samples are finished", file=sys.stderr)
         return SampleList(sorted(finished, key=lambda drawn: (drawn.prompt, drawn.chain)))
 
+    @known_only
     def stream(self, prompts: Prompts, *, sampler: Sampler | str | None = None, blend: Blend | str | None = None,
                decoder: Decoder | str | None = None, draft: Draft | str | None = None, num_chains: int = 1,
                max_new_tokens: int = 128, stop: Sequence[str] = (), seed: int = 0,
@@ -230,6 +233,7 @@ class LoadedEngine:
         self.close()
 
 
+@known_only
 def sample(model: PreTrainedModel | str | Path | Model, tokenizer: PreTrainedTokenizerBase | None, prompts: Prompts, *,
            sampler: Sampler | str | None = None, blend: Blend | str | None = None, decoder: Decoder | str | None = None,
            draft: Draft | str | None = None, engine: Engine | str | None = None, hardware: Hardware | str | None = None,

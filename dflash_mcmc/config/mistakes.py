@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import Field
 
 from hydra._internal.sources_registry import SourcesRegistry
@@ -23,6 +24,7 @@ SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
              "batch_size": "hardware.num_slots"}
 """Fields by the names that they have in other programs."""
+_USUAL = ("temperature", "power_mh", "hf", "local")  # named alone, if they have the field that a Python program gives
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
@@ -162,6 +164,22 @@ def _options_with(name: str) -> dict[str, Field]:
     group, _, last = name.rpartition(".")
     fields = {option: each.cls.__dataclass_fields__ for option, each in components(group).items()} if group in GROUPS else {}
     return {f"{group}={option}": fields[option][last] for option in sorted(fields, key=last.__ne__) if last in fields[option]}
+
+
+def unknown_argument(name: str, value: object, known: Collection[str]) -> UserError:
+    """The line for an argument that a function of the Python interface does not have; `known` are those that it has."""
+    last, given = _KNOWN_AS.get(name, name).rpartition(".")[2], shortened(repr(value))
+    found = {each: field for group in GROUPS if group in known for each, field in _options_with(f"{group}.{last}").items()}
+    meant = [f"{last}={given}"] if last in known else []
+    for choice in [] if meant else ([each for each in found if each.partition("=")[2] in _USUAL] or list(found))[:3]:
+        group, _, option = choice.partition("=")
+        arguments = inspect.signature(cls := components(group)[option].cls).parameters
+        needed = [f"{each}=..." for each in arguments if arguments[each].default is inspect.Parameter.empty and each != last]
+        meant.append(f"{group}=dm.{cls.__name__}({', '.join([*needed, f'{last}={given}'])})")
+    if given in ("0", "0.0") and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
+        meant = [f"{group}={option!r}" for group, _, option in (each.partition("=") for each in instead)]
+    unknown = UnknownName(f"{name}: unknown argument{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    return ConfigError(name, value, " or ".join(meant)) if meant else unknown
 
 
 def is_boolean(name: str, composed: DictConfig) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from dflash_mcmc.config.help import is_asked_for
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.process import program
 from dflash_mcmc.serve import options as options_of
 
@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> None:
 
     with network.listening(options.host, options.port) as listener:
         address = listener.getsockname()
+        note(f"reading the model {options_of.model_name(options, config)}")
         service = built(options, config)
         server = network.Server(service.app(), options.header_seconds)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]

@@ -18,9 +18,10 @@ import transformers
 
 import dflash_mcmc as dm
 from dflash_mcmc.api.choices import Samplers, turn_of
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve.__main__ import main
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
 from tests.composing import composed
@@ -527,6 +528,17 @@ def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd
     assert found["good"][0] == 200
     assert found["good"][1]["choices"][0]["text"] == samples(QUESTION, chat=False)[0].text
     assert running.get("/health")[0] == 200
+
+
+def test_a_server_says_that_it_reads_the_model_before_it_does(monkeypatch, capsys):
+    def unreadable(*_: object) -> None:
+        raise UserError("model: cannot be read")
+
+    note.cache_clear()
+    monkeypatch.setattr(dm.HFModel, "load", unreadable)
+    with pytest.raises(SystemExit):
+        main(["serve.port=0"])
+    assert capsys.readouterr().err == "reading the model tiny\nerror: model: cannot be read\n"
 
 
 def test_the_page_is_true(running, capsys):
