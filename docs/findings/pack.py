@@ -1,8 +1,8 @@
 """Packs the runs of an experiment into one file of docs/findings/records: `python docs/findings/pack.py outputs/study_code`.
 
-The file is a tar archive with xz. Runs of probes are in it too. Absolute paths in `run.json` and `config.yaml` are shortened to their last part, since they
-name folders of the machine that made the runs. Records and problems are as they are. The archive has no times and no owners:
-equal runs make equal bytes.
+The file is a tar archive with xz. Runs of probes are in it too. Absolute paths in `run.json` and `config.yaml` are shortened
+to their last part, since they name folders of the machine that made the runs. Records and problems are as they are. The
+archive has no times and no owners: equal runs make equal bytes.
 """
 
 from __future__ import annotations
