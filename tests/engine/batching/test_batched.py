@@ -96,17 +96,6 @@ NUM_CHAINS = 2 * len(PROMPTS)
 
 
 @pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
-def plain(qwen3):
-    """Results of a sampler under a blend with default options, drawn once: plain("power_mh", "layer")."""
-    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
-
-
-@pytest.fixture(scope="module")
 def reference(qwen3):
     """The reference engine with a blend: reference("layer")."""
     parts = LanguageModel(qwen3, stop_ids=STOPS)

@@ -19,12 +19,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import BLENDS, TOLERANCE, power_mh, run_batched, same
 from tests.engine.speculative.test_speculator import drafter, match
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
+from tests.targets import rows_do_not_depend_on_the_batch
 
 
 @pytest.mark.parametrize("length", [None, 3, 9])

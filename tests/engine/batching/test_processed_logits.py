@@ -20,16 +20,10 @@ from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import STOPS
 from tests.engine.speculative.test_speculator import drafter, match, reject
 from tests.engine.vllm.test_session import engine_of
-from tests.targets import random_model
 
 PROMPT, PLAIN = np.array([11, 5, 23, 9]), SamplingParams()
 TOO_LARGE = {"temperature": SamplingParams(1e-39), "truncated": SamplingParams(1e-39, top_k=5, top_p=0.9, min_p=0.01),
              "repetition": SamplingParams(repetition_penalty=1e-39), "greedy": SamplingParams(0.0, repetition_penalty=1e-39)}
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
 
 
 def drawn(params, source="blended", laws=()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
@@ -17,26 +16,15 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.ops import SamplingParams, Score
-from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
+from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, same
 from tests.engine.speculative.test_block_grid import BLEND, DRAFT_MH, draft_mh
 from tests.engine.speculative.test_speculator import match, network, reject
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
+from tests.targets import rows_do_not_depend_on_the_batch
 
 MASK, BLOCK, RATE = 60, 5, 0.05
 ONLINE = AdaptSettings("online", "fc+attention", rank=3, rate=RATE, steps=1, blocks=1, every_blocks=2)
 CONTEXT = AdaptSettings("context", "fc+attention", rank=3, rate=RATE, steps=3, blocks=6, every_blocks=1)
 MODES = {"online": ONLINE, "context": CONTEXT, "fc": ONLINE._replace(modules="fc", every_blocks=1)}
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
-def plain(qwen3):
-    """Answers of a sampler, drawn once, token by token."""
-    return functools.cache(lambda name: run_batched(qwen3, SAMPLERS[name], BLENDS["none"]))
 
 
 def run(model, sampler, decoder, settings, slots=8, order=None, blend=BLENDS["none"], pages=0, count=10, **options):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -16,16 +14,6 @@ from dflash_mcmc.engine.speculative.speculation import BlockLengths, block_lengt
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, SAMPLERS, STOPS, TOLERANCE, chains, run_batched, same
 from tests.engine.speculative.test_speculator import drafter, match, reject
 from tests.targets import random_model, rows_do_not_depend_on_the_batch
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
-def plain(qwen3):
-    return functools.cache(lambda name: run_batched(qwen3, SAMPLERS[name], BLENDS["none"]))
 
 
 def quick(decoder, draft):

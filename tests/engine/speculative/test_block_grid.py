@@ -26,11 +26,6 @@ FROM_THE_CUT = DraftBlend(beta=0.4, grid="cut")
 
 
 @pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
 def reference(qwen3):
     """The reference engine with a blend and a draft, made once for each pair."""
     known = {}

@@ -10,7 +10,7 @@ from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.errors import UserError
-from tests.engine.batching.test_batched import BLENDS, SAMPLERS, WAYS, run_batched, same
+from tests.engine.batching.test_batched import BLENDS, SAMPLERS, WAYS, same
 from tests.engine.speculative.test_speculator import run
 from tests.targets import random_model
 
@@ -24,16 +24,6 @@ def match(temperature=0.0, candidates=TREE) -> SpeculativeMatch:
 
 def reject(**changes) -> SpeculativeRejection:
     return SpeculativeRejection(candidates=TREE, **changes)
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
-def plain(qwen3):
-    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
 
 
 @pytest.mark.parametrize(("name", "blend", "draft", "temperature"), [

@@ -21,11 +21,6 @@ MIXTURE = draft_mh(proposal="mixture", num_steps=3)
 NUM_DRAFTED = 4
 
 
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
 def run(model, todo, decoder, blend="none", slots=8, uses_draft=True, num_pages=0, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     drafts = drafter("dflash", parts, model)

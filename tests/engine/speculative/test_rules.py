@@ -17,12 +17,7 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from tests.engine.batching.test_batched import BLENDS, STOPS, TOLERANCE, power_mh, same
 from tests.engine.speculative.test_speculator import drafter, reject
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
+from tests.targets import rows_do_not_depend_on_the_batch
 
 
 @pytest.mark.parametrize("rule", [rules.reject, rules.reject_block])

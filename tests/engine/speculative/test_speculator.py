@@ -68,17 +68,6 @@ def run(model, sampler, blend, decoder, draft, slots=8, order=None, num_pages=0,
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
 
-@pytest.fixture(scope="module")
-def qwen3():
-    return random_model("qwen3")
-
-
-@pytest.fixture(scope="module")
-def plain(qwen3):
-    """Answers of a sampler under a blend, drawn once, token by token: plain("greedy", "none")."""
-    return functools.cache(lambda name, blend: run_batched(qwen3, SAMPLERS[name], BLENDS[blend]))
-
-
 DRAFTS = ("dflash", "dflash_short", "dflash_sliding", "dspark", "dspark_gated", "dflash2", "self", "ngram")
 
 
