@@ -128,7 +128,7 @@ def _without(*parts):
 def test_missing_and_unexpected_weights_are_one_line(checkpoint, change, values, message):
     save_file(change(load_file(checkpoint / WEIGHTS)), checkpoint / WEIGHTS, {"format": "pt"})
     changed(checkpoint / "config.json", **values)
-    with refused(message, start="model.path: given "):
+    with refused(message, start="model: given "):
         dm.sample(str(checkpoint), None, ["1"], sampler="greedy", max_new_tokens=2)
 
 
