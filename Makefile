@@ -48,7 +48,7 @@ demo: $(BASE)  ## six conditions on the embedded model and problems, and their t
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes; ARGS=dataset.limit=2: a few)
+real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes; ARGS=dataset.limit=2: two problems)
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
 	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
 	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions $(ARGS)
