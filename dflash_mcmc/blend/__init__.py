@@ -100,7 +100,7 @@ class Blend(Component):
         """
 
     def other(self) -> Self:
-        """The blend whose mixture is what this one mixes in, alone."""
+        """The blend with share 1, whose mixture is only what this one mixes in."""
         own: Any = self  # every blend but `none` has the field
         alone: Self = replace(own, beta=1.0)
         return alone

@@ -45,7 +45,7 @@ class PromptBlend(LogitsBlend):
     needs_companion = has_prompts = True
 
     def check(self, config: Config) -> None:
-        """Checks that there are second prompts, which chains of probes have none of. See `LogitsBlend.check`; raises as it."""
+        """Checks that the run has second prompts; chains of probes have none. See `LogitsBlend.check`. Raises ConfigError."""
         LogitsBlend.check(self, config)
         if not config.probe.is_null and not config.probe.reads_blend:
             raise ConfigError("blend", "prompt", f"another blend with probe={name_of(config.probe)}, whose chains have no "

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers
+from dflash_mcmc.forcing.answers import answers, solutions
 from dflash_mcmc.forcing.blends import AGREEMENT, FLATTENED, PARTS, SUMS, Other, Settings, record
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
@@ -152,12 +152,15 @@ class LogitBlend(AnswerProbe):
         blend, asked = config.blend, {unit.problem for unit in work.units}
         companions = [each for each in (blend.companion(model), blend.anti(model)) if each is not None]
         problems = [problem for problem in config.dataset.problems() if problem.id in asked]
-        prompts = encoded(config, model, problems)
-        lengths = [len(prompts[problem.id]) + (len(model.encode(problem.solution or "")) if self.answers == "gold" else
-                                               config.dataset.max_new_tokens) for problem in problems]
+        if self.answers == "gold":
+            prompts, tokens = solutions(config, model, problems)
+            longest = max(len(prompt) + len(tokens[name]) for name, prompt in prompts.items())
+        else:
+            prompts = encoded(config, model, problems)
+            longest = max(map(len, prompts.values())) + config.dataset.max_new_tokens
         least = min((each.max_positions for each in companions if each.max_positions is not None), default=math.inf)
-        if max(lengths) > least:
-            raise UserError(f"blend: prompt and answer need {max(lengths)} positions; allowed: {least} (those of the blend's "
+        if longest > least:
+            raise UserError(f"blend: prompt and answer need {longest} positions; allowed: {least} (those of the blend's "
                             "model)")
         return Other(blend, companions, blend.second_prompts(config, model, problems, prompts))
 
