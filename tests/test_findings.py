@@ -65,10 +65,10 @@ def test_the_table_follows_from_the_records(page):
             f"{value:.1f}" for value in (100 * sum(right.values()) / len(right), low, high))
         assert row["tokens"] == f"{forwards:,.0f}"
         if row["run"] != "greedy":
-            assert set(right) == set(base)
-            won, lost = (sum(right[one] and not base[one] for one in base), sum(base[one] and not right[one] for one in base))
+            assert set(right) <= set(base)  # a run may have the first problems alone
+            won, lost = (sum(right[one] and not base[one] for one in right), sum(base[one] and not right[one] for one in right))
             assert (row["won"], row["lost"], row["p"]) == (str(won), str(lost), f"{mcnemar(won, lost):.2f}")
-            assert row["difference"] == f"{100 * (won - lost) / len(base):+.1f}"
+            assert row["difference"] == f"{100 * (won - lost) / len(right):+.1f}"
 
 
 def test_every_archive_has_a_page_and_names_no_machine():

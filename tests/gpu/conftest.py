@@ -6,7 +6,7 @@ without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -33,6 +33,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_GPU in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests of a GPU are skipped: {NO_GPU}")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """PyTorch's number of threads stays: an embedded model is loaded with one."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

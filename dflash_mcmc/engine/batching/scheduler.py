@@ -297,6 +297,10 @@ class Scheduler:
         self._finished: list[Finished] = []
         self._turns = Turns(self._begin, self._end, meter.now)
 
+    def close(self) -> None:
+        """Lets go of the rows. Their memory would else stay until a garbage collection: the turns call this scheduler."""
+        del self._turns
+
     @property
     def waits(self) -> bool:
         """Whether there is work: rows that draw, or chains that wait for a turn."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -130,11 +134,12 @@ class FakeGraph:
 
 def test_graphs_replay_what_the_step_does(monkeypatch):
     """CUDA is replaced. A step is captured once for each shape and law, its warm-up has no effect, and then it is replayed."""
-    made = []
+    made, streams = [], []
 
     class Capturing:
-        def __init__(self, graph, pool):
+        def __init__(self, graph, pool, stream):
             self.graph = graph
+            streams.append(stream)
             made.append(graph)
 
         def __enter__(self):
@@ -144,6 +149,9 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
             FakeGraph.current = None
 
     class Stream:
+        def __init__(self, device=None):
+            pass
+
         def wait_stream(self, other):
             pass
 
@@ -162,6 +170,7 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
 
     from contextlib import nullcontext
 
+    monkeypatch.setattr(batched, "_capture_stream", functools.cache(batched._capture_stream.__wrapped__))
     monkeypatch.setattr(batched.torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(batched.torch.cuda, "graph", Capturing)
     monkeypatch.setattr(batched.torch.cuda, "Stream", Stream)
@@ -176,6 +185,24 @@ def test_graphs_replay_what_the_step_does(monkeypatch):
         assert path.log_p.tolist() == graphed[tag].log_p.tolist()
     assert len(made) == 1
     assert made[0].replays >= 10
+    assert set(streams) == {batched._capture_stream(torch.device("cpu"))}  # cuBLAS keeps a work space for each stream
+
+
+@pytest.mark.parametrize("whole_run", [True, False])
+def test_an_engine_s_memory_is_freed_without_a_garbage_collection(whole_run):
+    """Objects that refer to one another stay until a collection, and the next run of a sweep has no memory on a GPU."""
+    engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), NoBlend(), 4, 64)
+    run = engine.run((n, whole(n)) for n in range(6))
+    keys = weakref.ref(engine._memory.cache)
+    gc.disable()
+    try:
+        next(run)
+        if whole_run:
+            list(run)
+        del engine, run
+        assert keys() is None
+    finally:
+        gc.enable()
 
 
 def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
