@@ -139,8 +139,8 @@ def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
 
 
 def with_one_of_them(name: str, blend: str) -> list:
-    """Marks a pair as slow, unless the blend is `layer` or the sampler is one of two."""
-    return [] if blend == "layer" or name in ("power_mh", "power_mh_early") else [pytest.mark.slow]
+    """Marks a pair as slow, unless the blend is `layer` or the sampler is `power_mh`."""
+    return [] if blend == "layer" or name == "power_mh" else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))

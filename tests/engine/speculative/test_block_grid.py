@@ -125,10 +125,11 @@ def draft_mh(**changes) -> DraftMH:
                                    pytest.param(BLEND, id="draft")])
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
     sampler = draft_mh(**changes)
-    batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
+    batched, alone = run(qwen3, chains(sampler), blend), run(qwen3, list(chains(sampler))[1:4], blend, slots=1)
     if not changes.get("early_reject"):
         same_as_reference(batched, sampler, reference(blend))
-    for tag in batched:
+    assert len(alone) == 3
+    for tag in alone:
         if rows_do_not_depend_on_the_batch():
             assert batched[tag].result.trace == alone[tag].result.trace
         assert batched[tag].cost == alone[tag].cost

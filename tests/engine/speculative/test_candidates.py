@@ -45,8 +45,7 @@ def found(qwen3):
                                                reject() if rejects else match(0.8), "dflash"))
 
 
-@pytest.mark.parametrize("options", WAYS[2:6], ids=str)
-@pytest.mark.parametrize("rejects", [False, True])
+@pytest.mark.parametrize(("rejects", "options"), list(zip((True, False) * 2, WAYS[2:6], strict=True)))
 def test_pages_slots_and_order_change_nothing(qwen3, found, rejects, options):
     expected = found(rejects)
     other = run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"], reject() if rejects else match(0.8), "dflash", **options)
