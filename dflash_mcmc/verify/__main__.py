@@ -94,8 +94,9 @@ def main(arguments: list[str]) -> None:
 
 def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
     """The audit, and the further parts of the report that were asked for."""
-    from tqdm.auto import tqdm
+    import torch
 
+    from dflash_mcmc.process import bars
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
@@ -103,24 +104,33 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
-    def texts(source: Path = path) -> Iterator[DrawnText]:
-        return drawn.of_run(source, model, config.model.chat) if source.is_dir() else drawn.of_file(source, model, read)
+    def of(source: Path) -> tuple[list[DrawnText], int]:
+        return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
+            list(drawn.of_file(source, model, read)), 0)
+
+    def counted(bar: bars.Bar) -> Iterator[DrawnText]:
+        for text in texts:
+            yield text
+            bar.update(tokens=len(text.tokens))
 
     if server is not None:
         drawn.draw(server, config, model, read, path)
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
         found += behaviour.judge(model, answers, read, config.blend)
+    texts, left_out = of(path)
     if given.against is not None:
-        pairs, is_greedy = behaviour.twice(texts(), texts(given.against)), read.temperature == 0.0
+        pairs, is_greedy = behaviour.twice(texts, of(given.against)[0]), read.temperature == 0.0
         found.append(behaviour.compare(model, f"the texts of {given.against}", pairs, is_greedy, config.blend))
     if found:
         more.append(report.of_findings(found))
-    audited = audit(model, tqdm(texts(), unit=" text", desc="auditing"), law, given.level, config.blend)
+    with bars.Bar(len(texts), "text", "auditing") as bar:
+        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(left_out=left_out)
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 
-        reference = replace(cast("HFModel", config.model), dtype="float32").load(config.hardware.resolve())
-        measured = distances(model, reference, list(texts()), read, given.distance, given.width, given.level, config.seed,
+        exact = replace(cast("HFModel", config.model), dtype="float32")
+        reference = model if model.dtype == torch.float32 else exact.load(config.hardware.resolve())
+        measured = distances(model, reference, texts, read, given.distance, given.width, given.level, config.seed,
                              config.blend)
         more.append(report.of_distances(measured, given.level))
     return audited, more

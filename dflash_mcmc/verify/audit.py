@@ -42,6 +42,7 @@ class Audit(NamedTuple):
         log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
             is stated.
         texts, tokens, encoded_again: their numbers.
+        left_out: texts of a run that is not complete, behind the first one that it lacks.
     """
 
     law: SamplingParams | None
@@ -59,6 +60,7 @@ class Audit(NamedTuple):
     texts: int
     tokens: int
     encoded_again: int
+    left_out: int = 0
 
     @property
     def is_red(self) -> bool:

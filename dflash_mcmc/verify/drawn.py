@@ -12,16 +12,20 @@ import urllib.request
 import zlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.config.identity import configuration_of
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
+from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.runner import build
+from dflash_mcmc.store.records import key_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -56,22 +60,33 @@ class DrawnText(NamedTuple):
     """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
 
 
-def of_run(folder: Path, model: LanguageModel, chat: bool) -> Iterator[DrawnText]:
-    """The texts of a run's records, by problem and chain. Raises UserError for a run without tokens or prompts.
+def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int]:
+    """The texts of a run's records by problem and chain, up to the first one that is missing, and how many are left out.
 
     The records are in the order in which chains have ended, which depends on what they drew: with blocks of a draft, answers
-    of likely tokens end first. An audit that may stop at any text needs an order that does not.
+    of likely tokens end first. An audit that may stop at any text needs an order that does not. For the same reason a run that
+    is not complete has too many short and likely answers. Those before the first missing one begin a sequence that the texts
+    do not choose. A test martingale keeps its promise at all places of it together (Ville 1939), wherever the run has stopped.
+
+    Raises UserError for a run without tokens or prompts, and for one that lacks its first sample.
     """
     from dflash_mcmc.store.described import read_problems
     from dflash_mcmc.store.reading import each_record
 
     prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
-    for record in sorted(each_record(folder), key=lambda record: (record["problem"], record["chain"])):
-        name = f"{record['problem']}, chain {record['chain']}"
-        if record["problem"] not in prompts or "tokens" not in record:
-            raise UserError(f"{folder}: the record of {name} has no prompt or no tokens; allowed: a run of samples")
-        if tokens := record["tokens"]:
-            yield DrawnText(name, prompts[record["problem"]], np.array(tokens, np.int64), record["log_p"])
+    records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
+    for problem, chain in records:
+        if problem not in prompts or "tokens" not in records[problem, chain]:
+            raise UserError(f"{folder}: the record of {problem}, chain {chain} has no prompt or no tokens; allowed: a run of "
+                            "samples")
+    chains = configuration_of(folder).get("num_chains") or 1
+    asked = ((problem, chain) for problem in prompts for chain in range(chains))
+    read = list(takewhile(lambda key: key in records, asked))
+    if not read:
+        raise UserError(f"{folder}: lacks its first sample, and later ones are no fair choice of its texts; allowed: a run "
+                        "that has it (the command of the run goes on where it stopped)")
+    return [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
+            for key in read if (tokens := records[key].get("tokens"))], len(records) - len(read)
 
 
 def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:

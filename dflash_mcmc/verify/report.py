@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def verdict(found: Audit) -> str:
     """The verdict in a sentence."""
-    size = f"{found.tokens:,} tokens of {found.texts:,} texts"
+    size = f"{found.tokens:,} tokens of {found.texts:,} texts" + (
+        f" (the run is not complete: {found.left_out:,} more texts are left out)" if found.left_out else "")
     impossible = len(found.outside) - found.near_ties
     if impossible:
         name, place, distance = max(found.outside, key=lambda each: each[2])
@@ -76,6 +77,9 @@ def notes(found: Audit) -> list[str]:
     if found.near_ties:
         said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {found.near:g} nats: near-ties of "
                     "another rounding. They count neither for nor against the law.")
+    if found.left_out:
+        said.append(f"{found.left_out} texts follow the first one that the run lacks, by problem and chain, and are left out: "
+                    "answers that end first are the short and likely ones. The command of the run draws the rest.")
     if found.encoded_again:
         said.append(f"{found.encoded_again} of {found.texts} texts came without token ids and were encoded again. Where other "
                     "tokens were drawn for the same text, the audit reads the wrong ones.")
@@ -146,7 +150,7 @@ _EXPLAINED = (
 def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
-            "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again,
+            "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again, "left_out": found.left_out,
             "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
             "outside": [{"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
                         for name, place, distance in found.outside],

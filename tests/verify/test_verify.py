@@ -235,6 +235,30 @@ def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_c
         assert [text.name for text in _texts(folder)] == [f"{name}, chain {chain}" for name in problems for chain in range(3)]
 
 
+def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_config, capsys, monkeypatch, tmp_path):
+    """Which of the later ones are there depends on how long they are. One that could not be drawn is missing too."""
+    monkeypatch.chdir(tmp_path)
+    config = make_config("model=tiny", "sampler=temperature", "dataset=arith", "dataset.limit=2", "num_chains=3",
+                         "dataset.max_new_tokens=6", "sampler.temperature=1.0")
+    folder, problems = runs.execute(config).folder, [problem.id for problem in config.dataset.problems()]
+    file, keys = folder / "records.jsonl", [(name, chain) for name in problems for chain in range(3)]
+    rows = {(row["problem"], row["chain"]): line for line in file.read_text().splitlines() for row in [json.loads(line)]}
+    undrawn = {**json.loads(rows[keys[4]]), "verdict": "not_drawn", "tokens": []}
+    del undrawn["checksum"]
+    for missing, replaced, read in ((keys[2], [], 2), (keys[4], [json.dumps(undrawn)], 4), (keys[5], [], 5)):
+        file.write_text("\n".join([*(rows[key] for key in keys if key != missing), *replaced]) + "\n")
+        code, out, _ = told([str(folder)], capsys)
+        assert (code, f" of {read} texts" in out.splitlines()[0]) == (0, True), out
+        left_out = f"(the run is not complete: {5 - read} more texts are left out)"
+        assert (left_out in out.splitlines()[0]) == (read < 5)
+        assert json.loads((tmp_path / "verify" / folder.name / "verify.json").read_text())["left_out"] == 5 - read
+        assert [text.name for text in _texts(folder)] == [f"{name}, chain {chain}" for name, chain in keys[:read]]
+    file.write_text("\n".join(rows[key] for key in keys[1:]) + "\n")
+    code, _, err = told([str(folder)], capsys)
+    assert code == 2
+    assert "lacks its first sample" in err
+
+
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
     for content in ("a: [", "name: x\nmodel: {name: hf, no_such: 1}", "name: x\nmodel: {name: no_such}", "[]"):
         (tmp_path / "config.yaml").write_text(content)
@@ -246,7 +270,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
 def _texts(folder):
     from dflash_mcmc.verify.drawn import of_run
 
-    return list(of_run(folder, dm.component("model", "tiny").load("cpu"), True))
+    return of_run(folder, dm.component("model", "tiny").load("cpu"), True)[0]
 
 
 def test_a_server_is_asked_once_for_each_text(tmp_path, capsys):
@@ -376,3 +400,17 @@ def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_con
     assert "The distance of rounding" in page
     for option in ("--distance", "--width"):
         assert told([str(result.folder), option, "0"], capsys)[2].startswith(f"error: {option}: given 0; allowed: a whole")
+
+
+def test_a_model_in_float32_is_its_own_reference(make_config, capsys, monkeypatch, tmp_path):
+    """It is not loaded twice. What is left between steps and long pieces is the rounding of float32."""
+    monkeypatch.chdir(tmp_path)
+    result = runs.execute(make_config("experiment=faults", "draft=tiny", "dataset.limit=1", "dataset.max_new_tokens=4",
+                                      "decoder.fault=null"))
+    loaded, load = [], type(dm.component("model", "tiny")).load
+    monkeypatch.setattr(type(dm.component("model", "tiny")), "load", lambda *given: loaded.append(given) or load(*given))
+    assert told([str(result.folder), "--distance", "100"], capsys)[0] == 0
+    found = json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())
+    assert len(loaded) == 1
+    assert found["distance"][0]["between"] == "1 token a step, float32, against float32"
+    assert 0.0 <= found["distance"][0]["tv"]["value"] < 1e-5
