@@ -36,11 +36,11 @@ from tests.engine.batching.test_batched import (
     SAMPLERS,
     STOPS,
     TOLERANCE,
-    WAYS,
     all_same,
     chains,
     power_smc,
     run_batched,
+    ways,
 )
 from tests.engine.speculative.slotwise_drafts import BranchDraft, ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
@@ -167,7 +167,7 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
         all_same(run(hybrid, "power_mh", match(), num_pages=pages), expected)
 
 
-@pytest.mark.parametrize("settings", WAYS, ids=str)
+@pytest.mark.parametrize("settings", ways())
 @pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
 def test_the_draft_follows_the_rows(qwen3, settings, sampler):
     """Rows move, fork, are preempted, and give pages back: under rejection a wrong entry would change tokens."""

@@ -38,11 +38,11 @@ from tests.engine.batching.test_batched import (
     SAMPLERS,
     STOPS,
     TOLERANCE,
-    WAYS,
     all_same,
     chains,
     power_smc,
     run_batched,
+    ways,
 )
 from tests.engine.speculative.slotwise_drafts import BranchDraft, ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
@@ -260,7 +260,7 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3, decoder):
         assert done.cost.target_forwards < 4 * blocks + 20
 
 
-@pytest.mark.parametrize("settings", WAYS, ids=str)
+@pytest.mark.parametrize("settings", ways())
 @pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
 def test_the_draft_follows_the_rows(qwen3, settings, sampler):
     """Rows move, fork, are preempted, and give pages back: under rejection a wrong key or value would change tokens."""
@@ -302,8 +302,8 @@ def test_trees_are_those_of_a_fresh_forward(qwen3, monkeypatch):
     assert len(seen) > 300
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_pages": 25, "slots": 4}, {"slots": 3}], ids=str)
-@pytest.mark.parametrize("sampler", ["power_mh", "replica_exchange", "csmc"])
+@pytest.mark.parametrize(("sampler", "settings"), [
+    ("power_mh", {"num_pages": 25, "slots": 4}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
     """The draft's laws are those after all tokens of the row, even after roll-backs, copies and moves of the cache."""
     seen, propose = [], ModelDrafter.propose

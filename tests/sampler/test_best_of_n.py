@@ -53,9 +53,14 @@ def expected(select: str, num_candidates: int = 3, model=MODEL, blend=None, temp
     return by_hand(q, product_law(model, HORIZON, blend), select, num_candidates)
 
 
-@pytest.mark.parametrize("select", SELECTS)
-@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
-@pytest.mark.parametrize("blend", [None, (0.4, "none"), (0.4, "final")], ids=["none", "layer", "layer_final"])
+STOPS = {"one_stop": (0,), "two_stops": (0, 2), "no_stop": ()}
+MIXED = {"none": None, "layer": (0.4, "none"), "layer_final": (0.4, "final")}
+
+
+@pytest.mark.parametrize(("select", "stop_ids", "blend"), [
+    pytest.param(select, STOPS[stops], MIXED[blend], id=f"{select}-{stops}-{blend}",
+                 marks=[pytest.mark.slow] * ((at + place + number) % 3 != 0))
+    for at, select in enumerate(SELECTS) for place, stops in enumerate(STOPS) for number, blend in enumerate(MIXED)])
 def test_exact_law(select, stop_ids, blend):
     model = TabularModel(VOCAB, stop_ids, seed=4, scale=0.5)
     mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, layers=None, norm=blend[1])

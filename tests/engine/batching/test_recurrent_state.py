@@ -52,7 +52,7 @@ def plain(qwen3_5):
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
-@pytest.mark.parametrize("name", ["greedy", "power_mh"])
+@pytest.mark.parametrize("name", ["power_mh", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_batched_is_reference(family, name):
     """The reference engine runs the layers of `transformers` over whole sequences."""
     model = random_model(family)

@@ -51,8 +51,9 @@ def tokens_of(done):
 
 
 @pytest.mark.parametrize(("name", "draft"), [
-    *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
+    *((name, "dflash") for name in ("greedy", "truncated", "power_mh_early")),
     *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, "dflash", marks=pytest.mark.slow) for name in ("power_mh", "power_mh_matched")),
     *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
       for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
 def test_draft_blend_is_reference(qwen3, reference, name, draft):
