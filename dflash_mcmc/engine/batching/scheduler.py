@@ -10,6 +10,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -235,11 +236,9 @@ class PagePreemption:
         stopped: list[Slot] = []
         while not self.suffices(pages()):
             slots = [slot for slot in live_slots() if slot is not pinned]
-            drawing = [slot for slot in slots if slot.leader is None and _draws(slot)]
-            oldest = None if pinned else min(drawing, key=_age, default=None)
-            young = [slot for slot in drawing if slot is not oldest]
-            if young:
-                stopped += self._stop(max(young, key=_age))
+            drawing = sorted((slot for slot in slots if slot.leader is None and _draws(slot)), key=attrgetter("clock", "place"))
+            if young := drawing[0 if pinned else 1 :]:  # the oldest goes on
+                stopped += self._stop(young[-1])
                 continue
             idle = [slot for slot in slots if (slot.row is None or slot.operation is None) and self._memory.holds_pages(slot)]
             if not idle:
@@ -265,11 +264,6 @@ def _draws(slot: Slot) -> bool:
     return slot.row is not None and isinstance(slot.operation, Draw)
 
 
-def _age(slot: Slot) -> tuple[float, int]:
-    """A number that is larger for a draw that has begun later."""
-    return slot.clock, slot.place
-
-
 class Scheduler:
     """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
 
@@ -289,8 +283,7 @@ class Scheduler:
         self._rows = BatchRows(num_rows, memory, loop)
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
-        self._late: deque[Slot] = deque()
-        self._scores: list[Slot] = []  # they wait for those of other chains
+        self._late, self._scores = deque[Slot](), list[Slot]()  # scores wait for those of other chains
         self._preemption = PagePreemption(self._rows, memory)
         self._chains: dict[LiveChain, None] = {}  # in the order of their admission
         self._ending: list[Slot] = []  # their draws have just ended, and they keep their rows
