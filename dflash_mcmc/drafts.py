@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dflash_mcmc.config.single import options_of, single_job
+from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError, UserError, note, writing
 from dflash_mcmc.process import program
 from dflash_mcmc.store.files import write_atomically
@@ -139,6 +140,9 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
 
     given = _GIVEN if command == "check" else (*_GIVEN, "decoder")
     job = single_job(f"drafts {command}", overrides, given, added)
+    if isinstance(job.config.decoder, SpeculativeDecoder) and job.config.decoder.candidates is not None:
+        raise ConfigError("decoder.candidates", job.config.decoder.candidates, f"null with drafts {command}, which measures "
+                          "chains of several lengths")
     return job.config, dict(job.choices)
 
 

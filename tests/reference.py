@@ -64,7 +64,7 @@ class ReferenceEngine:
         log_p, log_q = exact_law.log_softmax(blended), self._law(trajectory, operation.params, source)
         under = [self._law(trajectory, params, source) for params in operation.laws]
         return trajectory.extended(
-            np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.interval(log_q, token)[None],
+            np.array([token]), log_p[token : token + 1], log_q[token : token + 1], exact_law.intervals(log_q)[token][None],
             self._ends(trajectory, token, operation.stop), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None,
             exact_law.kept(log_q, operation.params.top_k)[None] if operation.kept else None)

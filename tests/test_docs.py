@@ -6,9 +6,11 @@ Every command is composed. Those of the README are run too; the others are run b
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import html
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shutil
@@ -234,14 +236,20 @@ def test_pictures_are_made_by_the_commands_of_their_pages():
         assert set(picture.commands) <= set(pages.commands(page))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """The built site. A warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    """The built site. A warning is an error. Tests that run side by side share it: whoever is first builds it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with open(shared / "site.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "site").is_dir():
+            made = shared / "site.unchecked"
+            done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(made)], cwd=ROOT,
+                                  capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            made.rename(shared / "site")
+    return shared / "site"
 
 
 def test_the_site_asks_no_other_server(site):

@@ -100,8 +100,7 @@ class SpeculativeDecoder(Decoder):
             raise ConfigError("decoder.candidates", given, "counts of candidates: after the last token, then after each of "
                               f"them, breadth first, no 0 at the end, {_MOST:,} together at most, such as [4] or [3,2,1]")
         attention = config.hardware.options().attention
-        refused = (None if draft.drafts_trees() else f"draft={name_of(draft)}, which drafts chains; dflash, dflash2 and "
-                   "dspark draft trees, unless they learn", "decoder.trace=true" if self.trace else None,
+        refused = ("a draft that learns (draft.adapt), which does so from chains" if draft.learns() else None,
                    None if self.adaptive is None else "decoder.adaptive, whose blocks are chains",
                    f"sampler={name_of(config.sampler)}, which draws from the draft" if config.sampler.needs_draft else None,
                    f"hardware.attention={attention}" if attention == "flash_attention_2" else None)

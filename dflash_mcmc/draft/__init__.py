@@ -51,10 +51,6 @@ class Draft(Component):
     def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that tokens mean the same to draft and target. Raises UserError."""
 
-    def drafts_trees(self) -> bool:
-        """Whether it drafts several candidates for a place (`decoder.candidates`)."""
-        return False
-
     def reduces(self) -> bool:
         """Whether its law gives some tokens of the target probability 0; False before a checkpoint's download."""
         return False
@@ -155,10 +151,6 @@ class CheckpointDraft(Draft):
         """See `Draft.reduces`. Raises UserError."""
         folder = self._checkpoint().config_folder()
         return folder is not None and self._shape(folder).draft_vocab_size is not None
-
-    def drafts_trees(self) -> bool:
-        """See `Draft.drafts_trees`: one forward gives what all branches need. A draft that learns does so from chains."""
-        return self.has_block_network and not self.learns()
 
     def training_record(self) -> dict[str, Any]:
         """`training` of config.json, which `python -m dflash_mcmc.train` writes; empty without it. Raises UserError."""

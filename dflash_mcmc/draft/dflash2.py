@@ -12,7 +12,7 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
 
 @register("draft", "dflash2")
@@ -42,6 +42,6 @@ class DFlash2Draft(CheckpointDraft):
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
         return SlotwiseDrafter(self.network(target), target)

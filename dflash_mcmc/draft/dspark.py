@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
+    from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
 
 @register("draft", "dspark")
@@ -53,7 +53,7 @@ class DSparkDraft(CheckpointDraft):
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.drafter import SlotwiseDrafter
+        from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
         network = self.network(target)
         if self.confidence_threshold and not network.shape.confidence:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize
-    from dflash_mcmc.engine.speculative.eagle3 import EagleDrafter
+    from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 
 
 @register("draft", "eagle3")
@@ -47,7 +47,7 @@ class Eagle3Draft(CheckpointDraft):
 
     def size(self) -> DraftSize | None:
         """See `CheckpointDraft.size`. The draft's cache holds its features too."""
-        from dflash_mcmc.engine.speculative.eagle3 import entry_shape
+        from dflash_mcmc.engine.speculative.slotwise import entry_shape
 
         size, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
         if size is None or size.companion is None or folder is None:
@@ -56,6 +56,6 @@ class Eagle3Draft(CheckpointDraft):
 
     def load(self, target: LanguageModel) -> EagleDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""
-        from dflash_mcmc.engine.speculative.eagle3 import EagleDrafter
+        from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 
         return EagleDrafter(self.network(target), target, self.num_drafted)

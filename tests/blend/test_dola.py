@@ -53,7 +53,7 @@ def test_draft_refine_is_exact(name):
 
 
 @pytest.mark.parametrize("decoder", [
-    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder == "block")) for decoder in RULES])  # test_model.py has it
+    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder != "rejection")) for decoder in RULES])
 def test_a_decoder_changes_no_law(decoder):
     check_decoder(*tables("masked", speculation=speculation(decoder)))
 

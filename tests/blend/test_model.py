@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import shutil
 
@@ -28,7 +29,7 @@ from dflash_mcmc.testing import (
     total_variation,
 )
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, WAYS, all_same, same
+from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, SAMPLERS, STOPS, TOLERANCE, all_same, same, ways
 from tests.engine.batching.test_batched import PROMPTS as ANY_PROMPTS
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, power_law, product_law
@@ -175,8 +176,7 @@ def test_multiple_try_and_replica_exchange_are_exact(name):
     assert total_variation(dict(zip(target.states, target.probability, strict=True)), power) <= EXACT
 
 
-@pytest.mark.parametrize("name", BLENDS)
-@pytest.mark.parametrize("select", of_best_of_n.SELECTS)
+@pytest.mark.parametrize(("name", "select"), list(zip(BLENDS, itertools.cycle(of_best_of_n.SELECTS))))
 def test_best_of_n_has_the_law_by_hand(name, select):
     engine, beside = tables(name)
     law = of_best_of_n.drawn(of_best_of_n.make(select=select), engine)
@@ -190,9 +190,12 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
+QUICK = {"match": ("contrastive", "masked_probabilities"), "match_sampled": ("ensemble", "probabilities"),
+         "rejection": ("masked", "experts"), "block": ("masked_ensemble", "masked_experts")}
+
+
 @pytest.mark.parametrize(("name", "decoder"), [
-    pytest.param(name, rule, marks=[pytest.mark.slow] * (rule in ("rejection", "block") and name not in ("masked", "experts")))
-    for rule in RULES for name in BLENDS])
+    pytest.param(name, rule, marks=[pytest.mark.slow] * (name not in QUICK[rule])) for rule in RULES for name in BLENDS])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 
@@ -267,10 +270,10 @@ def plain(qwen3, amateur):
     return functools.cache(lambda sampler: run(qwen3, amateur, ENGINE_BLENDS["contrastive"], sampler=sampler))
 
 
+@pytest.mark.parametrize("amateur", [53], indirect=True, ids=["fewer_rows"])
 @pytest.mark.parametrize(("sampler", "options"), [
-    pytest.param(sampler, options, marks=[pytest.mark.slow] * (number >= num_here))
-    for sampler, num_here in (("power_mh", len(WAYS)), ("power_smc", 1), ("multiple_try", 0))
-    for number, options in enumerate(WAYS)], ids=str)
+    pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
+    for sampler, quick in (("power_mh", 5), ("power_smc", 1), ("multiple_try", 0)) for way in ways(quick)])
 def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler):
     """Rows move, fork, are preempted, and give pages back: the companion's keys and values go with them."""
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
@@ -282,8 +285,9 @@ def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler)
             assert done.cost == plain(sampler)[tag].cost
 
 
-@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"num_pages": 25, "slots": 4}, {"keep_current": False},
-                                     {"decoder": match(), "draft": "dflash"}], ids=str)
+@pytest.mark.parametrize("options", [
+    {"slots": 3}, {"num_pages": 25, "slots": 4}, {"decoder": match(), "draft": "dflash"},
+    *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"keep_current": False}))], ids=str)
 def test_a_subtracted_model_follows_the_rows_too(qwen3, options):
     """An expert and an anti-expert, of two families, against the reference: each has a cache of its own."""
     expert, anti = random_model("llama", vocab_size=53, num_hidden_layers=2), random_model("gpt2", vocab_size=53, n_layer=2)

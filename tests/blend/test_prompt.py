@@ -22,7 +22,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build, preflight
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
-from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, WAYS, same
+from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same, ways
 from tests.engine.speculative.test_speculator import drafter, match
 from tests.laws import Beside, product_law
 from tests.runs import execute, records_of
@@ -95,7 +95,7 @@ def test_samplers_with_a_draft_are_exact(name):
 
 
 @pytest.mark.parametrize("decoder", [
-    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder == "block")) for decoder in RULES])  # test_model.py has it
+    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder != "rejection")) for decoder in RULES])
 def test_a_decoder_changes_no_law(decoder):
     check_decoder(*tables("masked", speculation=speculation(decoder)))
 
@@ -148,8 +148,8 @@ def plain(qwen3):
 
 
 @pytest.mark.parametrize(("sampler", "options"), [
-    pytest.param(sampler, options, marks=[pytest.mark.slow] * (number > 0 and sampler == "power_smc"))
-    for sampler in ("power_mh", "power_smc") for number, options in enumerate(WAYS)], ids=str)
+    pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
+    for sampler, quick in (("power_mh", 5), ("power_smc", 1)) for way in ways(quick)])
 def test_the_second_prompt_follows_the_rows(qwen3, plain, options, sampler):
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, sampler, **options)

@@ -9,12 +9,12 @@ import pytest
 from tests.targets import random_model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def qwen3():
     return random_model("qwen3")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain(qwen3):
     """Results of a sampler under a blend with default options, drawn once, token by token: plain("power_mh", "layer")."""
     from tests.engine.batching.test_batched import BLENDS, SAMPLERS, run_batched

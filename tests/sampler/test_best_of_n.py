@@ -22,6 +22,7 @@ from tests.laws import power_law, product_law
 HORIZON, VOCAB, EXACT = 2, 3, 1e-12
 SELECTS = ("log_p", "mean_log_p", "power")
 MODEL = TabularModel(VOCAB, (0,), seed=4, scale=0.5)
+SMALL = TabularModel(2, (0,), seed=4, scale=0.5)
 
 
 def make(**changes) -> BestOfN:
@@ -52,9 +53,14 @@ def expected(select: str, num_candidates: int = 3, model=MODEL, blend=None, temp
     return by_hand(q, product_law(model, HORIZON, blend), select, num_candidates)
 
 
-@pytest.mark.parametrize("select", SELECTS)
-@pytest.mark.parametrize("stop_ids", [(0,), (0, 2), ()], ids=["one_stop", "two_stops", "no_stop"])
-@pytest.mark.parametrize("blend", [None, (0.4, "none"), (0.4, "final")], ids=["none", "layer", "layer_final"])
+STOPS = {"one_stop": (0,), "two_stops": (0, 2), "no_stop": ()}
+MIXED = {"none": None, "layer": (0.4, "none"), "layer_final": (0.4, "final")}
+
+
+@pytest.mark.parametrize(("select", "stop_ids", "blend"), [
+    pytest.param(select, STOPS[stops], MIXED[blend], id=f"{select}-{stops}-{blend}",
+                 marks=[pytest.mark.slow] * ((at + place + number) % 3 != 0))
+    for at, select in enumerate(SELECTS) for place, stops in enumerate(STOPS) for number, blend in enumerate(MIXED)])
 def test_exact_law(select, stop_ids, blend):
     model = TabularModel(VOCAB, stop_ids, seed=4, scale=0.5)
     mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, layers=None, norm=blend[1])
@@ -102,10 +108,11 @@ def voted_by_hand(q: dict, answer_of, most: int, confidence: float) -> dict:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize(("most", "confidence"), [(1, 0.95), (3, 0.95), (4, 0.8), (5, 0.85)])
-def test_exact_law_and_cost_of_a_vote_that_stops(answer, most, confidence):
+@pytest.mark.parametrize(("model", "most", "confidence"), [
+    (MODEL, 1, 0.95), (MODEL, 3, 0.95), (MODEL, 4, 0.8), (SMALL, 5, 0.85)], ids=["one", "three", "four", "five"])
+def test_exact_law_and_cost_of_a_vote_that_stops(answer, model, most, confidence):
     """Of the kept draw, and of the number of draws. Every order of answers is enumerated on both sides."""
-    engine, numbers = TabularEngine(MODEL), {}
+    engine, numbers = TabularEngine(model), {}
     sampler = make(select="vote", num_candidates=most, confidence=confidence, temperature=1.0)
 
     def chain(key):
@@ -115,7 +122,7 @@ def test_exact_law_and_cost_of_a_vote_that_stops(answer, most, confidence):
         return result.trajectory._replace(tokens=np.append(result.trajectory.tokens, 100 + len(result.trace)))
 
     found = law_of(chain)
-    expected_law, expected_draws = voted_by_hand(product_law(MODEL, HORIZON), ANSWERS[answer], most, confidence)
+    expected_law, expected_draws = voted_by_hand(product_law(model, HORIZON), ANSWERS[answer], most, confidence)
     law = dict.fromkeys(expected_law, 0.0)
     for tokens, probability in found.items():
         law[tokens[:-1]] += probability
@@ -163,10 +170,9 @@ def test_temperature_is_one_over_alpha_unless_given():
                                                (rules.reject, {"shared_noise": False, "temperature": None})],
                          ids=["match", "rejection"])
 def test_speculation_keeps_the_law(rule, options):
-    small = TabularModel(2, (0,), seed=4, scale=0.5)
     speculation = Speculation(rule, TabularDraft(2, 1, seed=4), noisy=True, **options)
-    law = drawn(make(num_candidates=2), TabularEngine(small, None, speculation))
-    assert total_variation(law, expected("power", 2, small)) <= EXACT
+    law = drawn(make(num_candidates=2), TabularEngine(SMALL, None, speculation))
+    assert total_variation(law, expected("power", 2, SMALL)) <= EXACT
 
 
 def test_resampling_approaches_the_power_target_with_more_candidates():

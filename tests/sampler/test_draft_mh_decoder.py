@@ -23,7 +23,6 @@ from dflash_mcmc.testing import (
 from tests.sampler.test_draft_mh import EXACT, make
 
 HORIZON = 2
-DRAFT = TabularDraft(3, 2, seed=7, scale=0.7)
 LAYER = LayerBlend(beta=0.4, layer=0, layers=None, norm="final")
 RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
          "match_sampled": (rules.match, {"shared_noise": True, "temperature": 1.0}),
@@ -32,40 +31,45 @@ RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
 MIXTURES = {"current": {}, "start": {"cut": "start"}, "warm": {"proposal_temperature": 0.8, "draft_temperature": 0.6}}
 
 
-def engine(rule=None, blend=None, **options) -> TabularEngine:
-    speculation = rule and Speculation(rule, DRAFT, noisy=True, **options)
-    return TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), blend, speculation, DRAFT)
+def engine(rule=None, blend=None, size=3, **options) -> TabularEngine:
+    draft = TabularDraft(size, 2, seed=7, scale=0.7)
+    speculation = rule and Speculation(rule, draft, noisy=True, **options)
+    return TabularEngine(TabularModel(size, (0,), seed=0, scale=0.5), blend, speculation, draft)
 
 
 def matrix_and_target(tabular, sampler) -> tuple:
-    target = power_target(engine(blend=tabular.blend), HORIZON, sampler.alpha, sampler.law(), sampler.source())
+    plain = engine(blend=tabular.blend, size=tabular.model.vocab_size)
+    target = power_target(plain, HORIZON, sampler.alpha, sampler.law(), sampler.source())
     return transition_matrix(tabular, sampler, HORIZON, target), target
 
 
-QUICK = (("match", "current", LAYER), ("match_sampled", "warm", None), ("rejection", "start", LAYER))
+SMALL = (("match_sampled", "warm", None), ("rejection", "start", LAYER), ("block", "current", None))
+"""With two tokens. With three, all but one are slow tests."""
 
 
-@pytest.mark.parametrize(("name", "options", "blend"), [
-    pytest.param(name, options, blend, id=f"{name}-{options}-{shown}",
-                 marks=[pytest.mark.slow] * ((name, options, blend) not in QUICK))
-    for name in RULES for options in MIXTURES for blend, shown in ((None, "none"), (LAYER, "layer"))])
-def test_a_decoder_changes_no_transition(name, options, blend):
+@pytest.mark.parametrize(("name", "options", "blend", "size"), [
+    *(pytest.param(*each, 2, id=f"{each[0]}-two-tokens") for each in SMALL),
+    *(pytest.param(name, options, blend, 3, id=f"{name}-{options}-{shown}",
+                   marks=[pytest.mark.slow] * ((name, options, blend) != ("match", "current", LAYER)))
+      for name in RULES for options in MIXTURES for blend, shown in ((None, "none"), (LAYER, "layer")))])
+def test_a_decoder_changes_no_transition(name, options, blend, size):
     """The same transition matrix as with plain decoding, not only the same invariant law."""
     rule, settings = RULES[name]
     sampler = make(proposal="mixture", **MIXTURES[options])
-    matrix, target = matrix_and_target(engine(rule, blend, **settings), sampler)
-    plain, _ = matrix_and_target(engine(blend=blend), sampler)
+    matrix, target = matrix_and_target(engine(rule, blend, size, **settings), sampler)
+    plain, _ = matrix_and_target(engine(blend=blend, size=size), sampler)
     assert np.abs(matrix.sum(axis=1) - 1.0).max() <= EXACT
     assert np.abs(matrix - plain).max() <= EXACT
     assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
-def test_a_decoder_changes_no_law_of_a_chain(name):
+@pytest.mark.parametrize(("name", "size"), [
+    ("match", 2), *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("match", "rejection"))])
+def test_a_decoder_changes_no_law_of_a_chain(name, size):
     """Through both stages: the extensions are draws from the draft, and steps are draws from either part."""
     rule, settings = RULES[name]
     sampler = make(proposal="mixture", alpha=2.0, proposal_temperature=0.6)
-    decoded, plain = engine(rule, LAYER, **settings), engine(blend=LAYER)
+    decoded, plain = engine(rule, LAYER, size, **settings), engine(blend=LAYER, size=size)
     laws = [law_of(lambda key, each=each: each.run(sampler.chain(PROMPT, HORIZON, key)).trajectory)
             for each in (decoded, plain)]
     assert sum(laws[0].values()) == pytest.approx(1.0, abs=EXACT)

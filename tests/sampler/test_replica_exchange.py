@@ -66,8 +66,9 @@ def swaps(sampler, rungs, key):
     return sampler.swap(rungs, key)[0]
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-@pytest.mark.parametrize("changes", [{}, {"temperatures": None}, {"alphas": [0.5, 2.0]}, {"alphas": [1.0, 6.0]}], ids=str)
+@pytest.mark.parametrize(("cut", "changes"), [
+    ("current", {}), ("horizon", {"temperatures": None}), ("current", {"alphas": [0.5, 2.0]}),
+    ("horizon", {"alphas": [1.0, 6.0]})], ids=str)
 def test_a_round_leaves_the_product_of_powers_invariant(cut, changes):
     for horizon in (2, 3):
         assert joint_error(TWO, make(cut=cut, **changes), horizon, round_of(TWO, horizon)) < EXACT

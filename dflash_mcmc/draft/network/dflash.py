@@ -11,6 +11,7 @@ Source: DFlash (arXiv 2602.06036).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -382,3 +383,34 @@ def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, w
     own = blocks == torch.arange(num_blocks, device=anchors.device)[:, None]
     block = block_mask(_block_positions(anchors, n).flatten(1), anchors, n, window, causal) & own[:, None]
     return torch.cat((context, block), dim=-1).flatten(1, 2)[:, None]
+
+
+class SlotwiseNetwork(DFlash):
+    """A DFlash network whose logits are corrected by the token before each slot."""
+
+    @abstractmethod
+    def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
+                  state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of one slot, float32 (rows, vocabulary), and the state for the next slot.
+
+        Args:
+            base: float32 (rows, vocabulary), the head's logits of `hidden`.
+            hidden: (rows, hidden), the network's output for the slot.
+            previous: int64 (rows,), the token before the slot: the anchor for the first one.
+            state: the state after the slot before; None in the first slot.
+        """
+
+    def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        """Logits, float32 (rows,), of the probability that the slot's token is accepted; None without a confidence head.
+
+        They do not depend on the slot's own token. The arguments are those of `corrected`.
+        """
+        return None
+
+    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """See `DFlash.along`."""
+        state, slots = None, []
+        for slot in range(base.shape[1]):
+            logits, state = self.corrected(base[:, slot], hidden[:, slot], previous[:, slot], state)
+            slots.append(logits)
+        return torch.stack(slots, dim=1)

@@ -18,8 +18,7 @@ import torch
 from dflash_mcmc.draft.network.checkpoint import Family
 from dflash_mcmc.draft.network.config import DraftConfig
 from dflash_mcmc.draft.network.config import to_config as dflash_config
-from dflash_mcmc.draft.network.dflash import DFlashShape
-from dflash_mcmc.engine.speculative.drafter import SlotwiseNetwork
+from dflash_mcmc.draft.network.dflash import DFlashShape, SlotwiseNetwork
 
 HEADS = ("vanilla", "gated", "rnn")
 """Kinds of Markov heads."""

@@ -139,7 +139,8 @@ class ModelRunner:
             tokens, positions, hidden: the arguments and the result of that forward.
         """
         at, source = positions[:, : nodes.shape[1]], positions[:, :1] + nodes
-        for each in (cache, *(cache.chain()[-len(self._companions):] if self._companions else ())):
+        drafting = () if self.drafting is None else (cache.drafts,)
+        for each in (cache, *drafting, *(cache.chain()[-len(self._companions):] if self._companions else ())):
             each.write(rows, at[:, 1:], *each.at(rows, source[:, 1:]))
         if self.drafter is not None:
             features = [each.gather(1, nodes[..., None].expand(-1, -1, each.shape[-1]))
@@ -147,13 +148,17 @@ class ModelRunner:
             self.drafter.absorb(cache.drafts, rows, tokens.gather(1, nodes), at, features)
 
     def draft_logits(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                     key_length: int) -> torch.Tensor:
-        """Logits (rows, vocabulary) after these tokens, of a model that drafts or else of the target; see `Anchors`."""
+                     key_length: int, tree: TokenTree | None = None) -> torch.Tensor:
+        """Logits after these tokens, of a model that drafts or else of the target; see `Anchors`."""
+        used, shape = (slice(-1, None), (len(tokens),)) if tree is None else (slice(None), tokens.shape)
         if self.drafting is None:
-            hidden = self.forward(cache, rows, tokens, positions, key_length)
-            return self.logits(hidden[:, -1], [tap[:, -1] for tap in self.tapped], ())["blended"]
-        hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)
-        return _logits_beside(self.model, self.drafting.model, hidden[:, -1])
+            hidden = self.forward(cache, rows, tokens, positions, key_length, tree=tree)
+            logits = self.logits(hidden[:, used].flatten(0, 1), [tap[:, used].flatten(0, 1) for tap in self.tapped], ())[
+                "blended"]
+        else:
+            hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None, tree=tree)
+            logits = _logits_beside(self.model, self.drafting.model, hidden[:, used].flatten(0, 1))
+        return logits.unflatten(0, shape)
 
     def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                  key_length: int, window: int | None, skipped: torch.Tensor | None = None,

@@ -57,7 +57,7 @@ def entropy(log_p: np.ndarray) -> float:
 
 def under(laws: Sequence[np.ndarray], token: int) -> np.ndarray:
     """log q and the interval of a token under several laws, each log-probabilities (vocabulary,): float64 (laws, 3)."""
-    return np.array([[law[token], *interval(law, token)] for law in laws]).reshape(-1, 3)
+    return np.array([[law[token], *intervals(law)[token]] for law in laws]).reshape(-1, 3)
 
 
 def kept(law: np.ndarray, most: int) -> np.ndarray:
@@ -68,13 +68,13 @@ def kept(law: np.ndarray, most: int) -> np.ndarray:
 
 
 def draw(log_q: np.ndarray, uniform: float) -> int:
-    """The token whose `interval` contains `uniform`: inverse transform over token ids."""
+    """The token whose interval contains `uniform`: inverse transform over token ids."""
     cumulative = np.cumsum(np.exp(log_q))
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
     return int(np.searchsorted(cumulative, point, side="right"))
 
 
-def interval(log_q: np.ndarray, token: int) -> np.ndarray:
-    """The interval of uniforms that `draw` maps to `token`: float64 (2,), its lower and upper end."""
+def intervals(log_q: np.ndarray) -> np.ndarray:
+    """The interval of uniforms that `draw` maps to each token: float64 (vocabulary, 2), lower and upper ends."""
     cumulative = np.cumsum(np.exp(log_q))
-    return np.array([cumulative[token - 1] if token else 0.0, cumulative[token]]) / cumulative[-1]
+    return np.stack([np.concatenate([[0.0], cumulative[:-1]]), cumulative], axis=1) / cumulative[-1]

@@ -16,15 +16,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import (
-    Block,
-    BlockRandom,
-    Noise,
-    Speculation,
-    TokenTree,
-    Uniforms,
-    candidates,
-)
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, TokenTree, Uniforms, candidates
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -150,6 +142,7 @@ class TabularEngine:
         self.companion, self.second, self.anti = companion, second, anti
         self.blend: TargetBlend = Unblended() if blend is None else blend
         self._laws: dict[tuple, np.ndarray] = {}
+        self._shares: dict[int, tuple[np.ndarray, list[float], np.ndarray]] = {}
         self._drafts: dict[tuple, tuple[np.ndarray, laws.Weights]] = {}
 
     def run(self, chain: Steps[Result]) -> Result:
@@ -296,20 +289,27 @@ class TabularEngine:
         log_q = self.log_q(trajectory, operation.params, operation.source)
         if isinstance(operation.key, Key):
             return exact_law.draw(log_q, float(operation.key.uniforms(trajectory.length, trajectory.length + 1)[0]))
-        return operation.key.fold_in("position", trajectory.length).categorical(np.exp(log_q))
+        return operation.key.fold_in("position", trajectory.length).categorical(self._shared(log_q)[1])
 
     def _append(self, trajectory: Trajectory, token: int, operation: Operation,
                 interval: np.ndarray | None = None) -> Trajectory:
-        log_p, log_q = self.log_p(trajectory), self.log_q(trajectory, operation.params, operation.source)
-        if interval is None:
-            interval = exact_law.interval(log_q, token)
+        prefix = _prefix(trajectory)
+        log_p = self._law(prefix, trajectory.length, None, "blended")
+        log_q = self._law(prefix, trajectory.length, operation.params, operation.source)
+        interval = self._shared(log_q)[2][token] if interval is None else interval
         under = [self.log_q(trajectory, params, operation.source) for params in operation.laws]
         model = self.model if operation.stop is None else self.model.stopping_at(operation.stop)
         return trajectory.extended(
             np.array([token]), log_p[token : token + 1], log_q[token : token + 1], interval[None],
-            model.ends([*trajectory.tokens.tolist(), token]), exact_law.under(under, token)[None] if under else None,
+            model.ends([*prefix[len(trajectory.prompt) :], token]), exact_law.under(under, token)[None] if under else None,
             np.array([exact_law.entropy(log_p)]) if operation.entropy else None,
             exact_law.kept(log_q, operation.params.top_k)[None] if operation.kept else None)
+
+    def _shared(self, law: np.ndarray) -> tuple[np.ndarray, list[float], np.ndarray]:
+        """A law with its probabilities and the intervals of all tokens, which an enumeration asks for many times."""
+        if id(law) not in self._shares:
+            self._shares[id(law)] = law, np.exp(law).tolist(), exact_law.intervals(law)
+        return self._shares[id(law)]
 
     def _law(self, prefix: tuple[int, ...], length: int, params: SamplingParams | None, source: str) -> np.ndarray:
         name = (prefix, length, self._origin, params, source)

@@ -8,11 +8,7 @@ A drafter has
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
     token_bytes: bytes that it keeps for each position of a row outside that cache.
 
-The slots of a `SlotwiseDrafter` depend on the tokens drafted before them in the block, although the network runs once per
-block. The law of a drafted token x_j is q_j(. | anchor, x_0, ..., x_(j-1)). It is known only when the tokens before it are
-drawn, so that the tokens are drawn slot by slot. Each slot's logits are given to the engine, which draws from them and
-keeps them as the q of every rule. A marginal law, or the network's logits without the correction, is another law: with it
-rejection is wrong.
+It proposes chains and trees. `grown` grows a tree depth by depth from the law after each node.
 
 A `BlockGrid` has the draft's hidden states for every token, on a grid of blocks that depends only on the sequence
 (`ops.grid_slot`). The hidden states of a block are computed once, when its anchor is fed, and kept for the row until the
@@ -22,14 +18,13 @@ block ends. A draw that starts inside a block computes the states of its block a
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.network.dflash import DFlash, block_mask, target_ids
+from dflash_mcmc.draft.network.dflash import block_mask, target_ids
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
@@ -67,7 +62,8 @@ class Anchors(NamedTuple):
         position: int64 (rows,), positions of the anchors.
         key_length: larger than every position of the blocks.
         forward: forward(tokens (rows, k), positions (rows, k)) -> logits (rows, vocabulary) after the last token: of the
-            target, or of a `ModelDrafter`'s model.
+            target, or of a `ModelDrafter`'s model. With a tree as third argument the tokens are the nodes that it reads,
+            and the logits (rows, k, vocabulary) are those after each.
         live: bool (rows,), the rows that draw; None for all. Nothing before the anchors of the others may be written.
     """
 
@@ -76,7 +72,7 @@ class Anchors(NamedTuple):
     tokens: torch.Tensor
     position: torch.Tensor
     key_length: int
-    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    forward: Callable[..., torch.Tensor] | None = None
     live: torch.Tensor | None = None
 
     def fed(self) -> torch.Tensor:
@@ -97,6 +93,9 @@ class Drafter(Protocol):
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
+    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
+        """Tokens int64 (rows, n) of a tree. `draw` gets the logits after those nodes of a depth that are no leaves."""
+
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores its entries for tokens that the target has read, int64 (rows, queries), at consecutive positions.
@@ -116,6 +115,42 @@ class Featureless:
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores nothing."""
+
+
+Branches: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Logits (rows, k, vocabulary) after k nodes, their states (rows, k, ...) and offers, or None."""
+
+
+def grown(anchors: Anchors, draw: DrawTokens, tree: TokenTree,
+          after: Callable[[int, torch.Tensor, torch.Tensor | None], Branches]) -> torch.Tensor:
+    """Tokens int64 (rows, n) of a tree, depth by depth.
+
+    Args:
+        after: (depth, tokens (rows, k) of those nodes of the depth that are no leaves, their parents' states) -> branches.
+    """
+    state, found = None, [anchors.fed()[:, None]]
+    for depth in range(tree.depth):
+        level, above = tree.level(depth), tree.level(depth - 1)
+        device, start = found[0].device, tree.nodes(depth).start
+        previous = found[-1][:, tensor_of(tuple(node - start for node in level), device)]
+        if state is not None:
+            state = state[:, tensor_of(tuple(above.index(tree.parents[node - 1]) for node in level), device)]
+        logits, state, offered = after(depth, previous, state)
+        found.append(draw(logits, depth, offered))
+    return torch.cat(found[1:], dim=1)
+
+
+def _grown_by_forwards(anchors: Anchors, draw: DrawTokens, tree: TokenTree, first: torch.Tensor) -> torch.Tensor:
+    """Tokens of a tree by a forward for each depth, which reads its nodes. `first`: logits (rows, vocabulary) of depth 0."""
+    def after(depth: int, previous: torch.Tensor, state: torch.Tensor | None) -> Branches:
+        if not depth:
+            return first[:, None], None, None
+        level = tree.level(depth)
+        assert anchors.forward is not None
+        return anchors.forward(previous, anchors.position[:, None] + tensor_of(level, previous.device),
+                               tree.reading(level)), None, None
+
+    return grown(anchors, draw, tree, after)
 
 
 class DFlashDrafter:
@@ -164,22 +199,15 @@ class DFlashDrafter:
         return draw(self.logits(self.hidden(anchors)), 0)
 
     def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """Tokens int64 (rows, n) of a tree. `draw` gets the logits after those nodes of a depth that are no leaves."""
+        """See `Drafter.propose_tree`."""
         hidden = self.hidden(anchors)
-        base, state, found = self.logits(hidden), None, [anchors.fed()[:, None]]
-        for depth in range(tree.depth):
-            level, above = tree.level(depth), tree.level(depth - 1)
-            device, start = base.device, tree.nodes(depth).start
-            previous = found[-1][:, tensor_of(tuple(node - start for node in level), device)]
-            if state is not None:
-                state = state[:, tensor_of(tuple(above.index(tree.parents[node - 1]) for node in level), device)]
-            logits, state, offered = self.branches(base[:, depth], hidden[:, depth], previous, state)
-            found.append(draw(logits, depth, offered))
-        return torch.cat(found[1:], dim=1)
+        base = self.logits(hidden)
+        return grown(anchors, draw, tree,
+                     lambda depth, previous, state: self.branches(base[:, depth], hidden[:, depth], previous, state))
 
-    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor | None
-                 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Logits (rows, k, vocabulary) of a slot after k tokens before it, and (rows, k, ...) states and offers, or None.
+    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
+                 state: torch.Tensor | None) -> Branches:
+        """The branches of a slot after k tokens before it.
 
         Args:
             base, hidden: (rows, vocabulary) and (rows, width), the head's logits and the states of the slot.
@@ -263,6 +291,13 @@ class SelfDrafter(Featureless):
             drafted.append(fed)
         return torch.stack(drafted, dim=1)
 
+    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
+        """See `Drafter.propose_tree`."""
+        if anchors.forward is None:
+            raise ValueError("the target drafts for itself: it needs a forward")
+        first = anchors.forward(anchors.fed()[:, None], anchors.position[:, None])
+        return _grown_by_forwards(anchors, draw, tree, first)
+
 
 class ModelDrafter(Featureless):
     """Another causal language model as the draft, token by token; its law of a token is that after all tokens before it.
@@ -281,21 +316,31 @@ class ModelDrafter(Featureless):
         self.model, self.num_drafted, self.companion = model, num_drafted, model.cache_shape
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        forward, fed, at = self._start(anchors)
+        drafted = list[torch.Tensor]()
+        if not self.num_drafted:  # a plain step of rows whose blocks have other lengths: the model reads on
+            forward(fed, at)
+            return fed[:, :0]
+        for slot in range(self.num_drafted):
+            fed = draw(forward(fed, at)[:, None], slot)
+            drafted.append(fed[:, 0])
+            at = anchors.position[:, None] + slot + 1
+        return torch.stack(drafted, dim=1)
+
+    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
+        """See `Drafter.propose_tree`."""
+        forward, fed, at = self._start(anchors)
+        return _grown_by_forwards(anchors, draw, tree, forward(fed, at))
+
+    def _start(self, anchors: Anchors) -> tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor]:
+        """The model's forward, and the tokens and positions, int64 (rows, 2), that it reads first."""
         if anchors.forward is None:
             raise ValueError("a model drafts by its own forward")
         before = (anchors.position - 1).clamp(min=0)
         if anchors.live is not None:
             before = torch.where(anchors.live, before, anchors.position)
-        at, drafted = torch.stack([before, anchors.position], dim=1), list[torch.Tensor]()
-        fed = anchors.tokens[anchors.rows].gather(1, at)
-        if not self.num_drafted:  # a plain step of rows whose blocks have other lengths: the model reads on
-            anchors.forward(fed, at)
-            return fed[:, :0]
-        for slot in range(self.num_drafted):
-            fed = draw(anchors.forward(fed, at)[:, None], slot)
-            drafted.append(fed[:, 0])
-            at = anchors.position[:, None] + slot + 1
-        return torch.stack(drafted, dim=1)
+        at = torch.stack([before, anchors.position], dim=1)
+        return anchors.forward, anchors.tokens[anchors.rows].gather(1, at), at
 
 
 class NgramDrafter(Featureless):
@@ -303,6 +348,10 @@ class NgramDrafter(Featureless):
 
     It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
+
+    The candidates of a tree are the tokens that followed the other occurrences, of the longest suffixes and the last ones
+    first: all continuations are a trie, and a node has the next tokens of those that begin with its path. Where there are
+    too few of them, the first candidate fills the rest.
     """
 
     target_forwards, reads_tokens = 0, True
@@ -311,22 +360,45 @@ class NgramDrafter(Featureless):
         self.num_drafted, self.longest = num_drafted, longest
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
+        tokens, scores = self._scores(anchors)
+        position, best = anchors.position[:, None], scores.amax(dim=1, keepdim=True)
+        last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
+        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % (position - last)
+        return torch.where(best >= 0, tokens.gather(1, last + 1 + ahead), tokens.gather(1, position))
+
+    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
+        """See `Drafter.propose_tree`. Nothing is drawn."""
+        tokens, scores = self._scores(anchors)
+        index, last = torch.arange(tokens.shape[1], device=tokens.device)[None], tokens.shape[1] - 1
+        period = (anchors.position[:, None] - index).clamp(min=1)
+        found, on = [anchors.fed()[:, None]], [scores]  # of each node: its token, and the scores of what begins with its path
+        for node, count in enumerate(tree.counts):
+            after = tokens.gather(1, (index + 1 + tree.depths[node] % period).clamp(max=last))
+            left, first = on[node], len(found)
+            for turn in range(count):
+                best, where = left.max(dim=1, keepdim=True)
+                found.append(torch.where(best >= 0, after.gather(1, where), found[first if turn else node]))
+                same = after == found[-1]
+                on.append(on[node].where(same, -1))
+                left = left.where(~same, -1)
+        return torch.cat(found[1:], dim=1)
+
+    def _scores(self, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows' tokens, and the scores of the occurrences that end at each of them, int64 (rows, length); -1 for none.
+
+        A longer occurrence has a higher score, and a later one among those of a length.
+        """
         position = anchors.position[:, None]
         tokens = anchors.tokens[anchors.rows, : anchors.key_length]
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        # The score of position i is the length of the common suffix of the tokens up to i and the tokens up to the anchor.
+        # The length of the common suffix of the tokens up to i and the tokens up to the anchor.
         length, unbroken = torch.zeros_like(tokens), index < position
         for back in range(self.longest):
             there, here = index - back, position - back
             same = tokens.gather(1, there.clamp(min=0).expand_as(tokens)) == tokens.gather(1, here.clamp(min=0))
             unbroken = unbroken & same & (there >= 0)
             length = length + unbroken
-        best = (length * tokens.shape[1] + index).where(length > 0, -1).amax(dim=1, keepdim=True)
-        last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
-        period = position - last
-        ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % period
-        drafted = tokens.gather(1, last + 1 + ahead)
-        return torch.where(best >= 0, drafted, tokens.gather(1, position))
+        return tokens, (length * tokens.shape[1] + index).where(length > 0, -1)
 
 
 def shortened(drafter: Drafter, num_drafted: int) -> Drafter:
@@ -336,83 +408,6 @@ def shortened(drafter: Drafter, num_drafted: int) -> Drafter:
     if shorter.target_forwards:  # the target drafts for itself
         shorter.target_forwards = num_drafted
     return shorter
-
-
-class SlotwiseNetwork(DFlash):
-    """A DFlash network whose logits are corrected by the token before each slot."""
-
-    @abstractmethod
-    def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
-                  state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of one slot, float32 (rows, vocabulary), and the state for the next slot.
-
-        Args:
-            base: float32 (rows, vocabulary), the head's logits of `hidden`.
-            hidden: (rows, hidden), the network's output for the slot.
-            previous: int64 (rows,), the token before the slot: the anchor for the first one.
-            state: the state after the slot before; None in the first slot.
-        """
-
-    def confidence_logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        """Logits, float32 (rows,), of the probability that the slot's token is accepted; None without a confidence head.
-
-        They do not depend on the slot's own token. The arguments are those of `corrected`.
-        """
-        return None
-
-    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """See `DFlash.along`."""
-        state, slots = None, []
-        for slot in range(base.shape[1]):
-            logits, state = self.corrected(base[:, slot], hidden[:, slot], previous[:, slot], state)
-            slots.append(logits)
-        return torch.stack(slots, dim=1)
-
-
-class SlotwiseDrafter(DFlashDrafter):
-    """Drafts slot by slot with a `SlotwiseNetwork`. The network always gets a whole block, as in its training.
-
-    Args:
-        network: the network with its weights, on the target's device.
-        target: the target; the network uses its embedding and head.
-        threshold: a block ends before the first slot whose confidence is below it; 0 for whole blocks. The confidence of a
-            slot is known before its token is drawn, so that the threshold has no effect on the law of the target's tokens.
-    """
-
-    network: SlotwiseNetwork
-    is_parallel = False
-
-    def __init__(self, network: SlotwiseNetwork, target: LanguageModel, threshold: float = 0.0):
-        super().__init__(network, target, network.shape.block_size)
-        self.num_drafted, self.threshold = network.shape.num_drafted, threshold
-
-    def hidden(self, anchors: Anchors) -> torch.Tensor:
-        return self._rows(anchors, self.network.shape.block_size)[:, self.network.shape.first_row :]
-
-    def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
-        hidden = self.hidden(anchors)
-        base, previous, state, drafted = self.logits(hidden), anchors.fed(), None, []
-        for slot in range(self.num_drafted):
-            offered = self._is_confident(hidden[:, slot], previous)
-            logits, state = self.network.corrected(base[:, slot], hidden[:, slot], previous, state)
-            previous = draw(logits[:, None], slot, offered)[:, 0]
-            drafted.append(previous)
-        return torch.stack(drafted, dim=1)
-
-    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor, state: torch.Tensor | None
-                 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        shape = previous.shape
-        base, hidden = (each[:, None].expand(-1, shape[1], -1).flatten(0, 1) for each in (base, hidden))
-        before = None if state is None else state.flatten(0, 1)
-        offered = self._is_confident(hidden, previous.flatten())
-        logits, after = self.network.corrected(base, hidden, previous.flatten(), before)
-        return logits.unflatten(0, shape), *(None if each is None else each.unflatten(0, shape) for each in (after, offered))
-
-    def _is_confident(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
-        if self.threshold <= 0.0:
-            return None
-        logits = self.network.confidence_logits(hidden, previous)
-        return None if logits is None else torch.sigmoid(logits) >= self.threshold
 
 
 _NO_ANCHOR = -1

@@ -28,6 +28,7 @@ from dflash_mcmc.engine.speculative.speculation import (
     Verdict,
     all_slots,
     at_slot,
+    of_slots,
     tensor_of,
 )
 
@@ -118,15 +119,29 @@ def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Te
 
 def target_log_p(block: Block) -> torch.Tensor:
     """Log-probabilities of the drafted tokens under the target, float64 (rows, n)."""
+    if block.tree is not None:
+        return _under(block.target, block.drafted, block.tree.parents)
     padded = torch.nn.functional.pad(block.drafted, (0, 1))
     return block.target.log_probability(padded.reshape(-1)).view(padded.shape)[:, :-1]
 
 
 def draft_log_q(block: Block) -> torch.Tensor:
-    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass."""
+    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass.
+
+    The law of a candidate is that of the first one: also of candidates that are drawn without those before them.
+    """
     if block.draft is None:
         return torch.zeros_like(block.drafted, dtype=torch.float64)
+    if block.tree is not None:
+        return _under(block.draft, block.drafted, tuple(map(block.tree.inner.index, block.tree.parents)))
     return block.draft.log_probability(block.drafted.reshape(-1)).view(block.drafted.shape)
+
+
+def _under(weights: laws.Weights, drafted: torch.Tensor, before: tuple[int, ...]) -> torch.Tensor:
+    """Log-probabilities of drafted tokens, each under one of its row's laws, float64 (rows, n)."""
+    rows = torch.arange(len(drafted), device=drafted.device)[:, None] * (len(weights.logits) // len(drafted))
+    chosen = of_slots(weights, (rows + tensor_of(before, drafted.device)).flatten())
+    return chosen.log_probability(drafted.flatten()).view(drafted.shape)
 
 
 def _draft_slots(block: Block) -> torch.Tensor:

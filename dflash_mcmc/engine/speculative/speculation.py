@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -36,13 +36,21 @@ class TokenTree:
     target reads all nodes: node k stands at place anchor + k of the cache, has the rotation of anchor + depth, and sees the
     tokens up to the anchor and the nodes on its own path. The laws are therefore those after each path, and the entries of
     the path that is kept are then moved to its places.
+
+    A draft that is a model of its own, or a network with a step for each token, reads the nodes of a depth before it drafts
+    the next depth: `read` has the nodes of a forward, None for all.
     """
 
     counts: tuple[int, ...]
+    read: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         """The number of drafted tokens."""
         return sum(self.counts)
+
+    def reading(self, nodes: tuple[int, ...]) -> TokenTree:
+        """The same tree for a forward that reads some of its nodes."""
+        return replace(self, read=nodes)
 
     @cached_property
     def parents(self) -> tuple[int, ...]:
@@ -113,18 +121,20 @@ class TokenTree:
             marks[:, here] = above.scatter_add(2, tokens, torch.ones_like(tokens, dtype=torch.uint8))
         return marks
 
-    def sight(self, anchor: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which keys each node sees, bool (rows, nodes, keys), and the positions of nodes and keys in the text.
+    def sight(self, first: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which keys each node that is read sees, bool (rows, nodes, keys), and the positions of nodes and keys in the text.
 
         Args:
-            anchor: int64 (rows, 1), positions of the anchors.
+            first: int64 (rows, 1), places of the first nodes: the positions of the anchors, if all nodes are read.
             keys: int64 (keys,), places in the cache.
         """
+        nodes = tuple(range(len(self) + 1)) if self.read is None else self.read
+        read, anchor = tensor_of(nodes, keys.device), first - nodes[0]
         depths, place = self.depth_of(keys.device), keys - anchor
         node = place.clamp(min=0, max=len(self))
         inside = (place >= 0) & (place <= len(self))
-        seen = tensor_of(self.seen, keys.device)[:, node].transpose(0, 1) & inside[:, None]
-        return seen | (place < 0)[:, None], anchor + depths, torch.where(inside, anchor + depths[node], keys)
+        seen = tensor_of(self.seen, keys.device)[read][:, node].transpose(0, 1) & inside[:, None]
+        return seen | (place < 0)[:, None], anchor + depths[read], torch.where(inside, anchor + depths[node], keys)
 
 
 def is_shape(counts: Sequence[int]) -> bool:

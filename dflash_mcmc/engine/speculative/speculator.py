@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
@@ -20,11 +20,12 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter, ModelDrafter, shortened
+from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter, ModelDrafter, shortened
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import (
     Block,
     Speculation,
+    TokenTree,
     Uniforms,
     Verdict,
     all_slots,
@@ -87,9 +88,10 @@ class Speculator:
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
         drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
-        extra = drafted if self.drafter.target_forwards else 0
-        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
-                "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
+        extra = (0, 0) if not self.drafter.target_forwards else (drafted, drafted) if self.tree is None else (
+            self.tree.depth * counts.rounds, len(self.tree.inner) * counts.rounds)
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra[0],
+                "token_forwards": counts.fed + extra[1], "blocks_drafted": counts.blocks,
                 "blocks_verified": counts.blocks if self.runner.grid or self.speculation.lengths else 0,
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
@@ -200,15 +202,15 @@ class Speculator:
                 return candidates(self.tree, first, all_slots(drawn, batch), uniforms, self.speculation)
             return self.speculation.draft(drawn, uniforms, first)
 
-        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length)
+        def forward(tokens: torch.Tensor, positions: torch.Tensor, tree: TokenTree | None = None) -> torch.Tensor:
+            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length, tree)
 
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
         if not self.drafter.num_drafted and not isinstance(self.drafter, ModelDrafter):
             return anchors.fed()[:, None][:, :0], None, None
         if self.tree is not None:
-            drafted = cast("DFlashDrafter", self.drafter).propose_tree(anchors, draw, self.tree)
+            drafted = self.drafter.propose_tree(anchors, draw, self.tree)
             offered = self.tree.offered(goes_on, drafted)
         else:
             drafted = self.drafter.propose(anchors, draw)
@@ -315,16 +317,21 @@ class Tracer:
             walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
             log_p)]
         offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
+        tree = walk.block.tree
+        path = None if walk.verdict.nodes is None else walk.verdict.nodes.cpu().tolist()
         accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
         for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
                 zip(slots, *columns, strict=False)):
             if gained:
                 slot.walk.append({
                     "anchor": anchor - len(slot.operation.trajectory.prompt), "drafted": drafted,
-                    "log_p": [_number(value) for value in p], "log_q": None if draft is None else draft[row],
+                    "log_p": [_number(value) for value in p],
+                    "log_q": None if draft is None else [_number(value) for value in draft[row]],
                     "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
                     "tokens": tokens[: accepted + 1], "gained": gained,
-                    **({} if offered is None else {"offered": offered[row]})})
+                    **({} if offered is None else {"offered": offered[row]}),
+                    **({} if tree is None or path is None else {
+                        "parents": list(tree.parents), "path": path[row][1 : accepted + 1]})})
 
 
 def _number(log_p: float) -> float | None:

@@ -32,10 +32,15 @@ from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
 TOLERANCE = 1e-4
-WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1}, {"num_pages": 60}, {"num_pages": 25, "slots": 4},
-        {"keep_current": False}, {"reuse_prefix": False}, {"skip_identical": False, "read_ahead": 0},
-        {"share_forwards": False}, {"steps_between_checks": 5}, {"attention": "sdpa"})
-"""Ways to run the same chains, where a draft or a blend has a cache of its own."""
+WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"num_pages": 25, "slots": 4}, {"keep_current": False},
+        {"reuse_prefix": False}, {"share_forwards": False}, {"slots": 1}, {"num_pages": 60},
+        {"skip_identical": False, "read_ahead": 0}, {"steps_between_checks": 5}, {"attention": "sdpa"})
+"""Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first five."""
+
+
+def ways(quick: int = 5) -> list:
+    """All of them. Those after the first few are slow tests."""
+    return [pytest.param(way, id=str(way), marks=[pytest.mark.slow] * (number >= quick)) for number, way in enumerate(WAYS)]
 
 
 def power_mh(**changes) -> PowerMH:
@@ -139,8 +144,8 @@ def same_as_reference(batched, sampler, reference: ReferenceEngine) -> None:
 
 
 def with_one_of_them(name: str, blend: str) -> list:
-    """Marks a pair as slow, unless the blend is `layer` or the sampler is one of two."""
-    return [] if blend == "layer" or name in ("power_mh", "power_mh_early") else [pytest.mark.slow]
+    """Marks a pair as slow, unless the blend is `layer` or the sampler is `power_mh`."""
+    return [] if blend == "layer" or name == "power_mh" else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("name", "blend"), [pytest.param(name, blend, marks=with_one_of_them(name, blend))
@@ -204,7 +209,8 @@ ROUNDED = {  # these read tokens in chunks that are otherwise decoded one by one
 
 
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
-@pytest.mark.parametrize("name", ["power_mh", pytest.param("power_mh_published", marks=pytest.mark.slow), "power_mh_early"])
+@pytest.mark.parametrize("name", ["power_mh_early", *(pytest.param(name, marks=pytest.mark.slow)
+                                                      for name in ("power_mh", "power_mh_published"))])
 def test_switches_change_nothing(qwen3, plain, name, options):
     """Tokens and log-probabilities are equal to the last bit if a switch changes no arithmetic."""
     exact = options in SWITCHED.values() and rows_do_not_depend_on_the_batch()
@@ -215,9 +221,11 @@ def test_switches_change_nothing(qwen3, plain, name, options):
         assert [step["decision"] for step in off[tag].result.trace] == [step["decision"] for step in done.result.trace]
 
 
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-@pytest.mark.parametrize("temperature", [None, 0.8])
-@pytest.mark.parametrize("truncation", [pytest.param({}, marks=pytest.mark.slow), {"top_k": 20}])
+@pytest.mark.parametrize(("cut", "temperature", "truncation"), [
+    pytest.param(cut, temperature, truncation,
+                 marks=[pytest.mark.slow] * ((cut, temperature, truncation) not in (("current", None, {}),
+                                                                                   ("horizon", 0.8, {"top_k": 20}))))
+    for cut in ("current", "horizon") for temperature in (None, 0.8) for truncation in ({}, {"top_k": 20})])
 def test_early_rejection_changes_no_decision(qwen3, cut, temperature, truncation):
     """Every state is the same to the last bit, and every abandoned proposal is also rejected without early rejection."""
     options = dict(proposal="matched", proposal_temperature=temperature, cut=cut, num_steps=4, alpha=3.0, **truncation)

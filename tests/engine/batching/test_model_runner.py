@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -38,23 +40,27 @@ class Refusing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def whole(number, law=SamplingParams(), source="blended"):  # noqa: B008  (a law is a value)
-    path = yield Draw(Trajectory.start(np.arange(20 + number) % 61), 10, law, Key(number), source)
+def whole(number, law=SamplingParams(), source="blended", horizon=10):  # noqa: B008  (a law is a value)
+    path = yield Draw(Trajectory.start(np.arange(20 + number) % 61), horizon, law, Key(number), source)
     return ChainResult(path)
 
 
-def stepped(monkeypatch, replacement, blend, laws, speculation=None):
+def stepped(monkeypatch, replacement, blend, laws, speculation=None, horizon=10):
     """Results of an engine whose decode step is wrapped."""
     engine = BatchedEngine(LanguageModel(random_model(), stop_ids=(3,)), blend, 4, 64, speculation=speculation)
     monkeypatch.setattr(engine._loop, "stepper", replacement(engine._loop.stepper))
-    return {d.tag: d.result.trajectory for d in engine.run((n, whole(n, *laws)) for n in range(6))}
+    return {d.tag: d.result.trajectory for d in engine.run((n, whole(n, *laws, horizon=horizon)) for n in range(6))}
 
 
-@pytest.mark.parametrize("laws", [
-    (SamplingParams(),), (SamplingParams(0.0),), (SamplingParams(0.5), "base"),
-    (SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01),), (SamplingParams(0.7, 0, 1.0, 0.0, 1.2, 0.5, 0.3),)])
-@pytest.mark.parametrize("blend", [NoBlend(), LayerBlend(beta=0.3, layer=1, layers=None, norm="final")], ids=["none", "layer"])
-def test_a_step_can_be_captured(monkeypatch, laws, blend):
+LAWS = {"plain": (SamplingParams(),), "greedy": (SamplingParams(0.0),), "base": (SamplingParams(0.5), "base"),
+        "filters": (SamplingParams(0.7, top_k=5, top_p=0.9, min_p=0.01),),
+        "penalties": (SamplingParams(0.7, 0, 1.0, 0.0, 1.2, 0.5, 0.3),)}
+DECODERS = ("plain", "match", "rejection", "block")
+
+
+@pytest.mark.parametrize(("law", "decoder"), list(itertools.product(LAWS, DECODERS)))
+def test_a_step_can_be_captured(monkeypatch, law, decoder):
+    """Every law and every decoder is with a blend and without one."""
     found = []
 
     class Watched:
@@ -67,20 +73,21 @@ def test_a_step_can_be_captured(monkeypatch, laws, blend):
                 self.stepper.step(*arguments)
             found.extend(mode.found)
 
-    assert len(stepped(monkeypatch, Watched, blend, laws)) == 6
+    mixed = (list(LAWS).index(law) + DECODERS.index(decoder)) % 2
+    blend = LayerBlend(beta=0.3, layer=1, layers=None, norm="final") if mixed else NoBlend()
+    assert len(stepped(monkeypatch, Watched, blend, LAWS[law], speculation(decoder), horizon=6)) == 6
     assert not found
-    for speculation in speculations():
-        assert len(stepped(monkeypatch, Watched, blend, laws, speculation)) == 6
-        assert not found
 
 
-def speculations():
+def speculation(decoder):
     from tests.engine.speculative.test_speculator import drafter, match, reject
 
+    if decoder == "plain":
+        return None
+    rule, draft = {"match": (match(), "dflash"), "rejection": (reject(), "dflash_sliding"),
+                   "block": (reject(verification="block"), "ngram")}[decoder]
     model = random_model()
-    parts = LanguageModel(model, stop_ids=(3,))
-    for decoder, name in ((match(), "dflash"), (reject(), "dflash_sliding"), (reject(verification="block"), "ngram")):
-        yield decoder.speculation(drafter(name, parts, model))
+    return rule.speculation(drafter(draft, LanguageModel(model, stop_ids=(3,)), model))
 
 
 def test_the_watch_sees_what_it_should():

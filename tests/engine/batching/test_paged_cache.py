@@ -52,8 +52,7 @@ def assert_equal(paged, plain):
         assert (other.cost, other.result.accepted) == (done.cost, done.result.accepted)
 
 
-@pytest.mark.parametrize("num_pages", [500, 25])
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(("name", "num_pages"), [("power_mh", 500), *((name, 25) for name in RUN)])
 def test_pages_change_nothing(model, name, num_pages):
     """Not even the cost, if they are so few that draws wait and rows move to the host's memory."""
     plain, _ = run(model, RUN[name], 0)

@@ -52,7 +52,7 @@ def plain(qwen3_5):
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
-@pytest.mark.parametrize("name", ["greedy", "power_mh"])
+@pytest.mark.parametrize("name", ["power_mh", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_batched_is_reference(family, name):
     """The reference engine runs the layers of `transformers` over whole sequences."""
     model = random_model(family)
@@ -61,11 +61,14 @@ def test_batched_is_reference(family, name):
     same_as_reference(done, SAMPLERS[name], reference)
 
 
-@pytest.mark.parametrize("name", ["power_mh", "power_smc", pytest.param("multiple_try", marks=pytest.mark.slow),
-                                  pytest.param("replica_exchange", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("changes", [
-    SWITCHED["all"], dict(reuse_prefix=False), dict(keep_current=False), dict(snapshot_every=1), dict(snapshot_every=256),
-    dict(slots=3, order=[5, 2, 9, 7, 0, 3, 6, 8, 1, 4]), dict(prefill_chunk=16)], ids=lambda changes: "-".join(changes))
+CHANGES = (SWITCHED["all"], dict(slots=3, order=[5, 2, 9, 7, 0, 3, 6, 8, 1, 4]), dict(keep_current=False),
+           dict(reuse_prefix=False), dict(snapshot_every=1), dict(snapshot_every=256), dict(prefill_chunk=16))
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    pytest.param(name, changes, id="-".join([name, *changes]),
+                 marks=[pytest.mark.slow] * (name not in ("power_mh", "power_smc") or (name == "power_smc" and number > 2)))
+    for name in ("power_mh", "power_smc", "multiple_try", "replica_exchange") for number, changes in enumerate(CHANGES)])
 def test_no_switch_changes_a_bit(qwen3_5, plain, name, changes):
     """In particular a row that was rolled back has the bits of a row that reads all tokens again (`reuse_prefix=False`),
     where the layers of attention give these tokens the same bits."""

@@ -51,8 +51,9 @@ def tokens_of(done):
 
 
 @pytest.mark.parametrize(("name", "draft"), [
-    *((name, "dflash") for name in ("greedy", "truncated", "power_mh", "power_mh_matched", "power_mh_early")),
+    *((name, "dflash") for name in ("greedy", "truncated", "power_mh_early")),
     *(("truncated", draft) for draft in ("dflash_short", "dflash_sliding")),
+    *(pytest.param(name, "dflash", marks=pytest.mark.slow) for name in ("power_mh", "power_mh_matched")),
     *(pytest.param(name, draft, marks=pytest.mark.slow) for draft in ("dflash_short", "dflash_sliding")
       for name in ("greedy", "power_mh", "power_mh_matched", "power_mh_early"))])
 def test_draft_blend_is_reference(qwen3, reference, name, draft):
@@ -125,10 +126,11 @@ def draft_mh(**changes) -> DraftMH:
                                    pytest.param(BLEND, id="draft")])
 def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference, blend, changes):
     sampler = draft_mh(**changes)
-    batched, alone = (run(qwen3, chains(sampler), blend, slots=slots) for slots in (8, 1))
+    batched, alone = run(qwen3, chains(sampler), blend), run(qwen3, list(chains(sampler))[1:4], blend, slots=1)
     if not changes.get("early_reject"):
         same_as_reference(batched, sampler, reference(blend))
-    for tag in batched:
+    assert len(alone) == 3
+    for tag in alone:
         if rows_do_not_depend_on_the_batch():
             assert batched[tag].result.trace == alone[tag].result.trace
         assert batched[tag].cost == alone[tag].cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 
@@ -29,7 +30,8 @@ def reject(**changes) -> SpeculativeRejection:
 @pytest.mark.parametrize(("name", "blend", "draft", "temperature"), [
     ("temperature", "none", "dflash", 0.0), ("truncated", "none", "dspark_gated", 0.9),
     ("power_mh_early", "layer", "dflash2", 0.0),
-    ("greedy", "none", "dflash_sliding", 0.0), ("power_smc", "none", "dspark", 1.0)])
+    ("greedy", "none", "dflash_sliding", 0.0), ("power_smc", "none", "dspark", 1.0), ("temperature", "layer", "self", 0.8),
+    ("truncated", "none", "ngram", 0.0)])
 def test_match_is_plain(qwen3, plain, name, blend, draft, temperature):
     found = run(qwen3, SAMPLERS[name], BLENDS[blend], match(temperature), draft)
     for tag, done in plain(name, blend).items():
@@ -45,8 +47,7 @@ def found(qwen3):
                                                reject() if rejects else match(0.8), "dflash"))
 
 
-@pytest.mark.parametrize("options", WAYS[2:6], ids=str)
-@pytest.mark.parametrize("rejects", [False, True])
+@pytest.mark.parametrize(("rejects", "options"), list(zip((True, False) * 2, WAYS[:4], strict=True)))
 def test_pages_slots_and_order_change_nothing(qwen3, found, rejects, options):
     expected = found(rejects)
     other = run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"], reject() if rejects else match(0.8), "dflash", **options)
@@ -54,12 +55,14 @@ def test_pages_slots_and_order_change_nothing(qwen3, found, rejects, options):
         same(other[tag].result, done.result)
 
 
-@pytest.mark.parametrize(("rejects", "draft"), [(False, "dflash"), (True, "dspark_gated")])
+@pytest.mark.parametrize(("rejects", "draft"), [
+    (False, "dflash"), (True, "ngram"),
+    *(pytest.param(True, name, marks=pytest.mark.slow) for name in ("dspark_gated", "self"))])
 def test_a_tree_of_one_branch_is_a_chain(qwen3, rejects, draft):
     """The draft has then read the same tokens: as many blocks are drafted, and as many tokens kept."""
     rule = SpeculativeRejection if rejects else SpeculativeMatch
     one, chain = (run(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"], rule(candidates=counts), draft)
-                  for counts in ([1] * 4, None))
+                  for counts in ([1] * {"self": 3, "ngram": 6}.get(draft, 4), None))
     for tag, done in chain.items():
         same(one[tag].result, done.result)
         assert one[tag].cost == done.cost
@@ -77,6 +80,34 @@ def test_entries_of_the_path_must_be_moved(qwen3, plain, monkeypatch):
     moved = run(qwen3, SAMPLERS["temperature"], BLENDS["none"], match(), "dspark")
     assert any(moved[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
                for tag, done in plain("temperature", "none").items())
+
+
+@pytest.mark.parametrize(("decoder", "draft"), [(reject(trace=True), "self"), (reject(trace=True), "dspark_gated"),
+                                                (SpeculativeMatch(candidates=TREE, trace=True), "ngram")])
+def test_a_trace_has_the_nodes_and_the_path_that_is_kept(qwen3, decoder, draft):
+    kept = 0
+    for done in run(qwen3, SAMPLERS["truncated"], BLENDS["none"], decoder, draft).values():
+        drawn = done.result.trajectory
+        json.dumps(done.walk, allow_nan=False)
+        assert (len(done.walk), sum(step["gained"] for step in done.walk)) == (done.cost.blocks_drafted, drawn.length)
+        for step in done.walk:
+            path, parents = step["path"], [0, *step["parents"]]
+            assert (len(path), parents[1:]) == (step["accepted"], [0, 0, 0, 1, 1, 2, 4, 5, 5])
+            assert [parents[node] for node in path] == [0, *path][: len(path)]
+            assert [step["drafted"][node - 1] for node in path] == step["tokens"][:-1]
+            for place, node in enumerate(path[: step["gained"]], step["anchor"] + 1):
+                assert step["log_p"][node - 1] == pytest.approx(drawn.log_q[place], abs=1e-4)
+            if draft == "dspark_gated":
+                assert all(step["offered"][node - 1] for node in path)
+            kept += len(path)
+    assert kept > 0
+
+
+def test_a_trace_has_the_law_from_which_a_candidate_is_drawn(qwen3):
+    """The target drafts for itself: p is q, also for candidates that are drawn without those before them."""
+    for done in run(qwen3, SAMPLERS["temperature"], BLENDS["none"], reject(trace=True), "self").values():
+        for step in done.walk[:-1]:
+            assert step["log_q"] == pytest.approx(step["log_p"], abs=1e-4)
 
 
 def test_a_model_with_recurrent_layers_is_refused():

@@ -16,7 +16,8 @@ from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter, SlotwiseDrafter
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
+from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -77,7 +78,7 @@ def is_slow(name: str, draft: str) -> bool:
         return name != "power_mh_early"
     if draft in ("dflash_short", "dflash_sliding", "dspark"):
         return name != "truncated"
-    return draft != "dflash" and name in ("power_mh_horizon", "power_mh_matched", "power_mh_published")
+    return draft != "dflash" and name not in ("greedy", "truncated", "power_smc", "power_mh_early")
 
 
 @pytest.mark.parametrize(("name", "draft"), [
@@ -91,7 +92,8 @@ def test_match_is_plain(qwen3, plain, name, draft):
         assert sum(d.cost.tokens_kept for d in speculative.values()) > 0
 
 
-@pytest.mark.parametrize("blend", ["layer", "layer_final", "last_layer"])
+@pytest.mark.parametrize("blend", [
+    "layer_final", *(pytest.param(name, marks=pytest.mark.slow) for name in ("layer", "last_layer"))])
 def test_match_is_plain_under_a_blend(qwen3, plain, blend):
     for name in ("truncated", "power_mh_early"):
         for decoder, draft in ((match(), "dflash"), (match(0.8), "self")):
@@ -108,11 +110,11 @@ def test_greedy_by_rejection_is_plain(qwen3, plain):
             same(speculative[tag].result, done.result)
 
 
-@pytest.mark.parametrize(("decoder", "draft"), [
-    (match(), "dflash"), (reject(verification="block"), "self"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
+@pytest.mark.parametrize(("name", "decoder", "draft"), [
+    ("truncated", match(), "dflash"), ("power_mh_early", reject(verification="block"), "self"),
+    *(pytest.param(name, *pair, marks=pytest.mark.slow) for name in ("power_mh_early", "truncated") for pair in (
         (match(0.6), "dflash_sliding"), (reject(), "dflash"), (reject(), "ngram"), (reject(), "dspark_gated"),
         (reject(verification="block"), "dflash2")))])
-@pytest.mark.parametrize("name", ["power_mh_early", "truncated"])
 def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, name):
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
@@ -148,10 +150,10 @@ def single_draws(model, decoder, draft, law, count, horizon=2):
 
 
 @pytest.mark.parametrize(("decoder", "draft"), [
-    (reject(), "dflash"), (reject(verification="block"), "dflash"), (SpeculativeRejection(candidates=[2, 2]), "dflash"),
-    (SpeculativeRejection(candidates=[3, 1], replacement=True), "dspark_gated"),
+    (reject(verification="block"), "dflash"), (SpeculativeRejection(candidates=[2, 2]), "dflash"),
     *(pytest.param(*pair, marks=pytest.mark.slow)
-      for pair in ((reject(0.5), "dflash"), (reject(), "self"), (reject(), "ngram")))])
+      for pair in ((reject(), "dflash"), (SpeculativeRejection(candidates=[3, 1], replacement=True), "dspark_gated"),
+                   (reject(0.5), "dflash"), (reject(), "self"), (reject(), "ngram")))])
 def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
     law, count = SamplingParams(0.9, top_k=5), 3000
     pairs = single_draws(qwen3, decoder, draft, law, count)
@@ -238,8 +240,8 @@ class Insider(DFlashDrafter):
 
 
 @pytest.mark.parametrize("name", [
-    "greedy", "power_mh_early",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("temperature", "truncated", "power_mh"))])
+    "greedy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("temperature", "truncated", "power_mh",
+                                                                        "power_mh_early"))])
 def test_blocks_of_which_much_is_kept(qwen3, plain, name):
     """Accepted tokens advance the companion cache by several positions at once."""
     for options in ({}, {"prefill_chunk": 8, "keep_current": False, "steps_between_checks": 4, "read_ahead": 2}):
