@@ -141,7 +141,7 @@ def _write_cases(arguments: list[str]) -> None:
         raise UserError(f"cases: given {' '.join(arguments) or 'nothing'!r}; allowed: one folder to write to")
     from dflash_mcmc.verify import drawn
 
-    drawn.write_cases(_stated(["model=tiny", "dataset=arith", "dataset.limit=1"]), Path(arguments[0]))
+    drawn.write_cases(_stated(["model=tiny", "dataset=arith"]), Path(arguments[0]))
     print(f"written to {arguments[0]}: draw the answers of each NAME.jsonl with target/, and audit them with model=target")
 
 

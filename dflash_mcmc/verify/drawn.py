@@ -38,11 +38,14 @@ _PATIENCE = 600.0
 """Seconds to wait for an answer."""
 _ALLOWED = 'one JSON object a line with "prompt_ids" or "prompt", and with "ids" or "text"'
 
-_CASES = {"plain": (SamplingParams(temperature=1.5), 4000, 4), "cut": (SamplingParams(temperature=1.5, top_p=0.9), 4000, 4),
-          "penalty": (SamplingParams(temperature=1.5, frequency_penalty=2.0), 4000, 6),
-          "long": (SamplingParams(temperature=1.5), 400, 24)}
-"""The laws of the crafted cases, the answers to ask for and the tokens of each. A high temperature parts a target from its
-draft, which makes a draft's mistakes large."""
+_CASES = {"plain": (0, "", SamplingParams(temperature=1.5), 4000, 4),
+          "cut": (0, "", SamplingParams(temperature=1.5, top_p=0.9), 4000, 4),
+          "penalty": (14, "We have 74+13+53=", SamplingParams(temperature=1.0, frequency_penalty=2.0), 400, 6),
+          "block": (44, "8*46=380+48=428. So 16*94=", SamplingParams(temperature=0.5), 4000, 4),
+          "long": (0, "", SamplingParams(temperature=1.5), 400, 24)}
+"""Of each crafted case the problem, the start of the answer that belongs to the prompt, the law, the answers to ask for and
+the tokens of each. A high temperature parts a target from its draft, which makes a draft's mistakes large. The starts stand
+before digits: the target likes to write 11, which a penalty of the first 1 forbids, and doubts what `close/` is sure of."""
 _TINY = Path(__file__).parents[1] / "assets" / "tiny"
 
 
@@ -133,28 +136,30 @@ def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.nd
 
 
 def write_cases(config: Config, folder: Path) -> None:
-    """Writes the crafted cases, of the one problem of a configuration, to a folder. Raises UserError.
+    """Writes the crafted cases, of problems of a configuration, to a folder. Raises UserError.
 
-    `target/` is the embedded model, `assistant/` the lower half of its layers as a draft model. Each NAME.jsonl has the token
-    ids of the prompt, the law to draw with, and the number of answers and of their tokens.
+    `target/` is the embedded model. Two draft models are the lower layers of it: `assistant/` half of them, `close/` all but
+    the last. Each NAME.jsonl has the prompt, its token ids, the law to draw with, and the number of answers and their tokens.
     """
     from safetensors.torch import load_file, save_file
 
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError("cases", str(folder), "an empty folder, or a new one: files would be replaced")
-    (prompt,) = build.prompts(config, config.model.load("cpu"), config.dataset.problems()).values()
+    target, prompting, problems = config.model.load("cpu"), config.dataset.prompting(), config.dataset.problems()
+    whole, tensors = json.loads((_TINY / "config.json").read_text()), load_file(_TINY / "model.safetensors")
+    depth = whole["num_hidden_layers"]
     with writing(folder):
-        for name in ("target", "assistant"):
+        for name, layers in {"target": depth, "assistant": depth // 2, "close": depth - 1}.items():
             shutil.copytree(_TINY, folder / name, dirs_exist_ok=True)
-        kept = json.loads((_TINY / "config.json").read_text())
-        kept["num_hidden_layers"] //= 2
-        del kept["layer_types"][kept["num_hidden_layers"]:]
-        (folder / "assistant" / "config.json").write_text(json.dumps(kept, indent=1) + "\n")
-        tensors = {name: tensor for name, tensor in load_file(_TINY / "model.safetensors").items()
-                   if not name.startswith("model.layers.") or int(name.split(".")[2]) < kept["num_hidden_layers"]}
-        save_file(tensors, folder / "assistant" / "model.safetensors", {"format": "pt"})
-        for name, (law, number, tokens) in _CASES.items():
-            case = {"prompt_ids": prompt.tolist(), "n": number, "max_tokens": tokens, **asked_of(law)}
+            kept = {**whole, "num_hidden_layers": layers, "layer_types": whole["layer_types"][:layers]}
+            (folder / name / "config.json").write_text(json.dumps(kept, indent=1) + "\n")
+            save_file({name: tensor for name, tensor in tensors.items()
+                       if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers},
+                      folder / name / "model.safetensors", {"format": "pt"})
+        for name, (place, start, law, number, tokens) in _CASES.items():
+            text = config.model.render(target.tokenizer, prompting.conversation(problems[place])) + start
+            case = {"prompt": text, "prompt_ids": target.encode(text).tolist(), "n": number, "max_tokens": tokens,
+                    **asked_of(law)}
             (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 

@@ -99,11 +99,15 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
 
     folder = tmp_path / "cases"
     assert told(["cases", str(folder)], capsys)[0] == 0
-    target, assistant = (AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "assistant"))
-    assert (len(target.model.layers), len(assistant.model.layers)) == (8, 4)
+    models = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "assistant", "close")]
+    assert [len(model.model.layers) for model in models] == [8, 4, 7]
+    target = models[0]
     asked = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.jsonl")}
-    assert {name: set(case) - {"prompt_ids", "n", "max_tokens", "temperature", "top_p"} for name, case in asked.items()} == {
-        "plain": set(), "cut": set(), "long": set(), "penalty": {"frequency_penalty"}}
+    usual = {"prompt", "prompt_ids", "n", "max_tokens", "temperature", "top_p"}
+    assert {name: set(case) - usual for name, case in asked.items()} == {
+        "plain": set(), "cut": set(), "long": set(), "block": set(), "penalty": {"frequency_penalty"}}
+    assert _late_penalty(asked["penalty"], target, models[2]) > 0.2
+    assert _block_residual(asked["block"], target, models[2]) > 0.03
     case = asked["plain"]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -121,6 +125,34 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     assert "allowed: an empty folder, or a new one" in err
     assert (folder / "plain.jsonl").read_text() == "of the user"
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
+
+
+def _laws(case, model, first):
+    """The laws of the first token, (vocabulary,), and of the second one after each of some first tokens, without penalties."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([[*case["prompt_ids"], token] for token in first])).logits[:, -2:].double()
+    laws = torch.softmax(logits / case["temperature"], dim=-1)
+    return laws[0, 0], laws[:, 1]
+
+
+def _late_penalty(case, target, draft):
+    """By how much the second token repeats the first too often, where a draft's first is kept and its penalty forgotten."""
+    (one, two), (draft_one, _) = (_laws(case, model, range(16, 17)) for model in (target, draft))
+    repeats, allowed = two[0, 16], two[0, 16] * np.exp(-case["frequency_penalty"])
+    return float(min(one[16], draft_one[16]) * (repeats - allowed / (1.0 - repeats + allowed)))
+
+
+def _block_residual(case, target, draft):
+    """Total variation of two tokens between (p - q)+ and (w p - q)+ after a kept one. The block ends there with the mass of
+    the second: it keeps x with probability w = min(1, p / q) on average."""
+    first = range(target.config.vocab_size)
+    (one, two), (draft_one, draft_two) = (_laws(case, model, first) for model in (target, draft))
+    right = ((one / draft_one).clamp(max=1.0)[:, None] * two - draft_two).clamp(min=0.0)
+    wrong, mass = (two - draft_two).clamp(min=0.0), right.sum(dim=1)
+    apart = (wrong / wrong.sum(dim=1, keepdim=True).clamp(min=1e-30) - right / mass[:, None].clamp(min=1e-30)).abs().sum(dim=1)
+    return float((draft_one * mass * apart).sum() / 2.0)
 
 
 def test_the_temperature_is_1_also_with_the_sampler_named():

@@ -236,7 +236,7 @@ class PagePreemption:
         stopped: list[Slot] = []
         while not self.suffices(pages()):
             slots = [slot for slot in live_slots() if slot is not pinned]
-            drawing = sorted((slot for slot in slots if slot.leader is None and _draws(slot)), key=attrgetter("clock", "place"))
+            drawing = sorted((slot for slot in slots if not slot.leader and _draws(slot)), key=attrgetter("clock", "place"))
             if young := drawing[0 if pinned else 1 :]:  # the oldest goes on
                 stopped += self._stop(young[-1])
                 continue
