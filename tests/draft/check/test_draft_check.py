@@ -200,6 +200,7 @@ def test_report_has_a_text_a_figure_and_json(measured, tmp_path):
     (["look"], "allowed: check, speed"), (["speed", "--expected=3"], "not an option"),
     (["speed", "draft=none"], "draft: given 'none'; allowed: a draft, such as tiny"),
     (["speed", "draft=tiny", "decoder=plain"], "decoder: given 'plain'; allowed: speculative_match"),
+    (["speed", "draft=tiny", "decoder.candidates=[2]"], "decoder.candidates: given [2]; allowed: null with drafts speed, whi"),
     (["speed", "sampler=greedy"], "sampler: given with drafts speed; allowed: model"), (["check", "--wrong"], "not an option"),
     (["check", "--expected=0.5", "draft=tiny"], ">= 1"),
     (["check", "sampler=greedy"], "sampler: given with drafts check; allowed: model"),
