@@ -109,11 +109,12 @@ def grouped_attention(
     if attention_mask.dtype == torch.bool:
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
     scale = dim**-0.5 if scaling is None else scaling
-    grouped = (query * scale).reshape(rows, key_heads, groups * queries, dim)
+    # In float32: scores of some models reach hundreds, where bfloat16 has steps of 2 (notebook, "Scores in bfloat16").
+    grouped = (query.float() * scale).reshape(rows, key_heads, groups * queries, dim)
     heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them
     if heads_first:
         grouped, key, value, attention_mask = (x.transpose(0, 1) for x in (grouped, key, value, attention_mask))
-    scores = torch.matmul(grouped, key.transpose(2, 3))
+    scores = torch.matmul(grouped, key.float().transpose(2, 3))
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.view(*key.shape[:2], groups, queries, keys).add_(attention_mask[:, :, None])

@@ -49,6 +49,18 @@ def test_grouped_is_fused(queries, keys, key_heads):
     torch.testing.assert_close(causal, fused(query, key, value, lower), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_grouped_keeps_scores_of_hundreds(dtype):
+    """Keys of Qwen2.5-1.5B share a large part, and its scores reach hundreds: in bfloat16 they would have steps of 2."""
+    query, key, value = (x.to(dtype) for x in example(1, 40))
+    query, key = query + 12, key + 12
+    mask = torch.ones(3, 1, 1, 40, dtype=torch.bool)
+    ours, _ = attention.grouped_attention(None, query, key, value, mask)
+    exact = fused(*(x.double() for x in (query, key, value)), mask)
+    assert (query.double() @ key.double().repeat_interleave(2, dim=1).mT).max() * 8**-0.5 > 400
+    torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["grouped", "sdpa", "eager"])
 def test_every_implementation_draws_the_same(family, name):
