@@ -109,7 +109,7 @@ def grouped_attention(
     if attention_mask.dtype == torch.bool:
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
     scale = dim**-0.5 if scaling is None else scaling
-    # In float32: scores of some models reach hundreds, where bfloat16 has steps of 2 or more (notebook, "Scores in bfloat16").
+    # In float32: scores of some models reach thousands, where bfloat16 has steps of 8 (notebook, "Scores in bfloat16").
     grouped = (query.float() * scale).reshape(rows, key_heads, groups * queries, dim)
     heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them
     if heads_first:

@@ -268,12 +268,17 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)
+    # In half precision `grouped_attention` copies a layer's keys to float32.
+    copied = max((4 * shape.num_heads * shape.key_dim for each in work.models if work.implementation(each) == "grouped"
+                  and (shape := each.cache_shape).dtype.itemsize < 4), default=0)
+    step += rows * length * copied
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
     # Without `keep_current` all rows may have to read their sequences again at once.
     readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
     chunk = min(work.options.prefill_chunk, keys)
-    reading = max(readers, 1) * (max(_activation_bytes(each, chunk, keys) for each in work.models) + keys * layer_bytes)
+    widest = max(_activation_bytes(each, chunk, keys) for each in work.models)
+    reading = max(readers, 1) * (widest + keys * (layer_bytes + copied))
     if shape := model.cache_shape.recurrent:
         step += rows * shape.work_bytes(1 + work.num_drafted)
         reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.plan import Workload, plan, predict
+from dflash_mcmc.engine.batching.plan import Workload, cache_size, plan, predict
 from dflash_mcmc.errors import ConfigError
 from tests.targets import random_model
 
@@ -30,6 +31,16 @@ def test_caches_are_as_large_as_predicted(model, changes):
     held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
     held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     assert predict(Workload(model, 150, 100, options), 12).caches == held
+
+
+@pytest.mark.parametrize(("dtype", "is_copied"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_grouped_attention_in_half_precision_takes_a_layer_of_keys_in_float32(dtype, is_copied):
+    model = LanguageModel(random_model().to(dtype), stop_ids=(3,))
+    ours, theirs = (predict(Workload(model, 150, 100, Options(attention=name)), 8) for name in ("grouped", "sdpa"))
+    rows, length = cache_size(model.device, 8, 150, 0)
+    shape = model.cache_shape
+    assert ours.step - theirs.step == is_copied * rows * length * shape.num_heads * shape.key_dim * 4
+    assert (ours.reading > theirs.reading) == is_copied
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
