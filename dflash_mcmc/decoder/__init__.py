@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.ops import LARGEST, SMALLEST
 from dflash_mcmc.registry import name_of, options_with
 
@@ -57,20 +59,27 @@ _MOST = 1024
 """Drafted tokens of a tree, at most."""
 
 
+@dataclass(kw_only=True)
 class SpeculativeDecoder(Decoder):
-    """Base class of decoders that verify the blocks of a draft. A subclass declares the fields below."""
+    """Base class of decoders that verify the blocks of a draft. A subclass declares `draft_temperature` and `fault`."""
 
     __slots__ = ()
 
     needs_draft = True
 
-    if TYPE_CHECKING:  # dataclass fields of the subclass
+    candidates: list[int] | None = identity(
+        None, "numbers of candidates: after the last token, then after each of them, breadth first; [4] = four for the next "
+        "token, [3,2,1] = a tree; null drafts a chain", ge=0, le=64, off=None)
+    adaptive: float | None = identity(
+        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
+        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
+    trace: bool = runtime(False, "record the outcome of every block, position by position")
+
+    if TYPE_CHECKING:
         @property
         def draft_temperature(self) -> float | None: ...
-        adaptive: float | None
-        fault: str | None
-        candidates: list[int] | None
-        trace: bool
+        @property
+        def fault(self) -> str | None: ...
 
     def tree(self) -> TokenTree | None:
         """The shape of a block; None for a chain."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
 
@@ -29,13 +29,6 @@ class SpeculativeMatch(SpeculativeDecoder):
 
     draft_temperature: float = identity(0.0, "temperature of the draft, drawn by the same uniforms as the target; 0 proposes "
                                         "its most likely tokens", ge=0, le=LARGEST)
-    candidates: list[int] | None = identity(
-        None, "numbers of candidates: after the last token, then after each of them, breadth first; [4] = four for the next "
-        "token, [3,2,1] = a tree; null drafts a chain", ge=0, le=64, off=None)
-    adaptive: float | None = identity(
-        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
-        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
-    trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["greedy_first", "greedy_bonus", "redraw_after_mismatch", "late_penalty", "greedy_walk", "finite_window"]
             | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import identity, runtime
+from dflash_mcmc.fields import identity
 from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
 
@@ -31,15 +31,8 @@ class SpeculativeRejection(SpeculativeDecoder):
     verification: Literal["token", "block"] = identity(
         "token", "unit of verification: token = each token by itself; block = the longest prefix that passes, on average at "
         "least as long as with token (Sun et al. 2024, arXiv 2403.10444)")
-    candidates: list[int] | None = identity(
-        None, "numbers of candidates: after the last token, then after each of them, breadth first; [4] = four for the next "
-        "token, [3,2,1] = a tree; null drafts a chain", ge=0, le=64, off=None)
     replacement: bool = identity(False, "whether the candidates after a token are drawn independently; false draws each "
                                  "without those before it", off=False)
-    adaptive: float | None = identity(
-        None, "cost of a whole block in plain steps, the break-even of `drafts speed`: a block drafts fewer tokens, or none, "
-        "where earlier blocks of the draw have kept few; null drafts whole blocks", ge=1, le=1000, off=None)
-    trace: bool = runtime(False, "record the outcome of every block, position by position")
     fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty",
                     "block_residual", "tree_rejection"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
