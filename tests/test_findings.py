@@ -71,6 +71,23 @@ def test_the_table_follows_from_the_records(page):
             assert row["difference"] == f"{100 * (won - lost) / len(right):+.1f}"
 
 
+def test_the_curves_over_beta_follow_from_the_records():
+    """Each number of the table of three samplers and two directions, from the identity and the verdicts of its run."""
+    curves = re.findall(r"^\| `(\w+)` \| (layer|random) \|((?: \d+ \|)+)$", (FINDINGS / "sign-of-beta.md").read_text(), re.MULTILINE)
+    correct = {}
+    with tarfile.open(FINDINGS / "records/signflip.tar.xz") as archive:
+        for member in archive:
+            if member.name.endswith("/run.json"):
+                identity = json.load(archive.extractfile(member))["identity"]
+                records = archive.extractfile(member.name.replace("run.json", "records.jsonl")).read().splitlines()
+                assert len(records) == 50
+                point = identity["sampler"], identity.get("blend.direction", "layer"), identity["blend.beta"]
+                correct[point] = sum(json.loads(record)["verdict"] == "correct" for record in records)
+    assert len(correct) == 42
+    assert {(sampler, direction, beta): int(count) for sampler, direction, counts in curves
+            for beta, count in zip((-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2), re.findall(r"\d+", counts), strict=True)} == correct
+
+
 def test_every_archive_has_a_page_and_names_no_machine():
     texts = "\n".join(path.read_text() for path in FINDINGS.glob("*.md"))
     archives = sorted((FINDINGS / "records").glob("*.tar.xz"))
