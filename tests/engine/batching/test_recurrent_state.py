@@ -16,8 +16,8 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.batching.plan import Workload, plan, predict
 from dflash_mcmc.engine.batching.recurrent_state import HybridRows
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.engine.speculative.speculation import TokenTree
+from dflash_mcmc.errors import UserError
 from tests.engine.batching.test_batched import (
     BLENDS,
     SAMPLERS,
@@ -177,7 +177,7 @@ def test_the_path_of_a_tree_leaves_the_states_and_inputs_of_its_tokens(qwen3_5):
     for position in range(7, 11):
         chain.step(fed.gather(1, nodes)[:, position - 7].numpy(), np.full(8, position))
         for row in (0, 1, 2, 4, 5, 6, *((3, 7) if position < 10 else ())):
-            mine, theirs = (each.state(row, position + 1) + [each.cache.inputs[:, row, : position + 1]]
+            mine, theirs = ([*each.state(row, position + 1), each.cache.inputs[:, row, : position + 1]]
                             for each in (branches, chain))
             torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-5)
 
