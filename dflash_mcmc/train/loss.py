@@ -5,6 +5,9 @@ the anchor's token. The prediction is compared with the token at that position, 
 Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
 a wrong one are rejected (DFlash, arXiv 2602.06036).
 
+EAGLE-3 is unrolled: in each step of a block the network reads its own state of the step before, and the response's token (the
+training-time test of EAGLE-3, arXiv 2503.01840).
+
 DSpark and DFlash 2 have slots that depend on the token before. All slots are computed with the response's tokens as the tokens
 before them (teacher forcing), with the same weights. Sources: DSpark (arXiv 2607.05147) and its trainer DeepSpec; NVIDIA NeMo
 Automodel for DFlash 2.
@@ -21,20 +24,20 @@ Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import DSpark
+from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks
+from dflash_mcmc.train.blocks import Known, Network, TargetReader, TrainingBlocks, drafted
 from dflash_mcmc.train.responses import Response
 
 
@@ -147,7 +150,7 @@ def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torc
     return used * torch.exp(-(slots - 1) / gamma)
 
 
-def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
+def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
              autocast: bool, candidates: Candidates | None = None, known: Known | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
@@ -164,7 +167,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     if known is None:
         known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
+        hidden = drafted(draft, model, known.features, blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
@@ -172,11 +175,19 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     def piece(rows: slice) -> torch.Tensor:
         some = DraftedSlots._make(None if values is None else values[rows] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
-                some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+            if isinstance(draft, Eagle3):
+                logits = torch.nn.functional.linear(some.hidden, draft.lm_head.weight).float()
+            else:
+                logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
+                    some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
         return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
-    pieces = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
+    return _summed(piece, hidden, _SLOTS_AT_ONCE)
+
+
+def _summed(piece: Callable[[slice], torch.Tensor], hidden: torch.Tensor, size: int) -> torch.Tensor:
+    """The sum of the loss of all pieces, of `size` rows of hidden states each."""
+    pieces = [slice(start, start + size) for start in range(0, len(hidden), size)]
     if len(pieces) == 1:
         return piece(pieces[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
@@ -223,8 +234,6 @@ def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> 
 
 _CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
 """Weights of the terms of DSpark's loss."""
-_SLOTWISE_AT_ONCE = 8192
-"""Slots whose logits are in memory at the same time."""
 
 
 def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: TrainingBlocks, gamma: float,
@@ -250,11 +259,7 @@ def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: Tra
             confidence = draft.confidence_logits(hidden[rows], previous[rows])
         return (weights[rows] * term(base, logits, labels[rows], model, teacher[rows], confidence)).sum()
 
-    size = max(1, _SLOTWISE_AT_ONCE // weights.shape[-1])
-    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    if len(pieces) == 1:
-        return piece(pieces[0])
-    return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
+    return _summed(piece, hidden, max(1, _SLOTS_AT_ONCE // weights.shape[-1]))
 
 
 def _dspark(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,
