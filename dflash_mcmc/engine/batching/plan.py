@@ -279,9 +279,9 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     chunk = min(work.options.prefill_chunk, keys)
     widest = max(_activation_bytes(each, chunk, keys) for each in work.models)
     reading = max(readers, 1) * (widest + keys * (layer_bytes + copied))
-    if shape := model.cache_shape.recurrent:
-        step += rows * shape.work_bytes(1 + work.num_drafted)
-        reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
+    if recurrent := model.cache_shape.recurrent:
+        step += rows * recurrent.work_bytes(1 + work.num_drafted)
+        reading = max(reading + max(readers, 1) * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, states=states)
