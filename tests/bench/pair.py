@@ -1,12 +1,12 @@
 """Compares speculative with plain decoding, and with assisted generation of transformers, for a target and a draft model.
 
     python -m tests.bench.pair model=qwen2_5_coder_1_5b draft=qwen2_5_coder_0_5b decoder=speculative_match sampler=greedy \
-        dataset=gsm8k dataset.path=$GSM8K dataset.limit=6 dataset.max_new_tokens=64 hardware.num_slots=1
+        dataset=gsm8k dataset.path=$GSM8K dataset.limit=6 hardware.num_slots=1
 
 The overrides are those of a run on a CPU. All cases draw the same problems and take turns, `hardware.num_slots` chains at a
 time, so that a slow minute affects all of them. `ratio` compares tokens for each second with plain decoding by the engine, and
 `processor` tokens for each second of processor time. With `decoder.adaptive` whole blocks are a case too. With one slot,
-`sampler=greedy` and `sampler=temperature` are also drawn by `generate`, alone and with `assistant_model` if the draft is a model.
+`sampler=greedy` and `sampler=temperature` are also drawn by `generate`, alone and with `assistant_model` for a draft model.
 """
 
 from __future__ import annotations
