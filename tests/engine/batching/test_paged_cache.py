@@ -52,9 +52,10 @@ def assert_equal(paged, plain):
         assert (other.cost, other.result.accepted) == (done.cost, done.result.accepted)
 
 
-@pytest.mark.parametrize(("name", "num_pages"), [("power_mh", 500), *((name, 25) for name in RUN)])
+@pytest.mark.parametrize(("name", "num_pages"), [("power_mh", 500), ("power_mh", 5), ("temperature", 5),
+                                                 *((name, 25) for name in RUN)])
 def test_pages_change_nothing(model, name, num_pages):
-    """Not even the cost, if they are so few that draws wait and rows move to the host's memory."""
+    """Not even the cost, if they are so few that draws wait, rows move to the host's memory and few prompts are read ahead."""
     plain, _ = run(model, RUN[name], 0)
     paged, engine = run(model, RUN[name], num_pages)
     assert_equal(paged, plain)
@@ -91,14 +92,19 @@ class PagesOf:
     def stop(self, slot):
         self._free("stop", slot)
 
-    def move_to_host(self, slot):
+    def move_out(self, slot, to_host):
         self._free("move", slot)
 
     def holds_pages(self, slot):
         return ("move", slot.chain.tag) not in self.done
 
+    def forget_prompts(self):
+        return False
+
     def take(self, slot):
         slot.row = None
+
+    release = take
 
 
 @pytest.mark.parametrize(("pages", "pinned", "done"), [
