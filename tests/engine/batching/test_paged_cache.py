@@ -125,6 +125,20 @@ def test_the_draws_that_began_last_lose_their_pages_first(pages, pinned, done):
     assert [slot.chain.tag for slot in stopped] == [name for what, name in done if what == "stop"]
 
 
+def test_a_row_moves_to_the_host_where_no_page_is_left_for_its_end(model):
+    memory = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 4, LONGEST, num_pages=8)._memory
+    slot, cache = Slot(LiveChain("x", iter(()))), memory.cache
+    slot.row = 0
+    cache.open(0, 0, 10)
+    cache.close(0)
+    slot.contents.hold(np.arange(10))
+    others = [cache.memory.pool.take() for _ in range(7)]
+    memory.move_out(slot)
+    assert cache.num_free_pages == 1
+    memory.move_in(slot)
+    assert (cache.num_free_pages, cache.has_pages(0), len(others)) == (0, True, 7)
+
+
 def test_writing_to_shared_pages_would_be_seen(model, monkeypatch):
     """A wrong copy: pages are shared that are not full, and a page that another row uses too is written as it is."""
     plain, _ = run(model, RUN["power_mh"], 0)
