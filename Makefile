@@ -96,7 +96,8 @@ equal-cost: $(BASE)  ## samplers and votes at two budgets on the embedded model,
 
 # The processor whose settings the tests use: intel, amd or this.
 PROCESSOR ?= this
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
+# Programs that tests start take compiled modules, even where a machine forbids to store them.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processor=$(PROCESSOR)
 
 test: $(READY)  ##- the tests, three at a time, since many wait for a program (minutes); PROCESSOR=intel or amd: with the settings of that processor
 	$(PYTEST) -n 3 --dist worksteal

@@ -61,7 +61,7 @@ class ModelBeside:
         """The other model on the target's device. It stays loaded. Raises UserError if it does not fit the target."""
         self._compare(target.tokenizer)
         with self.named():
-            loaded: LanguageModel = self.component().load_beside(str(target.device))
+            loaded: LanguageModel = self.component().load_beside(str(target.device), self._field)
         if not bool(target.forbidden[loaded.vocab_size :].all()):
             raise ConfigError(self._field, self.model, "a model whose head has a row for each of the target's tokens (it "
                               f"has {loaded.vocab_size})")

@@ -133,9 +133,15 @@ class HFModel(Model):
         """The model on a device, in eval mode. It stays loaded, so the jobs of a sweep share it. Raises UserError."""
         return _load(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
 
-    def load_beside(self, device: str) -> LanguageModel:
-        """Like `load`, for a model that is used beside the target: neither takes the place of the other. Raises UserError."""
-        return _load_beside(self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope())
+    def load_beside(self, device: str, use: str) -> LanguageModel:
+        """Like `load`, for a model beside the target. The latest model of each use stays loaded. Raises UserError."""
+        source = self.path, self._checkpoint().commit(), self.dtype, device, self.head_copy, self._rope()
+        model = next((model for other, model in _BESIDE.values() if other == source), None)
+        if model is None:
+            _BESIDE.pop(use, None)  # its memory is free before the next one is read
+            model = _load.__wrapped__(*source)
+        _BESIDE[use] = source, model
+        return model
 
     def files(self) -> Files:
         """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
@@ -181,8 +187,8 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 
 
-_load_beside = lru_cache(maxsize=1)(_load.__wrapped__)
-"""Keeps one model too."""
+_BESIDE: dict[str, tuple[tuple, LanguageModel]] = {}
+"""The models that are loaded beside the target, and what they were loaded from, by their use."""
 
 
 def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:

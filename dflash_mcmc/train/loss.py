@@ -21,7 +21,7 @@ Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -176,7 +176,12 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
                 some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
         return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
-    pieces = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
+    return _summed(piece, hidden, _SLOTS_AT_ONCE)
+
+
+def _summed(piece: Callable[[slice], torch.Tensor], hidden: torch.Tensor, size: int) -> torch.Tensor:
+    """The sum of the loss of all pieces, of `size` rows of hidden states each."""
+    pieces = [slice(start, start + size) for start in range(0, len(hidden), size)]
     if len(pieces) == 1:
         return piece(pieces[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
@@ -223,8 +228,6 @@ def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> 
 
 _CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
 """Weights of the terms of DSpark's loss."""
-_SLOTWISE_AT_ONCE = 8192
-"""Slots whose logits are in memory at the same time."""
 
 
 def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: TrainingBlocks, gamma: float,
@@ -250,11 +253,7 @@ def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: Tra
             confidence = draft.confidence_logits(hidden[rows], previous[rows])
         return (weights[rows] * term(base, logits, labels[rows], model, teacher[rows], confidence)).sum()
 
-    size = max(1, _SLOTWISE_AT_ONCE // weights.shape[-1])
-    pieces = [slice(start, start + size) for start in range(0, len(rows), size)]
-    if len(pieces) == 1:
-        return piece(pieces[0])
-    return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
+    return _summed(piece, hidden, max(1, _SLOTS_AT_ONCE // weights.shape[-1]))
 
 
 def _dspark(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,

@@ -507,11 +507,11 @@ def test_a_model_with_recurrent_layers_is_refused(make_config, monkeypatch):
 
     config = make_config(*GIVEN)
     target, hybrid = config.model.load("cpu"), LanguageModel(random_model("qwen3_5", vocab_size=512))
-    monkeypatch.setattr(HFModel, "load_beside", lambda self, device: hybrid)
+    monkeypatch.setattr(HFModel, "load_beside", lambda self, device, use: hybrid)
     with pytest.raises(ConfigError, match=r"blend.model: given '.*'; allowed: a model without recurrent layers"):
         config.blend.companion(target)
     short = LanguageModel(random_model("qwen3", vocab_size=61))
-    monkeypatch.setattr(HFModel, "load_beside", lambda self, device: short)
+    monkeypatch.setattr(HFModel, "load_beside", lambda self, device, use: short)
     with pytest.raises(ConfigError, match=r"allowed: a model whose head has a row for each of the target's tokens \(it h"):
         config.blend.companion(target)
 

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
@@ -23,6 +24,7 @@ from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter, shortened
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.model import hf
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
@@ -487,6 +489,37 @@ def test_a_run_has_the_tokens_of_plain_and_counts_the_draft_apart(make_config, t
         assert record["tokens_drafted"] == 4 * record["blocks_drafted"] > 0
     line = "draft=model: counted for the target alone; its model adds as many token-forwards"
     assert line in cost.assumptions(make_config(*GIVEN))
+
+
+def test_models_beside_the_target_stay_loaded(make_config, tmp_path, monkeypatch):
+    """A second run reads no weights, two uses of a model share it, and another draft takes the place of the last one alone."""
+    read, pretrained = [], hf._pretrained
+
+    def counted(kind, path, *more, **settings):
+        if kind is transformers.AutoModelForCausalLM:
+            read.append(path.rpartition("/")[2])
+        return pretrained(kind, path, *more, **settings)
+
+    tiny = make_config("model=tiny")
+    target, folders = tiny.model.load("cpu"), {}
+    for name in ("small", "amateur", "anti", "other"):
+        folders[name] = shutil.copytree(make_config(*GIVEN).draft.model, tmp_path / name)
+    monkeypatch.setattr(hf, "_pretrained", counted)
+
+    def loaded(draft, blend, anti):
+        config = make_config(f"draft={folders[draft]}", "decoder=speculative_match", "blend=model",
+                             f"blend.model={folders[blend]}", f"blend.anti_model={folders[anti]}")
+        read.clear()
+        models = config.draft.load(target).model, config.blend.companion(target), config.blend.anti(target)
+        return models, read.copy()
+
+    first, found = loaded("small", "amateur", "anti")
+    assert found == ["small", "amateur", "anti"]
+    assert loaded("small", "amateur", "anti") == (first, [])
+    assert loaded("amateur", "amateur", "anti") == (first[1:2] + first[1:], [])
+    again, found = loaded("other", "amateur", "anti")
+    assert (again[1:], found) == (first[1:], ["other"])
+    assert loaded("small", "amateur", "anti")[1] == ["small"]
 
 
 def test_rows_that_do_not_draw_are_fed_their_last_token_alone():

@@ -43,16 +43,15 @@ def test_verdicts_and_rules(pool):
     found = grades(pool, [(text, ADD) for text in (
         "    return a + b\n", "return a + b", "```python\ndef add(a, b):\n    return a + b\n```", "    return a - b\n",
         "    return (\n", "```python\ndef plus(a, b):\n    return a + b\n```\n", "    raise KeyError\n", "", "<think>hm",
-        "    import sys; sys.exit(0)\n", "    import os; os._exit(0)\n", "    while True: pass\n",
+        "    import sys; sys.exit(0)\n", "    import os; os._exit(0)\n",
         "    import ctypes; ctypes.string_at(0)\n", "    return '" + "x" * 200_000,
         "    return a + b\n```\n" + "\n" * 1_000_000)])
     assert [(grade.verdict, grade.rule) for grade in found] == [
         ("correct", "tests"), ("correct", "tests"), ("correct", "tests"), ("wrong", "failed_test"), ("wrong", "syntax_error"),
         ("wrong", "syntax_error"), ("wrong", "raised"), ("no_answer", "empty"), ("no_answer", "unfinished_thinking"),
-        ("wrong", "raised"), ("wrong", "exited"), ("timeout", "timeout"), ("error", "killed"), ("unsupported", "length"),
-        ("unsupported", "length")]
+        ("wrong", "raised"), ("wrong", "exited"), ("error", "killed"), ("unsupported", "length"), ("unsupported", "length")]
     assert found[6].reason == "KeyError"
-    assert found[12].reason == "SIGSEGV"
+    assert found[11].reason == "SIGSEGV"
     assert {grade.walls for grade in found} == {pool.walls}
     assert found[3].answer.endswith("return a - b\n")
 
@@ -178,6 +177,15 @@ def human_eval(shared_data) -> list[tuple[str, CodeTask]]:
 def mutated(body: str) -> str:
     """The body of a function, changed so that it always returns a wrong value."""
     return re.sub(r"\breturn\b[^\n]*", "return object()", body) + "    return object()\n"
+
+
+def test_an_endless_program_is_out_of_time():
+    from dflash_mcmc.grading.code.pool import ProgramPool
+
+    hasty = ProgramPool(timeout_seconds=1, memory_gib=1, num_workers=1, all_walls=False)
+    (grade,) = grades(hasty, [("    while True: pass\n", ADD)])
+    assert (grade.verdict, grade.rule) == ("timeout", "timeout")
+    hasty.close()
 
 
 def test_some_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):

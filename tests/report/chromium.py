@@ -42,19 +42,27 @@ def told_by(body: str, folder: Path, *arguments: str) -> tuple[dict, str]:
     return json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", done.stdout, flags=re.DOTALL)[-1])), done.stderr
 
 
-def visit(files: list[Path], folder: Path, script: str, width: int) -> dict[str, object]:
-    """What a function body of `page` and `view` returns in each of the files, by address, in frames of this width."""
+def visit(files: list[Path], folder: Path, script: str, widths: list[int]) -> dict[int, dict[str, dict]]:
+    """What a function body of `page` and `view` returns in each of the files, by width and address.
+
+    A page is loaded once, at the first width, and its frame then takes the other widths.
+    """
     addresses = json.dumps([file.as_uri() for file in files])
-    body = f"""<iframe width="{width}" height="900" style="border:0"></iframe><script type="module">
-    const frame = document.querySelector("iframe"), found = {{}};
+    body = f"""<iframe height="900" style="border:0"></iframe><script type="module">
+    const frame = document.querySelector("iframe"), found = {{}}, widths = {widths};
     for (const address of {addresses}) {{
+      frame.width = widths[0];
       await new Promise(done => {{ frame.onload = done; frame.src = address; }});
       const view = frame.contentWindow;
-      await new Promise(done => setTimeout(done, 300));
-      found[address] = ((page, view) => {{ {script} }})(view.document, view);
+      for (const width of widths) {{
+        frame.width = width;
+        await new Promise(done => setTimeout(done, 300));
+        (found[width] ??= {{}})[address] = ((page, view) => {{ {script} }})(view.document, view);
+      }}
     }}
     told(JSON.stringify(found));</script>"""
-    return told_by(body, folder, "--allow-file-access-from-files", "--virtual-time-budget=100000")[0]
+    found, _ = told_by(body, folder, "--allow-file-access-from-files", "--virtual-time-budget=100000")
+    return {int(width): seen for width, seen in found.items()}
 
 
 def look(text: str, folder: Path, script: str, width: int = 1280, scheme: int = LIGHT, quiet: bool = True) -> dict:

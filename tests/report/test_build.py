@@ -195,7 +195,7 @@ def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp
 
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="--out: cannot write to"):
-        build([run.folder for run in document.studies[0].runs], tmp_path / "taken")
+        build([document.studies[0].runs[0].folder], tmp_path / "taken")
 
 
 @pytest.mark.slow

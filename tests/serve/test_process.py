@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import openai
 import pytest
 
 from tests.processes import HANG
@@ -92,6 +91,8 @@ def test_the_second_server_on_a_port_says_one_line():
 
 
 def test_64_clients_at_once_get_the_answers_of_one():
+    import openai
+
     async def all_of(port: int) -> list[str]:
         async def one(seed: int) -> str:
             async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:

@@ -10,8 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 import torch
 import transformers
@@ -28,6 +28,9 @@ from tests.composing import composed
 from tests.conftest import ROOT
 from tests.serving import Served
 
+if TYPE_CHECKING:
+    import openai
+
 QUESTION = "Lena has 12 red pens and 9 blue pens. How many pens does she have?"
 KEY = "a-key-of-the-tests"
 OVERRIDES = ["condition=ps", "sampler.num_blocks=4", "sampler.num_steps=2", "dataset.max_new_tokens=32",
@@ -41,6 +44,8 @@ class Running(Served):
     """Such a server, with requests to it."""
 
     def client(self, key: str = KEY) -> openai.OpenAI:
+        import openai
+
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0, timeout=processes.HANG)
 
     def post(self, body: object, path: str = "/v1/completions", key: str = KEY, **headers: str) -> tuple[int, dict]:
@@ -136,6 +141,8 @@ def test_openai_fields_choose_the_law_of_plain_samplers(running):
 
 
 def test_a_clients_temperature_is_ignored_refused_or_that_of_proposals(running, monkeypatch):
+    import openai
+
     """Clients send temperature always, and power_mh has no such field."""
     asked = dict(model="tiny", prompt=QUESTION, seed=5, max_tokens=24)
     raw = running.client().completions.with_raw_response

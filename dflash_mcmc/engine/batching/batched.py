@@ -51,9 +51,9 @@ from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter, shortened
-from dflash_mcmc.engine.speculative.speculation import Speculation, TokenTree
+from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.engine.speculative.speculator import AdaptiveSteps, Speculator, Tracer
-from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Chain
 
 _WARM_UPS = 2
@@ -147,7 +147,7 @@ class BatchedEngine:
                  anti: LanguageModel | None = None):
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        tree = _tree(speculation, model)
+        tree = speculation.tree if speculation else None
         work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti,
                         tree_size=len(tree) if tree else None)
         _check_positions(work)
@@ -168,7 +168,7 @@ class BatchedEngine:
                              proposer if proposer and proposer.companion else None, grid, beside,
                              None if second is None else SecondPrompts(second, num_rows, model.device), drafting,
                              subtracted)
-        states = num_recent(options, proposer.num_drafted if proposer else 0)
+        states = num_recent(options, work.num_drafted)
         caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
         cache, spare = caches.rows(), caches.rows() if keeps else None
@@ -239,14 +239,6 @@ class BatchedEngine:
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
         return stop
-
-
-def _tree(speculation: Speculation[Drafter] | None, model: LanguageModel) -> TokenTree | None:
-    """The tree of a block. Raises ConfigError for a target whose states know no branches."""
-    tree = speculation.tree if speculation else None
-    if tree is not None and model.recurrent_nets:
-        raise ConfigError("decoder.candidates", list(tree.counts), "null with a model that has recurrent layers")
-    return tree
 
 
 def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None) -> list[step_bits.EngineSteps]:

@@ -76,6 +76,54 @@ class RecurrentShape(NamedTuple):
         return len(self.layers) * self.width * self.dtype.itemsize
 
 
+class RecurrentStates:
+    """States of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
+
+    Attributes:
+        windows: (layers, num_rows, count, window, channels), the convolution's last inputs.
+        matrices: float32 (layers, num_rows, count, heads, key_dim, value_dim).
+    """
+
+    def __init__(self, shape: RecurrentShape, num_rows: int, count: int, device: torch.device | str):
+        sizes, layers = (num_rows, count), len(shape.layers)
+        self.windows = torch.zeros(layers, *sizes, shape.window, shape.channels, dtype=shape.dtype, device=device)
+        self.matrices = torch.zeros(layers, *sizes, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
+
+    def get(self, layer: int, rows: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(windows, matrices) of rows in a layer, each row's at its own number."""
+        return self.windows[layer][rows, at], self.matrices[layer][rows, at]
+
+    def put(self, layer: int, rows: int | torch.Tensor, at: int | torch.Tensor, windows: torch.Tensor,
+            matrices: torch.Tensor) -> None:
+        """Writes states of a row, or of rows each at its own number, in a layer."""
+        self.windows[layer][rows, at], self.matrices[layer][rows, at] = windows, matrices
+
+    def copy(self, row: int, at: int | slice, source: RecurrentStates, source_row: int, source_at: int | slice) -> None:
+        """Copies states of a row of `source` into a row."""
+        self.windows[:, row, at] = source.windows[:, source_row, source_at]
+        self.matrices[:, row, at] = source.matrices[:, source_row, source_at]
+
+    def swap(self, a: int, b: int, count: int) -> None:
+        """Exchanges the first `count` states of two rows."""
+        for memory in (self.windows, self.matrices):
+            kept = memory[:, a, :count].clone()
+            memory[:, a, :count] = memory[:, b, :count]
+            memory[:, b, :count] = kept
+
+    def extend(self, count: int) -> None:
+        """Makes room for `count` states in each row."""
+        for name in ("windows", "matrices"):
+            memory = getattr(self, name)
+            more = torch.zeros(*memory.shape[:2], count - memory.shape[2], *memory.shape[3:], dtype=memory.dtype,
+                               device=memory.device)
+            setattr(self, name, torch.cat([memory, more], dim=2))
+
+    def clear(self, row: int | slice) -> None:
+        """Sets all states of a row to zero."""
+        self.windows[:, row] = 0
+        self.matrices[:, row] = 0
+
+
 def recurrent_shape(config: Any, dtype: torch.dtype) -> RecurrentShape | None:
     """The shape of a model's recurrent layers; None if it has none, or layers of another kind than `FAMILIES`."""
     kinds = getattr(config, "layer_types", None) or ()
@@ -274,6 +322,10 @@ class SlotCache(Cache, ABC):
     def held(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `at`, of positions that the rows hold, open or not."""
         return self.at(rows, positions)
+
+    def move(self, rows: slice | torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> None:
+        """Copies what is at positions `source` to positions `to`, each int64 (rows, n)."""
+        self.write(rows, to, *self.at(rows, source))
 
     @abstractmethod
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:

@@ -141,7 +141,7 @@ class ModelRunner:
         at, source = positions[:, : nodes.shape[1]], positions[:, :1] + nodes
         drafting = () if self.drafting is None else (cache.drafts,)
         for each in (cache, *drafting, *(cache.chain()[-len(self._companions):] if self._companions else ())):
-            each.write(rows, at[:, 1:], *each.at(rows, source[:, 1:]))
+            each.move(rows, source[:, 1:], at[:, 1:])
         if self.drafter is not None:
             features = [each.gather(1, nodes[..., None].expand(-1, -1, each.shape[-1]))
                         for each in self._features(self.drafter, hidden)]
@@ -168,6 +168,8 @@ class ModelRunner:
         causal = keys <= positions[..., None]
         if tree is not None:
             causal, positions, keys = tree.sight(positions[:, :1], keys)
+            if isinstance(cache, HybridCache):
+                cache.behind = tree.behind
         causal = Reach(window=window).limit(causal, positions, keys)
         at = positions
         if skipped is not None:  # queries before the prompt may look at each other, because a row of weights needs a key

@@ -25,7 +25,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache, RecurrentShape, SlotCache, SlotLayer, num_snapshots
+from dflash_mcmc.engine.batching.cache import (
+    CacheShape,
+    ContiguousCache,
+    RecurrentShape,
+    RecurrentStates,
+    SlotCache,
+    SlotLayer,
+    num_snapshots,
+)
 from dflash_mcmc.engine.batching.paged_cache import NO_PAGE, NUM_RESERVED, PagedCache, PagedMemory
 
 _UNKNOWN = -1
@@ -36,54 +44,6 @@ class StatePlace(NamedTuple):
 
     row: int
     at: int
-
-
-class RecurrentStates:
-    """States of all recurrent layers: `count` of them for each row. They begin as zero, the state at position 0.
-
-    Attributes:
-        windows: (layers, num_rows, count, window, channels), the convolution's last inputs.
-        matrices: float32 (layers, num_rows, count, heads, key_dim, value_dim).
-    """
-
-    def __init__(self, shape: RecurrentShape, num_rows: int, count: int, device: torch.device | str):
-        sizes, layers = (num_rows, count), len(shape.layers)
-        self.windows = torch.zeros(layers, *sizes, shape.window, shape.channels, dtype=shape.dtype, device=device)
-        self.matrices = torch.zeros(layers, *sizes, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
-
-    def get(self, layer: int, rows: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(windows, matrices) of rows in a layer, each row's at its own number."""
-        return self.windows[layer][rows, at], self.matrices[layer][rows, at]
-
-    def put(self, layer: int, rows: int | torch.Tensor, at: int | torch.Tensor, windows: torch.Tensor,
-            matrices: torch.Tensor) -> None:
-        """Writes states of a row, or of rows each at its own number, in a layer."""
-        self.windows[layer][rows, at], self.matrices[layer][rows, at] = windows, matrices
-
-    def copy(self, row: int, at: int | slice, source: RecurrentStates, source_row: int, source_at: int | slice) -> None:
-        """Copies states of a row of `source` into a row."""
-        self.windows[:, row, at] = source.windows[:, source_row, source_at]
-        self.matrices[:, row, at] = source.matrices[:, source_row, source_at]
-
-    def swap(self, a: int, b: int, count: int) -> None:
-        """Exchanges the first `count` states of two rows."""
-        for memory in (self.windows, self.matrices):
-            kept = memory[:, a, :count].clone()
-            memory[:, a, :count] = memory[:, b, :count]
-            memory[:, b, :count] = kept
-
-    def extend(self, count: int) -> None:
-        """Makes room for `count` states in each row."""
-        for name in ("windows", "matrices"):
-            memory = getattr(self, name)
-            more = torch.zeros(*memory.shape[:2], count - memory.shape[2], *memory.shape[3:], dtype=memory.dtype,
-                               device=memory.device)
-            setattr(self, name, torch.cat([memory, more], dim=2))
-
-    def clear(self, row: int | slice) -> None:
-        """Sets all states of a row to zero."""
-        self.windows[:, row] = 0
-        self.matrices[:, row] = 0
 
 
 class RecurrentLayer(SlotLayer):
@@ -97,17 +57,23 @@ class RecurrentLayer(SlotLayer):
         """Raises TypeError: the layer has no keys and values."""
         raise TypeError("a recurrent layer has no keys and values")
 
-    def begin(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores inputs (rows, queries, width). Returns windows and matrices of the rows at their first positions."""
-        cache, number = self._cache, self._number
-        cache.write_inputs(number, inputs)
-        return cache.recent.get(number, cache.row_ids, cache.positions[:, 0] % cache.num_recent)
+    def begin(self, inputs: torch.Tensor) -> list[slice]:
+        """Stores inputs (rows, queries, width). Returns the queries in runs, in which each follows the one before."""
+        memory, at = self._cache.aimed_inputs
+        memory[self._number][at] = inputs
+        queries = range(inputs.shape[1])
+        return [slice(query, query + 1) for query in queries] if self._cache.behind else [slice(0, len(queries))]
+
+    def before(self, query: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Windows and matrices of the rows before the first query of a run."""
+        cache, behind = self._cache, self._cache.behind[query] if self._cache.behind else 0
+        return cache.recent.get(self._number, cache.row_ids, (cache.positions[:, query] - behind) % cache.num_recent)
 
     def keep(self, query: int, windows: torch.Tensor, matrices: torch.Tensor) -> None:
         """Keeps the states after a query: windows (rows, window, channels), matrices (rows, heads, key_dim, value_dim)."""
         cache, number = self._cache, self._number
         if cache.spans is None:
-            cache.recent.put(number, cache.row_ids, (cache.positions[:, 0] + query + 1) % cache.num_recent, windows, matrices)
+            cache.recent.put(number, cache.row_ids, (cache.positions[:, query] + 1) % cache.num_recent, windows, matrices)
             return
         # After its last token a row reads padding, whose states are not kept.
         (rows, stop), reached = cache.spans[:, [0, 2]].T, cache.spans[:, 1] + query + 1
@@ -132,6 +98,8 @@ class HybridCache(SlotCache):
             write; -1 without such a position.
         spans: int64 (rows, 3): rows, and the positions that the next forward reads in them, without padding; None for a
             decode step.
+        behind: `TokenTree.behind` of the next forward; empty without a tree.
+        aimed_inputs: the next forward's `places_of_inputs`.
     """
 
     recurrent = True
@@ -145,6 +113,7 @@ class HybridCache(SlotCache):
         self.known = np.full(self.num_rows, 0 if keeps_recent else _UNKNOWN)
         self.spans: np.ndarray | None = None
         self.row_ids = self.positions = torch.empty(0)
+        self.behind, self.aimed_inputs = tuple[int, ...](), (self.positions, tuple[torch.Tensor, ...]())
         self._every_row = torch.arange(self.num_rows, device=device)
         layers: list[SlotLayer] = list(self.slot_layers)
         for index, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
@@ -152,8 +121,8 @@ class HybridCache(SlotCache):
         self.layers = [*layers]
 
     @abstractmethod
-    def write_inputs(self, number: int, inputs: torch.Tensor) -> None:
-        """Writes inputs of a layer, (rows, queries, width), to the aimed rows and positions."""
+    def places_of_inputs(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, tuple]:
+        """The memory of inputs, (layers, ...), and where in it those of positions, int64 (rows, queries), of rows are."""
 
     @abstractmethod
     def inputs_at(self, number: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
@@ -182,7 +151,17 @@ class HybridCache(SlotCache):
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         super().aim(rows, positions, key_length)  # type: ignore[safe-super]  # the cache of keys and values is the next class
-        self.row_ids, self.positions = self._every_row[rows], positions
+        self.row_ids, self.positions, self.behind = self._every_row[rows], positions, ()
+        self.aimed_inputs = self.places_of_inputs(rows, positions)
+
+    def move(self, rows: slice | torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> None:
+        """See `SlotCache`. Inputs move too, and the states after them."""
+        super().move(rows, source, to)
+        places, row_ids = [self.places_of_inputs(rows, positions)[1] for positions in (source, to)], self._every_row[rows]
+        recent = [(row_ids[:, None], (positions + 1) % self.num_recent) for positions in (source, to)]
+        inputs = self.places_of_inputs(rows, to)[0]
+        for memory, (first, second) in ((inputs, places), (self.recent.windows, recent), (self.recent.matrices, recent)):
+            memory[(slice(None), *second)] = memory[(slice(None), *first)]
 
     def follow(self, leader: int, row: int, start: int, stop: int) -> None:
         """See `SlotCache`. The state at `stop` is recent in the leader's row."""
@@ -280,8 +259,8 @@ class HybridRows(HybridCache, ContiguousCache):
             self._kept = np.pad(self._kept, ((0, 0), (0, more)), constant_values=True)
         super().reserve(length)
 
-    def write_inputs(self, number: int, inputs: torch.Tensor) -> None:
-        self.inputs[number][self.row_ids[:, None], self.positions] = inputs
+    def places_of_inputs(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, tuple]:
+        return self.inputs, (self._every_row[rows][:, None], positions)
 
     def inputs_at(self, number: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         device = self.inputs.device
@@ -430,7 +409,6 @@ class HybridPages(HybridCache, PagedCache):
     def __init__(self, memory: HybridMemory, num_rows: int, length: int, num_recent: int = 2, keeps_recent: bool = True):
         PagedCache.__init__(self, memory, num_rows, length)
         self.snapshots = memory.states.snapshots
-        self._write_to = torch.empty(0)
         self._add_states(memory.recurrent, memory.every, num_recent, memory.device, keeps_recent)
 
     def of_one_row(self, length: int) -> HybridPages:
@@ -441,12 +419,8 @@ class HybridPages(HybridCache, PagedCache):
         target, *companions = self.memory.shapes
         return HybridRows(target, 1, length, "cpu", tuple(companions), self.every, self.num_recent)
 
-    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
-        super().aim(rows, positions, key_length)
-        self._write_to = self._places(rows, positions)
-
-    def write_inputs(self, number: int, inputs: torch.Tensor) -> None:
-        self.memory.states.inputs[number].flatten(0, 1)[self._write_to] = inputs
+    def places_of_inputs(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, tuple]:
+        return self.memory.states.inputs.flatten(1, 2), (self._places(rows, positions),)
 
     def inputs_at(self, number: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         size, inputs = self.memory.page_size, self.memory.states.inputs[number]

@@ -51,6 +51,10 @@ Update: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tens
 """(layer, keys, values of the block) -> keys and values that the block sees, each (rows, key heads, key_length, head_dim)."""
 
 
+def _no_forward(*reading: Any) -> torch.Tensor:
+    raise ValueError("this drafter reads tokens: it needs a forward")
+
+
 class Anchors(NamedTuple):
     """The start of a block in each row.
 
@@ -72,7 +76,7 @@ class Anchors(NamedTuple):
     tokens: torch.Tensor
     position: torch.Tensor
     key_length: int
-    forward: Callable[..., torch.Tensor] | None = None
+    forward: Callable[..., torch.Tensor] = _no_forward
     live: torch.Tensor | None = None
 
     def fed(self) -> torch.Tensor:
@@ -146,7 +150,6 @@ def _grown_by_forwards(anchors: Anchors, draw: DrawTokens, tree: TokenTree, firs
         if not depth:
             return first[:, None], None, None
         level = tree.level(depth)
-        assert anchors.forward is not None
         return anchors.forward(previous, anchors.position[:, None] + tensor_of(level, previous.device),
                                tree.reading(level)), None, None
 
@@ -283,8 +286,6 @@ class SelfDrafter(Featureless):
         self.num_drafted = self.target_forwards = num_drafted
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
-        if anchors.forward is None:
-            raise ValueError("the target drafts for itself: it needs a forward")
         drafted, fed = [], anchors.fed()
         for slot in range(self.num_drafted):
             fed = draw(anchors.forward(fed[:, None], (anchors.position + slot)[:, None])[:, None], slot)[:, 0]
@@ -293,8 +294,6 @@ class SelfDrafter(Featureless):
 
     def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
         """See `Drafter.propose_tree`."""
-        if anchors.forward is None:
-            raise ValueError("the target drafts for itself: it needs a forward")
         first = anchors.forward(anchors.fed()[:, None], anchors.position[:, None])
         return _grown_by_forwards(anchors, draw, tree, first)
 
@@ -334,8 +333,6 @@ class ModelDrafter(Featureless):
 
     def _start(self, anchors: Anchors) -> tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor]:
         """The model's forward, and the tokens and positions, int64 (rows, 2), that it reads first."""
-        if anchors.forward is None:
-            raise ValueError("a model drafts by its own forward")
         before = (anchors.position - 1).clamp(min=0)
         if anchors.live is not None:
             before = torch.where(anchors.live, before, anchors.position)

@@ -99,6 +99,12 @@ class TokenTree:
             rows.append([here or other == node for other, here in enumerate(rows[parent])])
         return tuple(map(tuple, rows))
 
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """How many places before that of each node that is read a chain would begin which goes on with it: 0 for a chain."""
+        nodes = range(len(self) + 1) if self.read is None else self.read
+        return tuple(node and node - 1 - self.parents[node - 1] for node in nodes)
+
     def offered(self, goes_on: Mapping[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:
         """Whether each token, bool (rows, n), is offered, by bool (rows, k) for each depth; None where all are."""
         if not goes_on:

@@ -1,9 +1,8 @@
-"""The functions that run in a grading process of `grader=math`: the judge, its self-test, and the rivals of the comparison.
+"""The functions that run in a grading process of `grader=math`: the judge and its self-test.
 
 The self-test checks at the start of a process that known pairs are decided correctly with the installed libraries. `golds.txt`
 contains the gold answers of MATH-500, one per line (Hendrycks et al. 2021, arXiv 2103.03874, as split by Lightman et al. 2023;
-MIT, (c) 2021 Dan Hendrycks, (c) 2023 OpenAI). `RIVALS` are other graders with the signature of `judge`, for the comparison by
-`python -m dflash_mcmc.grading` only; no run uses them.
+MIT, (c) 2021 Dan Hendrycks, (c) 2023 OpenAI).
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dflash_mcmc.grading.math.comparing import decide
 from dflash_mcmc.grading.math.string_rule import same_string
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, WRONG, Decision
+from dflash_mcmc.grading.verdicts import ERROR, Decision
 
 EQUAL = (
     (r"\frac{1}{2}", r"\frac{2}{4}"), (r"\sqrt{12}", r"2\sqrt{3}"), ("(a+5)(b+2)", "ab+2a+5b+10"), ("3, 5, 7", "7, 5, 3"),
@@ -144,41 +142,3 @@ def leave_session() -> None:
     if os.getpid() != os.getsid(0):
         os.setsid()
     os.environ.clear()
-
-
-def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """Accepts an answer only if it is the same string as the gold answer."""
-    return _decision(gold == answer, "exact"), same_string(gold, answer)
-
-
-def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """The string rule: PRM800K's normalisation without its algebra."""
-    same = same_string(gold, answer)
-    return _decision(same, "string"), same
-
-
-def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """math-verify as its documentation shows it, on the unchanged answers."""
-    return within(cpu_seconds, partial(_math_verify, mark=""), gold, answer), same_string(gold, answer)
-
-
-def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
-    """math-verify with `$` around both answers, so that it reads them as LaTeX."""
-    return within(cpu_seconds, partial(_math_verify, mark="$"), gold, answer), same_string(gold, answer)
-
-
-def _math_verify(gold: str, answer: str, mark: str) -> Decision:
-    from math_verify import parse, verify
-
-    sides = [parse(f"{mark}{side}{mark}", parsing_timeout=None) for side in (gold, answer)]
-    return _decision(verify(*sides, timeout_seconds=None), "math-verify")
-
-
-def _decision(equal: bool, rule: str) -> Decision:
-    return Decision(CORRECT if equal else WRONG, rule)
-
-
-RIVALS = {
-    "exact string": exact_string, "string rule (PRM800K's strings)": string_rule, "math-verify, bare": math_verify_bare,
-    "math-verify, $...$": math_verify_dollars, "grader=math": judge,
-}

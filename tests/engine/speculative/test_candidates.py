@@ -10,8 +10,7 @@ import pytest
 from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
 from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.errors import UserError
-from tests.engine.batching.test_batched import BLENDS, SAMPLERS, WAYS, same
+from tests.engine.batching.test_batched import BLENDS, SAMPLERS, WAYS, run_batched, same
 from tests.engine.speculative.test_speculator import run
 from tests.targets import random_model
 
@@ -110,6 +109,21 @@ def test_a_trace_has_the_law_from_which_a_candidate_is_drawn(qwen3):
             assert step["log_q"] == pytest.approx(step["log_p"], abs=1e-4)
 
 
-def test_a_model_with_recurrent_layers_is_refused():
-    with pytest.raises(UserError, match=r"decoder.candidates: given \[3, 2, 1, 0, 1, 2\]; allowed: null with a model th"):
-        run(random_model("qwen3_5"), SAMPLERS["greedy"], BLENDS["none"], match(), "dflash")
+@pytest.mark.parametrize(("family", "name", "draft", "temperature", "options"), [
+    ("qwen3_5", "temperature", "self", 0.8, {"num_pages": 60, "slots": 4, "snapshot_every": 8}),
+    *(pytest.param(*more, {}, marks=pytest.mark.slow) for more in (
+        ("qwen3_5", "power_mh_early", "self", 1.0), ("qwen3_next", "truncated", "ngram", 0.0)))])
+def test_the_states_of_recurrent_layers_are_those_of_the_path(family, name, draft, temperature, options):
+    """A node begins with the state after its parent, and what follows with the state after the path."""
+    model = random_model(family)
+    found = run(model, SAMPLERS[name], BLENDS["none"], match(temperature), draft, **options)
+    for tag, done in run_batched(model, SAMPLERS[name], BLENDS["none"]).items():
+        same(found[tag].result, done.result)
+    assert sum(done.cost.tokens_kept for done in found.values()) > 0
+
+
+def test_rejection_on_recurrent_layers_judges_by_the_law_after_the_path():
+    """The target drafts for itself: p is q in every node, and the last draw of each path goes on from it."""
+    for done in run(random_model("qwen3_5"), SAMPLERS["temperature"], BLENDS["none"], reject(trace=True), "self").values():
+        for step in done.walk[:-1]:
+            assert step["log_q"] == pytest.approx(step["log_p"], abs=1e-4)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dflash_mcmc.grading.__main__ import main, read_pairs, run_grader, table
 from dflash_mcmc.grading.math import worker
 from dflash_mcmc.grading.math.answers import Formula
 from dflash_mcmc.grading.math.comparing import decide
@@ -18,6 +17,7 @@ from dflash_mcmc.grading.math.reading import readings
 from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.math.syntax import parse
 from dflash_mcmc.grading.math.values import symbols, verified
+from tests.bench.graders import main, read_pairs, run_grader, table
 from tests.conftest import ROOT
 
 
@@ -183,7 +183,7 @@ def test_command_reports_a_mistake_in_one_line(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_command_prints_the_comparison(command):
-    done = command("dflash_mcmc.grading", str(FILE))
+    done = command("tests.bench.graders", str(FILE))
     assert done.returncode == 0, done.stderr
     rows = {row.split("|")[1].strip(): row.split("|")[2:] for row in done.stdout.splitlines() if row.startswith("|")}
     assert [cell.strip() for cell in rows["grader=math"][:4]] == ["100.0 %", "0", "0", "0"]
