@@ -208,9 +208,9 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
     """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
 
-    It asks for `num_chains` texts of each problem. Each has a seed of its own: engines draw the first token of every prompt
-    from the same uniform for the same seed, so that such texts depend on one another. Texts that the file has already are not
-    asked for again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it drew.
+    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed the first tokens of different prompts
+    depend on one another. Texts that the file has already are not asked for again. The server is an OpenAI-style one,
+    `/completions`, that takes prompts as token ids and returns the ids that it drew.
 
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.

@@ -403,7 +403,7 @@ def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
 
 
 def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
-    """llama.cpp draws the first token of every prompt from one uniform for one seed: such texts are not independent."""
+    """With one seed for several prompts, the first tokens of a server such as llama.cpp's depend on one another."""
     asked: list[int] = []
     monkeypatch.setattr(drawn, "served", lambda url: "model")
     monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body["seed"]) or [{"ids": [5]}])

@@ -4,7 +4,7 @@
 
 ENGINE is transformers, vllm, llama_cpp or ctranslate2. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is a list
 of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model
-of the same kind), `dtype` (transformers) and `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON, or text.
+of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON or text.
 """
 
 from __future__ import annotations
