@@ -208,7 +208,7 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
     """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
 
-    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed the first tokens of different prompts
+    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed, first tokens of several prompts
     depend on one another. Texts that the file has already are not asked for again. The server is an OpenAI-style one,
     `/completions`, that takes prompts as token ids and returns the ids that it drew.
 
