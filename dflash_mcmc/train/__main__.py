@@ -2,7 +2,7 @@
 
     python -m dflash_mcmc.train model=tiny                                      the embedded target
     python -m dflash_mcmc.train draft=tiny                                      a draft for the embedded target
-    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target
+    python -m dflash_mcmc.train draft=dflash model=qwen3_4b prompts.path=FILE   a draft for any target; draft=eagle3 is EAGLE-3
 """
 
 from __future__ import annotations

@@ -15,17 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from dflash_mcmc.draft.network.dflash import DFlash
+from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 from dflash_mcmc.train.responses import Response
+
+Network: TypeAlias = DFlash | Eagle3
+"""A network that is trained here; DSpark's and DFlash 2's are networks of DFlash."""
 
 
 class TrainingBlocks(NamedTuple):
@@ -135,6 +139,14 @@ class Known(NamedTuple):
     log_sums: torch.Tensor | None = None
 
 
+def drafted(draft: Network, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
+    """Hidden states (rows, blocks, drafted tokens of a block, hidden) of the drafted slots of all blocks."""
+    if isinstance(draft, Eagle3):
+        embedding = model.decoder.get_input_embeddings().weight.detach()
+        return draft.unrolled(embedding, features, blocks.tokens, blocks.anchors)
+    return sequences.drafted(draft, model, features, *blocks)
+
+
 class TargetReader:
     """Reads sequences for a loss.
 
@@ -188,7 +200,7 @@ class KeptReader:
                            for column in columns)
 
 
-def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
+def count(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
           anchors_at_once: int) -> tuple[int, int]:
     """(number of tokens, number of forwards of the target) over all responses.
 
@@ -200,7 +212,7 @@ def count(draft: DFlash, model: LanguageModel, responses: Sequence[Response], ro
     return tokens, forwards
 
 
-def by_position(draft: DFlash, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,
+def by_position(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,
                 width: int, num_parts: int) -> np.ndarray:
     """Like `count`, for each part of the answers: int64 (num_parts, 2), numbers of tokens and of forwards.
 
@@ -235,7 +247,7 @@ def walk(accepted: np.ndarray, first: int, length: int) -> list[int]:
 
 
 @torch.no_grad()
-def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
+def accepted_lengths(draft: Network, model: LanguageModel, responses: Sequence[Response], anchors_at_once: int) -> np.ndarray:
     """Number of accepted tokens of the block at each anchor position, int64 (responses, length of the longest).
 
     The number counts the leading drafted tokens that equal the response's tokens. It is 0 at positions where no block can
@@ -253,12 +265,15 @@ def accepted_lengths(draft: DFlash, model: LanguageModel, responses: Sequence[Re
     return accepted[:, :-1].cpu().numpy()
 
 
-def _proposed(draft: DFlash, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
+def _proposed(draft: Network, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
     """The most likely token of each slot, int64 (rows, blocks, drafted tokens of a block).
 
     The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
     """
-    hidden = sequences.drafted(draft, model, features, *blocks)
+    hidden = drafted(draft, model, features, blocks)
+    if isinstance(draft, Eagle3):
+        logits = torch.nn.functional.linear(hidden.float(), draft.lm_head.weight.float())
+        return logits.masked_fill(model.forbidden, -torch.inf).argmax(dim=-1)
     before = blocks.anchors.clamp(min=0)[..., None] + torch.arange(hidden.shape[2], device=hidden.device)
     previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view(before.shape)
     logits = draft.along(model.logits(hidden).flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1))

@@ -25,12 +25,14 @@ from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dflash2 import BlockConvolution, DFlash2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
 from dflash_mcmc.draft.network.dspark import DSpark
+from dflash_mcmc.draft.network.eagle3 import FAMILY as EAGLE3
+from dflash_mcmc.draft.network.eagle3 import Eagle3, Eagle3Shape
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train import blocks, loop
-from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, TargetReader, TrainingBlocks
+from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, Network, TargetReader, TrainingBlocks
 from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slot_weights, slotwise_loss_sum
 from dflash_mcmc.train.recipe import DraftPlan, Heads, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
-FAMILIES = {"dflash": checkpoint.DFLASH, "dspark": DSPARK, "dflash2": DFLASH2}
+FAMILIES = {"dflash": checkpoint.DFLASH, "dspark": DSPARK, "dflash2": DFLASH2, "eagle3": EAGLE3}
 """The kinds of networks by the values of `heads.network`."""
 
 
-def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape:
+def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape | Eagle3Shape:
     """The shape of the plan's kind of network. Raises ConfigError."""
     family = FAMILIES[heads.network]
     if heads.network == "dflash":
@@ -54,16 +56,19 @@ def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape
     if heads.network == "dspark":
         more.update(markov_rank=heads.rank or 0, markov_head=heads.markov_head, confidence=heads.confidence,
                     confidence_with_markov=heads.confidence and heads.rank is not None)
+    elif heads.network == "eagle3":
+        more["num_drafted"] = shape.num_drafted
     else:
         if shape.hidden_size % (heads.group_size or 1):
             raise ConfigError("heads.group_size", heads.group_size, f"a divisor of the hidden size {shape.hidden_size}")
         more.update(kernel_size=heads.kernel_size, group_size=heads.group_size, selector_rank=heads.rank,
                     selector_top_k=min(heads.top_k or 1, vocab_size))
-    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    mine = {field.name for field in dataclasses.fields(family.config.shape_type)}
+    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape) if field.name in mine}
     return family.config.shape_type(**{**fields, **more})
 
 
-def initialise(draft: DFlash) -> None:
+def initialise(draft: Network) -> None:
     """Initialises the heads, so that the network computes what DFlash's computes with the same backbone.
 
     The matrix that a head's output passes last is zero, as are the convolutions' dynamic coefficients; their base kernel is
@@ -84,7 +89,7 @@ def initialise(draft: DFlash) -> None:
                     module.base_kernel.zero_()[:, 0] = 1.0
 
 
-def start_from(draft: DFlash, heads: Heads) -> None:
+def start_from(draft: Network, heads: Heads) -> None:
     """Copies the tensors of the plan's backbone into the draft. Raises UserError if they do not fit."""
     if heads.backbone is None:
         return
@@ -103,7 +108,7 @@ _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
 _PART = 64
 """Tokens of a part of the answers, for which the accepted length is reported separately."""
-_FREE_OF_INIT = ("block_size", "dtype", "num_target_layers", "max_positions")
+_FREE_OF_INIT = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
 """Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 
@@ -142,7 +147,7 @@ def train(plan: DraftPlan) -> Path:
     return target
 
 
-def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
+def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
     layers = wanted.target_layers or default_target_layers(num_layers, wanted.num_features)
@@ -172,8 +177,8 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape:
 
 def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
     """The id of the mask token. If possible it is an id that is never sampled, so masks differ from all tokens."""
-    if plan.shape.mask_token_id is not None:
-        return plan.shape.mask_token_id
+    if plan.shape.mask_token_id is not None or plan.heads.network == "eagle3":
+        return plan.shape.mask_token_id or 0
     unused = model.forbidden.nonzero().flatten().tolist()
     spare = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
     if spare is None:
@@ -181,7 +186,7 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
     return spare
 
 
-def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DFlash:
+def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: LanguageModel) -> Network:
     """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
     family = FAMILIES[plan.heads.network]
     if plan.init is None:
@@ -199,7 +204,8 @@ def first_draft(plan: DraftPlan, shape: DFlashShape, model: LanguageModel) -> DF
     return draft
 
 
-def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type[DFlash] = DFlash) -> DFlash:
+def new_draft(shape: DFlashShape | Eagle3Shape, model: LanguageModel, seed: int,
+              network: type[Network] = DFlash) -> Network:
     """A freshly initialised draft in float32.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
@@ -214,6 +220,8 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
+        if isinstance(draft, Eagle3):
+            draft.lm_head.weight.data.copy_(model.head.weight)
         initialise(draft)
     return draft
 
@@ -221,7 +229,7 @@ def new_draft(shape: DFlashShape, model: LanguageModel, seed: int, network: type
 class _Session:
     """The state of a training run: models, batches and held-out responses."""
 
-    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: DFlash,
+    def __init__(self, plan: DraftPlan, accelerator: Accelerator, model: LanguageModel, draft: Network,
                  training: list[Response], held_out: dict[float, list[Response]]):
         self.plan, self.accelerator, self.model, self.draft, self.held_out = plan, accelerator, model, draft, held_out
         self.batches = Epochs(training, plan.batch_size, plan.anchors, plan.prompt_end, plan.seed)
@@ -327,7 +335,7 @@ def _describe(figures: dict[str, object]) -> str:
     return "tokens for each forward of the target: " + ", ".join(texts)
 
 
-def export(draft: DFlash, plan: DraftPlan, model: LanguageModel, folder: Path,
+def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,
            figures: dict[str, object]) -> None:
     """Writes a checkpoint in the published layout: weights rounded to bfloat16, and the training's record.
 

@@ -5,6 +5,9 @@ the anchor's token. The prediction is compared with the token at that position, 
 Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
 a wrong one are rejected (DFlash, arXiv 2602.06036).
 
+EAGLE-3 is unrolled: in each step of a block the network reads its own state of the step before, and the response's token (the
+training-time test of EAGLE-3, arXiv 2503.01840).
+
 DSpark and DFlash 2 have slots that depend on the token before. All slots are computed with the response's tokens as the tokens
 before them (teacher forcing), with the same weights. Sources: DSpark (arXiv 2607.05147) and its trainer DeepSpec; NVIDIA NeMo
 Automodel for DFlash 2.
@@ -28,13 +31,13 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import DSpark
+from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.blocks import Known, TargetReader, TrainingBlocks
+from dflash_mcmc.train.blocks import Known, Network, TargetReader, TrainingBlocks, drafted
 from dflash_mcmc.train.responses import Response
 
 
@@ -147,7 +150,7 @@ def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torc
     return used * torch.exp(-(slots - 1) / gamma)
 
 
-def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
+def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
              autocast: bool, candidates: Candidates | None = None, known: Known | None = None) -> torch.Tensor:
     """The sum over all slots of weight times loss, in nats.
 
@@ -164,7 +167,7 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     if known is None:
         known = TargetReader(model, draft.shape.target_layers, objective.power, candidates is not None)(blocks.tokens)
     with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, known.features, *blocks)[rows, anchors, slots]
+        hidden = drafted(draft, model, known.features, blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
@@ -172,8 +175,11 @@ def loss_sum(draft: DFlash, model: LanguageModel, blocks: TrainingBlocks, object
     def piece(rows: slice) -> torch.Tensor:
         some = DraftedSlots._make(None if values is None else values[rows] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
-                some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+            if isinstance(draft, Eagle3):
+                logits = torch.nn.functional.linear(some.hidden, draft.lm_head.weight).float()
+            else:
+                logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
+                    some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
         return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
     return _summed(piece, hidden, _SLOTS_AT_ONCE)

@@ -24,7 +24,7 @@ from dflash_mcmc.fields import identity, identity_values, runtime
 from dflash_mcmc.model.files import Checkpoint
 
 RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
-           "smollm2": "train_draft_smollm2", "dflash": "train_draft"}
+           "smollm2": "train_draft_smollm2", "dflash": "train_draft", "eagle3": "train_draft_eagle3"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
@@ -54,7 +54,7 @@ class Shape:
 class Heads:
     """The kind of network, and the sizes of what it has besides DFlash's tensors."""
 
-    network: Literal["dflash", "dspark", "dflash2"] = identity("dflash", "kind of network", off="dflash")
+    network: Literal["dflash", "dspark", "dflash2", "eagle3"] = identity("dflash", "kind of network", off="dflash")
     rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1,
                                 off=None)
     markov_head: Literal["vanilla", "gated", "rnn"] = identity("vanilla", "kind of DSpark's Markov head", off="vanilla")
@@ -72,15 +72,19 @@ class Heads:
 
     def check(self, plan: DraftPlan) -> None:
         """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
-        needed = {"dflash": (), "dspark": (), "dflash2": ("rank", "top_k", "kernel_size", "group_size")}[self.network]
+        needed = ("rank", "top_k", "kernel_size", "group_size") if self.network == "dflash2" else ()
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
         for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
             value = getattr(plan, field)
-            if self.network != "dflash" and value != off:
+            if self.network != "dflash" and value != off and (self.network != "eagle3" or field == "loss_ids"):
                 allowed = "null" if off is None else str(off).lower()
                 raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
+        if self.network == "eagle3":
+            for name, allowed in (("num_layers", 1), ("num_features", 3)):
+                if getattr(plan.shape, name) != allowed:
+                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{allowed} with heads.network=eagle3")
         if self.backbone is not None:
             if plan.init is not None:
                 raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")

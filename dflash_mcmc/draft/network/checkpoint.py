@@ -51,6 +51,11 @@ class Family(NamedTuple):
         old, new = self.prefix
         return new + name.removeprefix(old) if name.startswith(old) else name
 
+    def published(self, name: str) -> str:
+        """The name in a checkpoint of a tensor that the network calls `name`."""
+        old, new = self.prefix
+        return old + name.removeprefix(new) if new and name.startswith(new) else name
+
 
 DFLASH = Family(DraftConfig, DFlash, to_config)
 
@@ -124,7 +129,7 @@ def check_copies(folder: Path, target: dict[str, torch.Tensor]) -> None:
             refuse(folder, f"has another {name} than the target: it is a draft for other weights", "the target's own draft")
 
 
-def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None, family: Family = DFLASH) -> None:
+def save(draft: torch.nn.Module, folder: Path, extra: dict[str, Any] | None = None, family: Family = DFLASH) -> None:
     """Writes config.json and model.safetensors in the dtype of the weights, for `read_shape` and `load`. Needs `to_config`.
 
     Each file is replaced as a whole. In a new folder config.json is written last.
@@ -140,7 +145,8 @@ def save(draft: DFlash, folder: Path, extra: dict[str, Any] | None = None, famil
     shape = family.to_config(draft.shape)
     config = json.dumps({**(extra or {}), **shape, "dtype": precision_name(dtype)}, indent=2)
     temporary = folder / f".{_WEIGHTS}.{os.getpid()}.tmp"
-    save_file({name: tensor.contiguous() for name, tensor in draft.state_dict().items()}, temporary, {"format": "pt"})
+    tensors = {family.published(name): tensor.contiguous() for name, tensor in draft.state_dict().items()}
+    save_file(tensors, temporary, {"format": "pt"})
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.chmod(0o644)  # safetensors makes files that only the owner can read, but checkpoints are shared
