@@ -269,8 +269,8 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)
     # In half precision `grouped_attention` copies a layer's keys to float32.
-    copied = max((4 * shape.num_heads * shape.key_dim for each in work.models if work.implementation(each) == "grouped"
-                  and (shape := each.cache_shape).dtype.itemsize < 4), default=0)
+    copied = max((4 * halved.num_heads * halved.key_dim for each in work.models if work.implementation(each) == "grouped"
+                  and (halved := each.cache_shape).dtype.itemsize < 4), default=0)
     step += rows * length * copied
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
