@@ -199,7 +199,7 @@ notebooks: $(READY)  ##- the example notebooks again, stored with what they show
 	$(BIN)/python docs/notebooks.py
 
 train: $(BASE)  ##- train the embedded model again (an hour)
-	$(BIN)/python -m dflash_mcmc.train model=tiny
+	$(BIN)/python -m tests.train.embedded
 
 clean:  ## remove .venv and caches; runs in outputs/ stay
 	rm -rf $(VENV) $(VLLM) $(HARNESS) .venv-release .pytest_cache .ruff_cache

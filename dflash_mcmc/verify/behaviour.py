@@ -83,7 +83,7 @@ def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, fil
 
     def sent(body: dict[str, Any]) -> Any:
         try:
-            return drawn.answers_of(drawn.sent(f"{url}/completions", json.dumps(body).encode()), url)
+            return drawn.completed(url, body)
         except UserError as refused:
             if not isinstance(cause := refused.__cause__, HTTPError) or cause.code == 429 or cause.code >= 500:
                 raise

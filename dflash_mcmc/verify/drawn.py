@@ -5,6 +5,8 @@ And crafted cases for any engine, a small model and prompts whose answers show a
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
 import shutil
 import urllib.error
@@ -28,6 +30,8 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.store.records import key_of
 
 if TYPE_CHECKING:
+    import torch
+
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
@@ -139,7 +143,8 @@ def write_cases(config: Config, folder: Path) -> None:
     """Writes the crafted cases, of problems of a configuration, to a folder. Raises UserError.
 
     `target/` is the embedded model. Two draft models are the lower layers of it: `assistant/` half of them, `close/` all but
-    the last. Each NAME.jsonl has the prompt, its token ids, the law to draw with, and the number of answers and their tokens.
+    the last. Each is a GGUF file too, where the package `gguf` is installed. Each NAME.jsonl has the prompt, its token ids,
+    the law to draw with, and the number of answers and their tokens.
     """
     from safetensors.torch import load_file, save_file
 
@@ -153,9 +158,11 @@ def write_cases(config: Config, folder: Path) -> None:
             shutil.copytree(_TINY, folder / name, dirs_exist_ok=True)
             kept = {**whole, "num_hidden_layers": layers, "layer_types": whole["layer_types"][:layers]}
             (folder / name / "config.json").write_text(json.dumps(kept, indent=1) + "\n")
-            save_file({name: tensor for name, tensor in tensors.items()
-                       if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers},
-                      folder / name / "model.safetensors", {"format": "pt"})
+            weights = {name: tensor for name, tensor in tensors.items()
+                       if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers}
+            save_file(weights, folder / name / "model.safetensors", {"format": "pt"})
+            if importlib.util.find_spec("gguf") is not None:
+                _write_gguf(kept, weights, folder / f"{name}.gguf")
         for name, (place, start, law, number, tokens) in _CASES.items():
             text = config.model.render(target.tokenizer, prompting.conversation(problems[place])) + start
             case = {"prompt": text, "prompt_ids": target.encode(text).tolist(), "n": number, "max_tokens": tokens,
@@ -163,12 +170,47 @@ def write_cases(config: Config, folder: Path) -> None:
             (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 
+def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: Path) -> None:
+    """Writes a model of the embedded one's kind, with its tokenizer, as a float32 GGUF file."""
+    import gguf
+
+    tokenizer = json.loads((_TINY / "tokenizer.json").read_text())
+    special = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
+    names = {number: text for text, number in tokenizer["model"]["vocab"].items()} | special
+    kinds, every = gguf.TokenType, range(config["vocab_size"])
+    out = gguf.GGUFWriter(str(file), config["model_type"])
+    for add, field in ((out.add_block_count, "num_hidden_layers"), (out.add_context_length, "max_position_embeddings"),
+                       (out.add_embedding_length, "hidden_size"), (out.add_feed_forward_length, "intermediate_size"),
+                       (out.add_head_count, "num_attention_heads"), (out.add_head_count_kv, "num_key_value_heads"),
+                       (out.add_layer_norm_rms_eps, "rms_norm_eps"), (out.add_key_length, "head_dim"),
+                       (out.add_value_length, "head_dim")):
+        add(config[field])
+    out.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    out.add_file_type(gguf.LlamaFileType.ALL_F32)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list([names.get(number, f"<unused{number}>") for number in every])
+    out.add_token_types([int(kinds.CONTROL if number in special else kinds.NORMAL if number in names else kinds.UNUSED)
+                         for number in every])
+    out.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]])
+    out.add_add_bos_token(False)
+    out.add_eos_token_id(json.loads((_TINY / "generation_config.json").read_text())["eos_token_id"][0])
+    named = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    for name, tensor in weights.items():
+        stem, suffix = name.rsplit(".", 1)
+        out.add_tensor(f"{named.get_name(stem)}.{suffix}", tensor.float().numpy())
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
     """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
 
-    It asks for `num_chains` texts of each problem, with a seed for each. Texts that the file has already are not asked for
-    again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it drew
-    (`return_token_ids`, which vLLM and the server of this package have).
+    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed, first tokens of several prompts
+    depend on one another. Texts that the file has already are not asked for again. The server is an OpenAI-style one,
+    `/completions`, that takes prompts as token ids and returns the ids that it drew.
 
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
@@ -176,14 +218,15 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
     prompts = build.prompts(config, model, config.dataset.problems())
     name = served(url)
     known = _known(file)
-    wanted = [(problem, chain) for problem in prompts for chain in range(config.num_chains) if (problem, chain) not in known]
+    seeds = {key: seed for seed, key in enumerate(itertools.product(prompts, range(config.num_chains)), config.seed)}
+    wanted = [key for key in seeds if key not in known]
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def ask(key: tuple[str, int]) -> dict[str, object]:
         problem, chain = key
         body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
-                "seed": config.seed + chain, "return_token_ids": True, **asked_of(law)}
-        (answer,) = answers_of(sent(f"{url}/completions", json.dumps(body).encode()), url)
+                "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
+        (answer,) = completed(url, body)
         return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], "ids": answer["ids"], **law._asdict()}
 
     with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
@@ -239,14 +282,25 @@ def sent(url: str, content: bytes | None = None) -> Any:
                         "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
 
 
-def answers_of(found: Any, url: str) -> list[dict[str, Any]]:
-    """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids."""
-    try:
-        answers = [{"ids": each.get("token_ids"), "text": each.get("text") or "",
-                    "logprobs": (each.get("logprobs") or {}).get("token_logprobs") or []} for each in found["choices"]]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
-    if not answers or not all(each["ids"] for each in answers):
-        raise UserError(f"{url}: returns no token ids; allowed: a server that has return_token_ids (vLLM, "
-                        "python -m dflash_mcmc.serve), or a JSON Lines file of texts")
-    return answers
+def completed(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids.
+
+    llama.cpp lists token ids with their log probabilities alone. A server that returns no ids is therefore asked for these.
+    """
+    for asked in (body, {**body, "logprobs": 1}):
+        found = sent(f"{url}/completions", json.dumps(asked).encode())
+        try:
+            answers = [_answer(choice) for choice in found["choices"]]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
+        if answers and all(each["ids"] for each in answers):
+            return answers
+    raise UserError(f"{url}: returns no token ids; allowed: a server that returns them (return_token_ids of vLLM and python "
+                    "-m dflash_mcmc.serve, logprobs of llama.cpp), or a JSON Lines file of texts")
+
+
+def _answer(choice: dict[str, Any]) -> dict[str, Any]:
+    told = choice.get("logprobs") or {}
+    listed = told.get("content") or []
+    return {"ids": choice.get("token_ids") or [each["id"] for each in listed if "id" in each],
+            "text": choice.get("text") or "", "logprobs": told.get("token_logprobs") or [each["logprob"] for each in listed]}

@@ -49,6 +49,8 @@ class Measurement(NamedTuple):
     done: list[Finished[int]]
     counters: Counters
     """Counters of the last run."""
+    processor: float
+    """Seconds of processor time."""
 
     @property
     def num_chains(self) -> int:
@@ -164,10 +166,10 @@ def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options
 
     list(engine.run((number, temperature(1.0).chain(subject.prompts[0], 2, Key(number))) for number in range(min(slots, 8))))
     engine.reset_counters()
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     done = list(tqdm(engine.run(chains()), total=num_chains, desc=f"{subject.name} {label}", unit="chain", mininterval=1.0,
                      leave=False))
-    return Measurement(time.perf_counter() - started, done, engine.counters)
+    return Measurement(time.perf_counter() - started, done, engine.counters, time.process_time() - processor)
 
 
 def gain(got: Measurement, unit: Measurement) -> tuple[float, float]:
@@ -180,4 +182,5 @@ def gain(got: Measurement, unit: Measurement) -> tuple[float, float]:
 
 def joined(runs: Sequence[Measurement]) -> Measurement:
     """Several runs as one measurement."""
-    return Measurement(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters)
+    return Measurement(sum(run.seconds for run in runs), [chain for run in runs for chain in run.done], runs[-1].counters,
+                       sum(run.processor for run in runs))

@@ -15,7 +15,7 @@ import transformers
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, at_size, decoders, equal_chains, measure, published, random_checkpoint, serving
+from tests.bench import assisted, at_size, decoders, equal_chains, measure, pair, published, random_checkpoint, serving
 from tests.bench.__main__ import Bench, main, table
 from tests.bench.subject import subject_of
 
@@ -209,3 +209,13 @@ def test_the_server_is_compared_with_sample(monkeypatch):
     with pytest.raises(RuntimeError, match="greedy answers are not those"):
         serving.server(subject, SMALL)
     assert serving.server(subject_of("mid", 12), SMALL) == []
+
+
+@pytest.mark.slow
+def test_a_pair_has_a_row_for_each_way_of_drawing(make_config):
+    rows = pair.compare(make_config(
+        "sampler=greedy", "draft=model", "draft.model=tiny", "decoder=speculative_match", "decoder.adaptive=1.5",
+        "dataset.limit=2", "dataset.max_new_tokens=6", "hardware.num_slots=1"))
+    names = ["plain", "speculative", "speculative, whole blocks", "generate", "generate, assisted"]
+    assert [(row["by"], row["answers"], row["answers of plain"]) for row in rows] == [(name, 2, 1.0) for name in names]
+    assert [row["tau"] is not None for row in rows] == [False, True, True, False, False]

@@ -28,7 +28,6 @@ from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.statistics.rules import AnswerPower, PowerVote
 from dflash_mcmc.statistics.summaries import NAMES
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
-from dflash_mcmc.train.target import TrainingPlan
 from tests.refusals import command_is_refused, refused
 
 MISTAKES = {
@@ -200,8 +199,8 @@ def test_every_option_composes(make_config, choice):
     assert isinstance(make_config(choice, *companions(choice)), Config)
 
 
-@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Condition, Paths,
-                                 TrainingPlan], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Condition, Paths],
+                         ids=lambda cls: cls.__name__)
 def test_every_field_is_classified_and_explained(cls):
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -232,7 +231,7 @@ WITHOUT_UPPER_BOUND = {
 
 
 @pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Slurm, ServeOptions,
-                                 TrainingPlan, DraftPlan, Shape, Heads], ids=lambda cls: cls.__name__)
+                                 DraftPlan, Shape, Heads], ids=lambda cls: cls.__name__)
 def test_a_number_of_things_that_are_held_at_once_has_an_upper_bound(cls):
     types, unbounded = typing.get_type_hints(cls), set().union(*WITHOUT_UPPER_BOUND.values())
     for field in dataclasses.fields(cls):

@@ -8,8 +8,8 @@ import pytest
 
 from dflash_mcmc.dataset.arith import LEVELS, NUM_TEST_PROBLEMS, generated_test_problems, make_problem, make_solution
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.target import training_pairs
 from tests.refusals import refused
+from tests.train.embedded import training_pairs
 
 
 def test_problems_never_change(make_config):

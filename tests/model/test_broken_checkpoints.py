@@ -67,13 +67,11 @@ def changed(file, **values) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-@pytest.mark.parametrize(("header", "message"), [
-    ([1, 2], "the header is a list"), (5, "the header is a int"), (None, "the header is a NoneType"), (b"{", "no JSON"),
-    (b"\xff\xfe", "no JSON"), (DEEP.encode(), "no JSON"), ({"a": 5}, "tensor 'a'"), ({}, "tensors of 0 bytes"),
-], ids=["list", "number", "null", "text", "bytes", "deep", "no tensor", "empty"])
-def test_a_header_that_is_no_mapping_of_tensors(checkpoint, refuses, header, message):
+@pytest.mark.parametrize("header", [[1, 2], 5, None, b"{", b"\xff\xfe", DEEP.encode(), {"a": 5}, {}],
+                         ids=["list", "number", "null", "text", "bytes", "deep", "no tensor", "empty"])
+def test_a_header_that_is_no_mapping_of_tensors(checkpoint, refuses, header):
     with_header(checkpoint / WEIGHTS, lambda _: header)
-    refuses(WEIGHTS, "allowed: a complete safetensors file", message)
+    refuses(WEIGHTS, "allowed: a complete safetensors file")
 
 
 @pytest.mark.parametrize("entry", [
@@ -96,19 +94,18 @@ def test_tensors_that_overlap_or_leave_a_gap(checkpoint, refuses):
         return {**header, first: header[second]}
 
     with_header(checkpoint / WEIGHTS, overlapping)
-    refuses("a tensor begins at byte")
+    refuses(WEIGHTS, "allowed: a complete safetensors file")
 
 
 @pytest.mark.parametrize("length", [0, 2**40, 2**64 - 1])
 def test_a_length_of_the_header_beyond_the_file(checkpoint, refuses, length):
     raw = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(struct.pack("<Q", length) + raw[8:])
-    refuses("whose header has")
+    refuses(WEIGHTS, "allowed: a complete safetensors file")
 
 
 def test_the_header_of_a_whole_file_is_read():
-    with (TINY / WEIGHTS).open("rb") as opened:
-        header, tensors = files.read_header(opened, TINY / WEIGHTS)
+    header, tensors = files.read_header(TINY / WEIGHTS)
     assert max(tensor.end for tensor in tensors) + 8 + len(header) == (TINY / WEIGHTS).stat().st_size
 
 

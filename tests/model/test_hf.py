@@ -21,9 +21,9 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.tiny import build_config
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
+from tests.train.embedded import build_config
 
 pytestmark = pytest.mark.usefixtures("random_weights")
 TINY = PACKAGE / "assets" / "tiny"

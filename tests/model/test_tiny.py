@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.model import tiny
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
+from tests.train import embedded
 
 FOLDER = PACKAGE / "assets" / "tiny"
 
@@ -19,7 +19,7 @@ def test_the_embedded_model_is_small_and_has_the_stated_shape(make_config):
     assert 1_000_000 < sum(p.numel() for p in [*model.decoder.parameters()]) < 4_000_000
     assert len(model.layers) >= 8
     assert model.dtype == torch.float32
-    assert model.vocab_size == tiny.VOCAB_SIZE == tiny.build_config().vocab_size
+    assert model.vocab_size == embedded.VOCAB_SIZE == embedded.build_config().vocab_size
 
 
 def test_the_tokenizer_splits_digits_and_restores_any_text(make_config):

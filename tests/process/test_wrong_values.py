@@ -26,7 +26,6 @@ from dflash_mcmc.grid.snapshot import write_point
 from dflash_mcmc.process import program
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.train.recipe import DraftPlan
-from dflash_mcmc.train.target import TrainingPlan
 from tests.composing import composed
 from tests.conftest import ROOT as ROOT_OF_CODE
 from tests.report.folders import record, write
@@ -37,12 +36,11 @@ ROOT = "dflash_mcmc"
 OF_FIELDS = {  # the arguments before the wrong field, and what a program would do with its fields
     "__main__": ([], ["_run_single", "_run_sweep"]),
     "serve.__main__": ([], []),
-    "train.__main__": (["model=tiny"], []),
-    "train.__main__ ": (["draft=tiny"], []),
+    "train.__main__": (["draft=tiny"], []),
     "grid.__main__": (["submit"], []),
     "drafts": (["check", "model=tiny", "draft=tiny"], []),
 }
-AFTER_FIELDS = ("dflash_mcmc.train.target.train", "dflash_mcmc.train.draft.train", "dflash_mcmc.grid.submission.submit",
+AFTER_FIELDS = ("dflash_mcmc.train.draft.train", "dflash_mcmc.grid.submission.submit",
                 "dflash_mcmc.draft.check.check.check", "dflash_mcmc.serve.network.listening")
 TEXTS = ("x", "1.5.2", "[a,b]", "{a: 1}", "nan", "1e999", "'", "${x}", "${oc.env:NONE}", "a=b", "\u2028", "\\", "x" * 5000)
 OTHERS = (None, 3, -1, 1.5, True, "x", "", [], {}, [[]], {"a": {"b": None}}, "\u2028", 10**40)
@@ -107,8 +105,8 @@ def fields() -> dict[str, list[tuple[str, object, bool]]]:
                 if "spec" in field.metadata]
 
     run = of(config)
-    return {"__main__": run, "serve.__main__": of_class(ServeOptions, "serve."), "train.__main__": of_class(TrainingPlan),
-            "train.__main__ ": of_class(DraftPlan), "grid.__main__": run,
+    return {"__main__": run, "serve.__main__": of_class(ServeOptions, "serve."), "train.__main__": of_class(DraftPlan),
+            "grid.__main__": run,
             "drafts": [each for each in run if each[0].startswith(("model.", "dataset."))]}
 
 

@@ -261,7 +261,7 @@ def test_a_forward_belongs_to_the_part_of_its_first_token(pair):
     assert found.sum(axis=0).tolist() == list(count(*pair, responses, 2, 8))
 
 
-# The cosine schedule. `test_target.py` tests the other schedule.
+# The cosine schedule. `test_embedded.py` tests the other schedule.
 
 def test_cosine_rises_and_falls_to_zero():
     rates = [cosine(step, 100, 2.0, 0.04) for step in range(101)]

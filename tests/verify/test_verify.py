@@ -12,8 +12,9 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
-from dflash_mcmc.verify import verify
+from dflash_mcmc.verify import drawn, verify
 from dflash_mcmc.verify.report import verdict
 from tests import runs
 from tests.serving import Served
@@ -102,6 +103,8 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     models = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("target", "assistant", "close")]
     assert [len(model.model.layers) for model in models] == [8, 4, 7]
     target = models[0]
+    for name, model in zip(("target", "assistant", "close"), models, strict=True):
+        _is_in_gguf(folder / f"{name}.gguf", model)
     asked = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.jsonl")}
     usual = {"prompt", "prompt_ids", "n", "max_tokens", "temperature", "top_p"}
     assert {name: set(case) - usual for name, case in asked.items()} == {
@@ -125,6 +128,26 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     assert "allowed: an empty folder, or a new one" in err
     assert (folder / "plain.jsonl").read_text() == "of the user"
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
+
+
+def _is_in_gguf(file, model):
+    """All weights, and what llama.cpp reads beside them: it has run these files (docs/findings/engines.md)."""
+    import gguf
+
+    read = gguf.GGUFReader(file)
+    stated = {name.removeprefix("qwen3."): field.contents() for name, field in read.fields.items()}
+    wanted = {"block_count": len(model.model.layers), "rope.freq_base": 10_000.0, "attention.key_length": 32,
+              "attention.head_count": 4, "attention.head_count_kv": 2, "tokenizer.ggml.eos_token_id": 470}
+    assert {name: stated[name] for name in wanted} == wanted
+    assert len(stated["tokenizer.ggml.tokens"]) == model.config.vocab_size
+    weights = {**model.state_dict()}
+    weights.pop("lm_head.weight", None)  # it is that of the embedding
+    last = len(model.model.layers) - 1
+    tensors = {tensor.name: tensor.data for tensor in read.tensors}
+    assert len(tensors) == len(weights)
+    for theirs, ours in ((f"blk.{last}.ffn_down.weight", f"model.layers.{last}.mlp.down_proj.weight"),
+                         ("token_embd.weight", "model.embed_tokens.weight")):
+        assert np.array_equal(tensors[theirs], weights[ours].numpy())
 
 
 def _laws(case, model, first):
@@ -362,12 +385,31 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
             server.shutdown()
             thread.join()
     assert [code for code, _, _ in refused] == [2, 2]
-    assert "returns no token ids; allowed: a server that has return_token_ids" in refused[0][2]
+    assert "returns no token ids; allowed: a server that returns them" in refused[0][2]
     assert "refused with 429" in refused[1][2]
     assert "slow down" in refused[1][2]
     code, _, err = told(arguments, capsys)
     assert code == 2
     assert "no answer: " in err
+
+
+def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
+    """llama.cpp does, and returns none without `logprobs`."""
+    content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 9, "token": "b", "logprob": -1.5}]
+    monkeypatch.setattr(drawn, "sent", lambda url, body: {"choices": [
+        {"text": "ab", "logprobs": {"content": content} if json.loads(body).get("logprobs") else None}]})
+    for body in ({"seed": 1}, {"seed": 1, "logprobs": 0}):
+        assert drawn.completed("http://server/v1", body) == [{"ids": [7, 9], "text": "ab", "logprobs": [-0.5, -1.5]}]
+
+
+def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
+    """With one seed for several prompts, the first tokens of a server such as llama.cpp's depend on one another."""
+    asked: list[int] = []
+    monkeypatch.setattr(drawn, "served", lambda url: "model")
+    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body["seed"]) or [{"ids": [5]}])
+    config = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "num_chains=2", "seed=7"])
+    drawn.draw("http://server/v1", config, config.model.load("cpu"), SamplingParams(), tmp_path / "drawn.jsonl")
+    assert sorted(asked) == [7, 8, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize(("line", "says"), [

@@ -269,8 +269,8 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)
     # In half precision `grouped_attention` copies a layer's keys to float32.
-    copied = max((4 * shape.num_heads * shape.key_dim for each in work.models if work.implementation(each) == "grouped"
-                  and (shape := each.cache_shape).dtype.itemsize < 4), default=0)
+    copied = max((4 * halved.num_heads * halved.key_dim for each in work.models if work.implementation(each) == "grouped"
+                  and (halved := each.cache_shape).dtype.itemsize < 4), default=0)
     step += rows * length * copied
     if num_pages:  # the pages of all rows are gathered for each layer
         step += rows * length * layer_bytes
@@ -279,9 +279,9 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     chunk = min(work.options.prefill_chunk, keys)
     widest = max(_activation_bytes(each, chunk, keys) for each in work.models)
     reading = max(readers, 1) * (widest + keys * (layer_bytes + copied))
-    if shape := model.cache_shape.recurrent:
-        step += rows * shape.work_bytes(1 + work.num_drafted)
-        reading = max(reading + max(readers, 1) * shape.work_bytes(chunk), rows * shape.work_bytes(PIECE))
+    if recurrent := model.cache_shape.recurrent:
+        step += rows * recurrent.work_bytes(1 + work.num_drafted)
+        reading = max(reading + max(readers, 1) * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, states=states)

@@ -223,8 +223,8 @@ class PagePreemption:
              pinned: Slot | None = None) -> list[Slot]:
         """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
 
-        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
-        memory. They come back with the same bits.
+        Prompts that were read ahead go first. Then the youngest draws are stopped, and the oldest goes on. Then slots that do
+        not draw are moved to the host's memory. They come back with the same bits.
 
         Args:
             live_slots: gives the slots that may lose pages, the oldest chain's first.
@@ -235,6 +235,8 @@ class PagePreemption:
         """
         stopped: list[Slot] = []
         while not self.suffices(pages()):
+            if self._memory.forget_prompts():
+                continue
             slots = [slot for slot in live_slots() if slot is not pinned]
             drawing = sorted((slot for slot in slots if not slot.leader and _draws(slot)), key=attrgetter("clock", "place"))
             if young := drawing[0 if pinned else 1 :]:  # the oldest goes on
@@ -245,8 +247,8 @@ class PagePreemption:
                 raise UserError(f"hardware.memory_gb: the cache has {self._memory.cache.num_pages} pages of "
                                 f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
                                 "dataset.max_new_tokens, or fewer draws together")
-            self._rows.take(idle[-1])
-            self._memory.move_to_host(idle[-1])
+            self._memory.move_out(idle[-1], to_host=True)
+            self._rows.release(idle[-1])
         return stopped
 
     def _stop(self, slot: Slot) -> list[Slot]:
@@ -404,6 +406,7 @@ class Scheduler:
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
+            self._make_free(lambda: self._memory.pages_to_place(1))
             self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)

@@ -43,7 +43,7 @@ class PromptReader:
         return self._cache.num_rows
 
     def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
-        """Reads the missing prompts, and drops all others. Returns the number of tokens and forwards."""
+        """Reads the missing prompts that find pages, and drops all others. Returns the number of tokens and forwards."""
         wanted = {prompt.tobytes(): prompt for prompt in prompts}
         for name in [name for name in self._rows if name not in wanted]:
             row = self._rows.pop(name)
@@ -51,7 +51,7 @@ class PromptReader:
             self._free.append(row)
         spans = []
         for name, prompt in wanted.items():
-            if name not in self._rows:
+            if name not in self._rows and self._cache.pages_of(len(prompt) - 1) <= self._cache.num_free_pages:
                 self._rows[name] = self._free.pop()
                 self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
                 spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1, prompt))
@@ -62,10 +62,11 @@ class PromptReader:
         return sum(span.stop for span in spans), forwards
 
     def copy(self, prompt: np.ndarray, cache: SlotCache, row: int) -> int:
-        """Copies a prompt without its last token into a row of another cache. Returns the number of tokens copied."""
-        length = len(prompt) - 1
-        cache.copy(self._cache, self._rows[prompt.tobytes()], row, 0, length)
-        return length
+        """Copies a prompt without its last token into a row of another cache. Returns their number, 0 if unread."""
+        if (source := self._rows.get(prompt.tobytes())) is None:
+            return 0
+        cache.copy(self._cache, source, row, 0, len(prompt) - 1)
+        return len(prompt) - 1
 
     def clear(self) -> None:
         """Forgets all prompts, which may hold NaN."""
@@ -160,6 +161,13 @@ class SlotMemory:
         ahead = self.prompts.num_rows if self.prompts is not None and reading else 1
         return ahead * self.cache.pages_of(self._prompt_length) + self.pages_to_place(1)
 
+    def forget_prompts(self) -> bool:
+        """Drops the prompts that were read ahead: their chains read them again. Returns whether this has freed pages."""
+        before = self.cache.num_free_pages
+        if self.prompts is not None:
+            self.prompts.read([])
+        return self.cache.num_free_pages > before
+
     def holds_pages(self, slot: Slot) -> bool:
         """Whether a slot that does not draw has pages."""
         if slot.row is None and slot.offloaded is None:
@@ -230,13 +238,17 @@ class SlotMemory:
         if start < length:
             self.cache.follow(leader.place, slot.place, start, length)
 
-    def move_out(self, slot: Slot) -> None:
-        """Copies a slot's keys and values out of its row."""
-        held = slot.contents
-        if not held.filled and held.saved_from >= len(held.saved):
+    def move_out(self, slot: Slot, to_host: bool = False) -> None:
+        """Moves a slot's keys and values out of its row: to the host's memory too if no page may be free for their ends."""
+        held, home = slot.contents, self._place_of(slot)
+        length = max(held.filled, len(held.saved))
+        if to_host or self.cache.num_free_pages < self.pages_to_place(1):
+            slot.offloaded = SlotPlace(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
+        elif held.filled or held.saved_from < len(held.saved):
+            slot.offloaded = self._new_offloaded(length)
+        else:
             return
-        slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
-        _move(held, SlotPlace(self.cache, self.spare, slot.place), slot.offloaded)
+        _move(held, home, slot.offloaded)
 
     def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -251,13 +263,6 @@ class SlotMemory:
         if slot.row is not None or slot.offloaded is not None:
             _free(self._place_of(slot))
         slot.offloaded = None
-
-    def move_to_host(self, slot: Slot) -> None:
-        """Moves what a slot without a row holds to the host's memory, and frees its pages."""
-        held, home = slot.contents, self._place_of(slot)
-        length = max(held.filled, len(held.saved))
-        slot.offloaded = SlotPlace(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
-        _move(held, home, slot.offloaded)
 
     def stop(self, slot: Slot) -> None:
         """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""

@@ -4,7 +4,7 @@
 
 ENGINE is transformers, vllm, llama_cpp or ctranslate2. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is a list
 of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model
-of the same kind) and `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON, or text.
+of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON or text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def of_transformers(model: str, prompts: list[list[int]], length: int, settings:
     import torch
     from transformers import AutoModelForCausalLM
 
+    dtype = settings.pop("dtype", "float32")
+
     def loaded(folder: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     target, more = loaded(model), {}
     if draft := settings.pop("draft", None):
@@ -112,3 +114,4 @@ if __name__ == "__main__":  # vLLM starts processes that import this file
     with open(file, "w") as lines:
         for prompt, ids in zip(asked, ENGINES[name](folder, asked, options.pop("length", 48), options), strict=True):
             lines.write(json.dumps({"prompt_ids": prompt, "ids": ids}) + "\n")
+            lines.flush()

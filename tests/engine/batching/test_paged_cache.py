@@ -52,9 +52,10 @@ def assert_equal(paged, plain):
         assert (other.cost, other.result.accepted) == (done.cost, done.result.accepted)
 
 
-@pytest.mark.parametrize(("name", "num_pages"), [("power_mh", 500), *((name, 25) for name in RUN)])
+@pytest.mark.parametrize(("name", "num_pages"), [("power_mh", 500), ("power_mh", 5), ("temperature", 5),
+                                                 *((name, 25) for name in RUN)])
 def test_pages_change_nothing(model, name, num_pages):
-    """Not even the cost, if they are so few that draws wait and rows move to the host's memory."""
+    """Not even the cost, if they are so few that draws wait, rows move to the host's memory and few prompts are read ahead."""
     plain, _ = run(model, RUN[name], 0)
     paged, engine = run(model, RUN[name], num_pages)
     assert_equal(paged, plain)
@@ -91,14 +92,19 @@ class PagesOf:
     def stop(self, slot):
         self._free("stop", slot)
 
-    def move_to_host(self, slot):
+    def move_out(self, slot, to_host):
         self._free("move", slot)
 
     def holds_pages(self, slot):
         return ("move", slot.chain.tag) not in self.done
 
+    def forget_prompts(self):
+        return False
+
     def take(self, slot):
         slot.row = None
+
+    release = take
 
 
 @pytest.mark.parametrize(("pages", "pinned", "done"), [
@@ -117,6 +123,20 @@ def test_the_draws_that_began_last_lose_their_pages_first(pages, pinned, done):
     stopped = PagePreemption(memory, memory).free(lambda: pages, lambda: list(slots.values()), slots.get(pinned))
     assert memory.done == done
     assert [slot.chain.tag for slot in stopped] == [name for what, name in done if what == "stop"]
+
+
+def test_a_row_moves_to_the_host_where_no_page_is_left_for_its_end(model):
+    memory = BatchedEngine(LanguageModel(model, stop_ids=STOPS), NoBlend(), 4, LONGEST, num_pages=8)._memory
+    slot, cache = Slot(LiveChain("x", iter(()))), memory.cache
+    slot.row = 0
+    cache.open(0, 0, 10)
+    cache.close(0)
+    slot.contents.hold(np.arange(10))
+    others = [cache.memory.pool.take() for _ in range(7)]
+    memory.move_out(slot)
+    assert cache.num_free_pages == 1
+    memory.move_in(slot)
+    assert (cache.num_free_pages, cache.has_pages(0), len(others)) == (0, True, 7)
 
 
 def test_writing_to_shared_pages_would_be_seen(model, monkeypatch):

@@ -50,8 +50,9 @@ def test_pages_change_nothing(model, plain, name, num_pages):
 
 def test_rows_that_move_to_the_host_come_back_with_their_states(model, plain, monkeypatch):
     moved = []
-    offload = SlotMemory.move_to_host
-    monkeypatch.setattr(SlotMemory, "move_to_host", lambda self, slot: (moved.append(slot), offload(self, slot)))
+    offload = SlotMemory.move_out
+    monkeypatch.setattr(SlotMemory, "move_out", lambda self, slot, to_host=False: (
+        moved.extend([slot] * to_host), offload(self, slot, to_host)))
     paged, _ = run(model, RUN["power_smc"], FEW, slots=4, snapshot_every=EVERY)
     assert moved
     assert_equal(paged, plain("power_smc"))

@@ -10,8 +10,9 @@ import torch
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import loop, target
+from dflash_mcmc.train import loop
 from tests.runs import execute
+from tests.train import embedded
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", "warmup_steps=2", "num_threads=1")
 
@@ -19,8 +20,8 @@ SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "problems_per_level=1", 
 @pytest.fixture
 def plan(tmp_path):
     """A plan of six small steps; further overrides may be given."""
-    def make(*overrides: str) -> target.TrainingPlan:
-        made, choices = command.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], target.TrainingPlan)
+    def make(*overrides: str) -> embedded.TrainingPlan:
+        made, choices = command.compose_once("train", [*SMALL, f"paths.outputs={tmp_path}", *overrides], embedded.TrainingPlan)
         made.check(choices["model"])
         return made
     return make
@@ -34,7 +35,7 @@ def weights(folder) -> dict:
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
-    whole = weights(target.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
+    whole = weights(embedded.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
     stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
     optimise, calls = loop.optimise, []
 
@@ -46,8 +47,8 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "optimise", stop_at_fifth)
     with pytest.raises(KeyboardInterrupt):
-        target.train(stopped)
-    continued = weights(target.train(stopped))
+        embedded.train(stopped)
+    continued = weights(embedded.train(stopped))
     assert len(calls) == 7  # first run: 4 and the stopped one; second run, from the checkpoint at 4: 2
     assert whole.keys() == continued.keys()
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
@@ -55,7 +56,7 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
-    folder = target.train(plan("steps=30", "batch_size=16"))
+    folder = embedded.train(plan("steps=30", "batch_size=16"))
     lines = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(2, 31, 2))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
@@ -64,13 +65,13 @@ def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
 
 @pytest.mark.slow
 def test_export_writes_to_the_given_folder(plan, tmp_path):
-    assert target.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
+    assert embedded.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
     assert (tmp_path / "there" / "model.safetensors").is_file()
 
 
 def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
     made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
-    rates = [target.learning_rate(made, step) for step in range(101)]
+    rates = [embedded.learning_rate(made, step) for step in range(101)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9:71] == [2.0] * 62
     assert rates[85] == pytest.approx(1.0)
@@ -79,16 +80,14 @@ def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
 
 
 def test_the_recipe_reproduces_the_shipped_tokenizer():
-    pairs = target.training_pairs(0, 0, 10_000)
+    pairs = embedded.training_pairs(0, 0, 10_000)
     built = train_tokenizer(pairs)
     shipped = json.loads((PACKAGE / "assets/tiny/tokenizer.json").read_text())
     assert json.loads(built)["model"]["vocab"] == shipped["model"]["vocab"]
 
 
 def train_tokenizer(pairs) -> str:
-    from dflash_mcmc.model import tiny
-
-    return tiny.build_tokenizer(text for pair in pairs for text in pair).backend_tokenizer.to_str()
+    return embedded.build_tokenizer(text for pair in pairs for text in pair).backend_tokenizer.to_str()
 
 
 @pytest.mark.parametrize(("override", "message"), [

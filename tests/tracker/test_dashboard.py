@@ -14,7 +14,7 @@ from dflash_mcmc.runner.tracking import RunningAccuracy, metrics_of
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.wandb import WandbRun
-from dflash_mcmc.tracker.wandb import page as pages
+from launchers import dashboard as pages
 from tests import processes
 from tests.conftest import ROOT
 from tests.runs import execute
@@ -49,9 +49,8 @@ def dashboard(tmp_path):
 IMPATIENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from dflash_mcmc.tracker.wandb import page
 from launchers import dashboard
-page._TIMEOUT = 2
+dashboard._TIMEOUT = 2
 dashboard.main()
 """
 """The launcher with a timeout of two seconds for answers of the server."""

@@ -1,5 +1,7 @@
-"""Trains the embedded target: `python -m dflash_mcmc.train model=tiny`. Starting a stopped run again resumes it.
+"""How the embedded target was made: `python -m tests.train.embedded` trains it again. A stopped training is resumed.
 
+The target is a `Qwen3ForCausalLM` of eight layers with a byte-level tokenizer in which every digit is a token. It has the chat
+template, the two stop ids and the unused vocabulary rows of Qwen3. Code that works on it therefore also works on Qwen3-4B.
 The result is deterministic: the texts of step n are a function of the seed and n.
 """
 
@@ -9,33 +11,53 @@ import copy
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import torch
 from omegaconf import MISSING
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from dflash_mcmc.config import command
+from dflash_mcmc.config.help import is_asked_for, usage_of
 from dflash_mcmc.config.schema import Paths
 from dflash_mcmc.dataset.arith import LEVELS, make_problem, make_solution
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
+from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.train import loop
 from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 
-if TYPE_CHECKING:
-    import torch
-
 _IGNORE = -100
 _MAX_NORM = 1.0
 _TOKENIZER_PAIRS = 10_000
 _VALIDATION_SEED = 1
+VOCAB_SIZE = 512
+TOKENIZER_SIZE = 500
+"""Upper bound on the ids that have a token. The rows above are padding and are never drawn, like Qwen3's from 151,669 on."""
+
+_END_OF_TEXT, _TURN_START, _TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_SPECIAL_TOKENS = (_END_OF_TEXT, _TURN_START, _TURN_END)
+_THINK_TOKENS = ("<think>", "</think>")
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{ '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
+    "{%- endif -%}"
+)
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingPlan:
-    """A training run: `conf/train.yaml`."""
+    """A training of the embedded target: `conf/train.yaml`."""
 
     steps: int = identity(3600, "number of optimiser steps", ge=1)
     batch_size: int = identity(64, "solutions per batch", ge=1, le=1_000_000)
@@ -53,14 +75,62 @@ class TrainingPlan:
     paths: Paths = dataclasses.field(default_factory=Paths)
 
     def check(self, chosen_model: str) -> None:
-        """Raises ConfigError for any model but the embedded one, because no other model can be trained."""
+        """Raises ConfigError for any model but the embedded one."""
         if chosen_model != "tiny":
-            raise ConfigError("model", chosen_model, "'tiny'; other models are loaded, not trained (drafts are: draft=...)")
+            raise ConfigError("model", chosen_model, "'tiny', the embedded model")
+
+
+def build_config() -> Qwen3Config:
+    """1.65 M parameters in 8 layers of width 128."""
+    return Qwen3Config(
+        vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=384, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, attention_dropout=0.0, use_cache=True,
+    )
+
+
+def build_model(seed: int) -> Qwen3ForCausalLM:
+    """A freshly initialised model, float32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(build_config())
+
+
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the texts; a digit never merges with anything, as in Qwen3."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENIZER_SIZE - len(_SPECIAL_TOKENS) - len(_THINK_TOKENS), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(list(_SPECIAL_TOKENS))
+    tokenizer.add_tokens(list(_THINK_TOKENS))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_TURN_END, pad_token=_END_OF_TEXT)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def stop_ids_of(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The ids of end of turn and end of text. Qwen3's generation_config names both, too."""
+    return cast(list[int], tokenizer.convert_tokens_to_ids([_TURN_END, _END_OF_TEXT]))
 
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Learning rate of a step: warm-up, constant, then linear decay to zero."""
-    return loop.stable_then_linear(step, plan.steps, plan.learning_rate, plan.warmup_steps, plan.decay_fraction)
+    """The rate of a step: warm-up, a constant rate, and a linear decay to zero over the last part of the run.
+
+    Source: Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations".
+    """
+    decay_start = plan.steps * (1 - plan.decay_fraction)
+    if step < plan.warmup_steps:
+        return plan.learning_rate * (step + 1) / plan.warmup_steps
+    if step < decay_start:
+        return plan.learning_rate
+    return plan.learning_rate * (plan.steps - step) / (plan.steps - decay_start)
 
 
 def training_pairs(seed: int, start: int, stop: int) -> list[tuple[str, str]]:
@@ -89,8 +159,6 @@ class Batches:
         self._pool: list[list[tuple[list[int], int]]] = []
 
     def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
         pool_index, offset = divmod(step, POOL_BATCHES)
         if pool_index != self._pool_index:
             self._pool_index, self._pool = pool_index, self._make_pool(pool_index)
@@ -115,8 +183,6 @@ class Batches:
 
 def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy per solution token, in nats."""
-    import torch
-
     hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
     kept = targets != _IGNORE
@@ -126,8 +192,6 @@ def loss_of(model, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level: int) -> dict[int, float]:
     """Fraction of held-out problems with a correct greedy answer, by level. These problems are not in `dataset=arith`."""
-    import torch
-
     problems = [
         make_problem(Key(seed).fold_in("validation", index), level, "test")
         for level in LEVELS for index in range(per_level)
@@ -148,19 +212,15 @@ def greedy_accuracy(model, tokenizer, stop_ids: list[int], seed: int, per_level:
 
 def train(plan: TrainingPlan) -> Path:
     """Trains to the end of the plan, from the last checkpoint if there is one. Returns the folder of the model."""
-    import torch
-
-    from dflash_mcmc.model import tiny
-
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
     pairs = training_pairs(plan.seed, 0, _TOKENIZER_PAIRS)
-    tokenizer = tiny.build_tokenizer(text for pair in pairs for text in pair)
+    tokenizer = build_tokenizer(text for pair in pairs for text in pair)
     folder = run_folder(plan, tokenizer)
     make_folder(folder, "paths.outputs")
-    model = tiny.build_model(plan.seed)
+    model = build_model(plan.seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=plan.weight_decay, fused=True)
-    batches, stop_ids = Batches(tokenizer, plan), tiny.stop_ids(tokenizer)
+    batches, stop_ids = Batches(tokenizer, plan), stop_ids_of(tokenizer)
 
     def evaluate() -> dict[str, object]:
         return {"greedy_accuracy": greedy_accuracy(model, tokenizer, stop_ids, _VALIDATION_SEED, plan.problems_per_level)}
@@ -177,18 +237,14 @@ def train(plan: TrainingPlan) -> Path:
 
 def run_folder(plan: TrainingPlan, tokenizer) -> Path:
     """`outputs/train/tiny-<hash>`. The hash covers all inputs to the weights: plan, architecture, tokenizer and texts."""
-    from dflash_mcmc.model import tiny
-
     fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if has_spec(f) and spec_of(f).role == "identity"}
-    recipe = (fields, tiny.build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
+    recipe = (fields, build_config().to_dict(), tokenizer.backend_tokenizer.to_str(), training_pairs(plan.seed, 0, 1000))
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return Path(plan.paths.outputs) / "train" / f"tiny-{digest}"
 
 
 def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:
     """Writes a checkpoint for `model.path=`. The weights are rounded to bfloat16 to halve the file, but loaded as float32."""
-    import torch
-
     stored = copy.deepcopy(model).to(torch.bfloat16)
     stored.generation_config.eos_token_id = stop_ids
     stored.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -199,8 +255,6 @@ def export(model, tokenizer, stop_ids: list[int], folder: Path) -> None:
 
 
 def _gradients(model, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-    import torch
-
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(model, tokens, labels)
     loss.backward()
@@ -210,3 +264,18 @@ def _gradients(model, tokens: torch.Tensor, labels: torch.Tensor) -> float:
 def _describe(figures: dict[str, object]) -> str:
     shares = cast("dict[int, float]", figures["greedy_accuracy"])
     return "greedy accuracy by level " + " ".join(f"{100 * share:.0f} %" for share in shares.values())
+
+
+@program.command
+def main(arguments: list[str]) -> None:
+    """Runs the command line and exits."""
+    if is_asked_for(arguments):
+        print(usage_of(str(__doc__), {"Fields": TrainingPlan}))
+        return
+    plan, choices = command.compose_once("train", arguments, TrainingPlan)
+    plan.check(choices["model"])
+    print(f"model written to {train(plan)}")
+
+
+if __name__ == "__main__":
+    main()
