@@ -51,6 +51,8 @@ _BUDGET = ("make equal-cost",)
 _LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny tracker=none dataset.limit=8"
 _STUDY = ("mkdir -p outputs && tar -xJf docs/findings/records/study_code.tar.xz -C outputs  # in a checkout",
           "python -m dflash_mcmc.report outputs/study_code  # in a checkout")
+_SOURCES = ("mkdir -p outputs && tar -xJf docs/findings/records/sources.tar.xz -C outputs  # in a checkout",
+            "python -m dflash_mcmc.report outputs/sources  # in a checkout")
 PICTURES = (
     Picture("report", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html"),
     Picture("samples", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html", _OPEN),
@@ -61,6 +63,8 @@ PICTURES = (
     Picture("rejection_sampling", "howto/probes.md", ("python -m dflash_mcmc experiment=rejection_sampling",),
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),
     Picture("study_paired", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_humaneval_paired.png"),
+    Picture("sources_agreement", "findings/sources-of-second-logits.md", _SOURCES,
+            "outputs/sources/report/figures/fig_gain_over_agreement.png"),
     Picture("study_beta", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_sweep_beta.png"),
 )
 
