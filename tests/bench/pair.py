@@ -23,6 +23,8 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.dataset.inputs import prompting
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
+from dflash_mcmc.sampler.greedy import Greedy
+from dflash_mcmc.sampler.temperature import Temperature
 from tests.bench.__main__ import table
 from tests.bench.measure import PLAIN, Decoding, result_of, run
 from tests.bench.subject import Subject
@@ -38,8 +40,8 @@ def compare(config: Config) -> list[dict]:
     texts = [template.replace("{question}", problem.question) for problem in config.dataset.problems()]
     prompts = [model.encode(source.prompt(model.tokenizer, text), not source.chat) for text in texts]
     slots = config.hardware.num_slots or len(prompts)
-    law = getattr(config.sampler, "temperature", None if getattr(config.sampler, "alpha", 1.0) != 1.0 else 0.0)
-    theirs = law is not None and slots == 1
+    law = 0.0 if isinstance(config.sampler, Greedy) else getattr(config.sampler, "temperature", 0.0)
+    theirs = isinstance(config.sampler, Greedy | Temperature) and slots == 1
     causal_lm, helper = (AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype).eval() if theirs and path else None
                          for path in (source.path, getattr(config.draft, "model", None)))
     subject = Subject("pair", causal_lm, model, prompts, config.dataset.max_new_tokens)
@@ -50,7 +52,7 @@ def compare(config: Config) -> list[dict]:
     if theirs:
         cases |= {"generate": None} if helper is None else {"generate": None, "generate, assisted": helper}
     turns = [{name: _drawn(subject, config.sampler, case, slots, first) if isinstance(case, Decoding) else
-              _generated(subject, law or 0.0, case, first) for name, case in cases.items()}
+              _generated(subject, law, case, first) for name, case in cases.items()}
              for first in range(0, len(prompts), slots)]
     found = {name: [turn[name] for turn in turns] for name in cases}
     rates = {name: [_tokens(spent) / sum(each[clock] for each in spent) for clock in (0, 1)] for name, spent in found.items()}
