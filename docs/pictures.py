@@ -65,6 +65,8 @@ PICTURES = (
     Picture("study_paired", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_humaneval_paired.png"),
     Picture("sources_agreement", "findings/sources-of-second-logits.md", _SOURCES,
             "outputs/sources/report/figures/fig_gain_over_agreement.png"),
+    Picture("sources_beta", "findings/sources-of-second-logits.md", _SOURCES,
+            "outputs/sources/report/figures/fig_gain_over_beta.png"),
     Picture("study_beta", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_sweep_beta.png"),
 )
 
