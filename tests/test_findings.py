@@ -7,6 +7,7 @@ import math
 import re
 import tarfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,15 +21,25 @@ ROW = re.compile(r"^\| `(?P<run>[^`]+)` \| (?P<correct>\d+) of (?P<total>\d+) \|
 """A row of a table of runs: correct, accuracy with Wilson's interval, difference to greedy, won, lost, p, token-forwards."""
 
 
-def stored(name: str) -> dict[str, dict[str, dict]]:
-    """The records of a packed experiment by run folder and problem."""
-    runs: dict[str, dict[str, dict]] = {}
+class Run(NamedTuple):
+    """A run of an archive: what it is, and its records by problem."""
+
+    identity: dict
+    records: dict[str, dict]
+
+
+def stored(name: str) -> dict[str, Run]:
+    """The runs of a packed experiment by folder. Each process that drew a share of a run wrote a file of its own."""
+    runs: dict[str, Run] = {}
     with tarfile.open(FINDINGS / "records" / f"{name}.tar.xz") as archive:
         for member in archive:
-            if member.name.endswith("/records.jsonl"):
-                lines = archive.extractfile(member).read().decode().splitlines()
-                records = [json.loads(line) for line in lines]
-                runs[member.name.split("/")[1]] = {record["problem"]: record for record in records}
+            folder, file = member.name.split("/")[1:]
+            run = runs.setdefault(folder, Run({}, {}))
+            if file == "run.json":
+                run.identity.update(json.load(archive.extractfile(member))["identity"])
+            elif file.startswith("records."):
+                lines = map(json.loads, archive.extractfile(member).read().decode().splitlines())
+                run.records.update({record["problem"]: record for record in lines})
     return runs
 
 
@@ -54,9 +65,9 @@ def test_the_table_follows_from_the_records(page):
     runs, folders = stored(name), dict(re.findall(r"^\| `([^`]+)` \| `([\w.=-]+)` \|", text, re.MULTILINE))
     rows = [row.groupdict() for row in ROW.finditer(text)]
     assert len(rows) == len(folders) >= 2
-    base = {problem: record["verdict"] == "correct" for problem, record in runs[folders["greedy"]].items()}
+    base = {problem: record["verdict"] == "correct" for problem, record in runs[folders["greedy"]].records.items()}
     for row in rows:
-        records = runs[folders[row["run"]]]
+        records = runs[folders[row["run"]]].records
         right = {problem: record["verdict"] == "correct" for problem, record in records.items()}
         low, high = (100 * end for end in wilson(sum(right.values()), len(right)))
         forwards = sum(record["token_forwards"] for record in records.values()) / len(records)
@@ -73,19 +84,16 @@ def test_the_table_follows_from_the_records(page):
 
 def test_the_curves_over_beta_follow_from_the_records():
     """Each number of the table of three samplers and two directions, from the identity and the verdicts of its run."""
-    curves = re.findall(r"^\| `(\w+)` \| (layer|random) \|((?: \d+ \|)+)$", (FINDINGS / "sign-of-beta.md").read_text(), re.MULTILINE)
+    page, betas = (FINDINGS / "sign-of-beta.md").read_text(), (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
+    curves = re.findall(r"^\| `(\w+)` \| (layer|random) \|((?: \d+ \|)+)$", page, re.MULTILINE)
     correct = {}
-    with tarfile.open(FINDINGS / "records/signflip.tar.xz") as archive:
-        for member in archive:
-            if member.name.endswith("/run.json"):
-                identity = json.load(archive.extractfile(member))["identity"]
-                records = archive.extractfile(member.name.replace("run.json", "records.jsonl")).read().splitlines()
-                assert len(records) == 50
-                point = identity["sampler"], identity.get("blend.direction", "layer"), identity["blend.beta"]
-                correct[point] = sum(json.loads(record)["verdict"] == "correct" for record in records)
+    for identity, records in stored("signflip").values():
+        assert len(records) == 50
+        point = identity["sampler"], identity.get("blend.direction", "layer"), identity["blend.beta"]
+        correct[point] = sum(record["verdict"] == "correct" for record in records.values())
     assert len(correct) == 42
     assert {(sampler, direction, beta): int(count) for sampler, direction, counts in curves
-            for beta, count in zip((-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2), re.findall(r"\d+", counts), strict=True)} == correct
+            for beta, count in zip(betas, re.findall(r"\d+", counts), strict=True)} == correct
 
 
 def test_every_archive_has_a_page_and_names_no_machine():

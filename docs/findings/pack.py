@@ -13,7 +13,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-KEPT = ("config.yaml", "run.json", "problems.jsonl", "records.jsonl", "summary.json")
+KEPT = ("config.yaml", "run.json", "problems.jsonl", "records*.jsonl", "summary.json")
+"""Patterns of the files of a run. Two processes that share a run write a file of records each."""
 _PATH = re.compile(r"(?<![\w./:])(?:/[\w.+-]+)+/(?=[\w.+-])")
 """An absolute path up to its last part."""
 
@@ -23,9 +24,7 @@ def main(folder: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     runs = sorted(path.parent for path in folder.glob("*/records.jsonl"))
     with tarfile.open(target, "w:xz", preset=9) as archive:
-        for path in (run / name for run in runs for name in KEPT):
-            if path.name == "problems.jsonl" and not path.exists():  # a probe writes none
-                continue
+        for path in (path for run in runs for pattern in KEPT for path in sorted(run.glob(pattern))):
             data = path.read_bytes()
             if path.name in ("config.yaml", "run.json"):
                 data = _PATH.sub("", data.decode()).encode()
