@@ -49,10 +49,14 @@ await browser.select(browser.shown[0]);
 """
 _BUDGET = ("make equal-cost",)
 _LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny tracker=none dataset.limit=8"
-_STUDY = ("mkdir -p outputs && tar -xJf docs/findings/records/study_code.tar.xz -C outputs  # in a checkout",
-          "python -m dflash_mcmc.report outputs/study_code  # in a checkout")
-_SOURCES = ("mkdir -p outputs && tar -xJf docs/findings/records/sources.tar.xz -C outputs  # in a checkout",
-            "python -m dflash_mcmc.report outputs/sources  # in a checkout")
+
+
+def _stored(name: str) -> tuple[str, str]:
+    """The commands that draw the figures of packed runs."""
+    return (f"mkdir -p outputs && tar -xJf docs/findings/records/{name}.tar.xz -C outputs  # in a checkout",
+            f"python -m dflash_mcmc.report outputs/{name}  # in a checkout")
+
+
 PICTURES = (
     Picture("report", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html"),
     Picture("samples", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html", _OPEN),
@@ -62,12 +66,15 @@ PICTURES = (
     Picture("layer_rank", "howto/probes.md", (_LAYERS,), "outputs/default/layer_rank-*/fig_layer_probe_ranks.png"),
     Picture("rejection_sampling", "howto/probes.md", ("python -m dflash_mcmc experiment=rejection_sampling",),
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),
-    Picture("study_paired", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_humaneval_paired.png"),
-    Picture("sources_agreement", "findings/sources-of-second-logits.md", _SOURCES,
+    Picture("study_paired", "findings/index.md", _stored("study_code"),
+            "outputs/study_code/report/figures/fig_humaneval_paired.png"),
+    Picture("sources_agreement", "findings/sources-of-second-logits.md", _stored("sources"),
             "outputs/sources/report/figures/fig_gain_over_agreement.png"),
-    Picture("sources_beta", "findings/sources-of-second-logits.md", _SOURCES,
+    Picture("sources_beta", "findings/sources-of-second-logits.md", _stored("sources"),
             "outputs/sources/report/figures/fig_gain_over_beta.png"),
-    Picture("study_beta", "findings/index.md", _STUDY, "outputs/study_code/report/figures/fig_sweep_beta.png"),
+    Picture("signflip", "findings/sign-of-beta.md", _stored("signflip"),
+            "outputs/signflip/report/figures/fig_gain_over_beta.png"),
+    Picture("study_beta", "findings/index.md", _stored("study_code"), "outputs/study_code/report/figures/fig_sweep_beta.png"),
 )
 
 
