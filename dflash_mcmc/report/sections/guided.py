@@ -262,6 +262,8 @@ def _panels(curves: Sequence[_Curve], over: str) -> Figure:
             axes.set_xscale("log")
             plain_ticks(axes)
             axes.margins(x=0.2)
+        else:
+            axes.locator_params(axis="x", nbins=5)
     panels[0].set_ylabel("gain in accuracy, points")
     handles = {label: handle for axes in panels
                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
