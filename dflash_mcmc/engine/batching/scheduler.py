@@ -223,8 +223,8 @@ class PagePreemption:
              pinned: Slot | None = None) -> list[Slot]:
         """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
 
-        Prompts that were read ahead go first. Then the youngest draws are stopped, and the oldest goes on. Then slots that do
-        not draw are moved to the host's memory. They come back with the same bits.
+        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
+        memory, and come back with the same bits. Prompts that were read ahead go last, since their chains read them again.
 
         Args:
             live_slots: gives the slots that may lose pages, the oldest chain's first.
@@ -235,14 +235,14 @@ class PagePreemption:
         """
         stopped: list[Slot] = []
         while not self.suffices(pages()):
-            if self._memory.forget_prompts():
-                continue
             slots = [slot for slot in live_slots() if slot is not pinned]
             drawing = sorted((slot for slot in slots if not slot.leader and _draws(slot)), key=attrgetter("clock", "place"))
             if young := drawing[0 if pinned else 1 :]:  # the oldest goes on
                 stopped += self._stop(young[-1])
                 continue
             idle = [slot for slot in slots if (slot.row is None or slot.operation is None) and self._memory.holds_pages(slot)]
+            if not idle and self._memory.forget_prompts():
+                continue
             if not idle:
                 raise UserError(f"hardware.memory_gb: the cache has {self._memory.cache.num_pages} pages of "
                                 f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
