@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +22,17 @@ ROW = re.compile(r"^\| `(?P<run>[^`]+)` \| (?P<correct>\d+) of (?P<total>\d+) \|
 """A row of a table of runs: correct, accuracy with Wilson's interval, difference to greedy, won, lost, p, token-forwards."""
 
 
+DRAWS = re.compile(r"^\| (?P<temperature>[\d.]+) \| (?P<draws>\d+) \| (?P<problems>\d+) \| (?:(?P<majority>[\d.]+) \| )?"
+                   r"(?P<best>[\d.]+) \| (?P<any>[\d.]+) \| (?P<tokens>[\d,]+) \|$", re.MULTILINE)
+"""A row of a table of independent draws: shares of problems in %, and the token-forwards of all draws of a problem."""
+
+
 class Run(NamedTuple):
-    """A run of an archive: what it is, and its records by problem."""
+    """A run of an archive: what it is, and its records by problem; of several draws of a problem, the first."""
 
     identity: dict
     records: dict[str, dict]
+    draws: dict[str, dict[int, dict]]
 
 
 def stored(name: str) -> dict[str, Run]:
@@ -34,12 +41,14 @@ def stored(name: str) -> dict[str, Run]:
     with tarfile.open(FINDINGS / "records" / f"{name}.tar.xz") as archive:
         for member in archive:
             folder, file = member.name.split("/")[1:]
-            run = runs.setdefault(folder, Run({}, {}))
+            run = runs.setdefault(folder, Run({}, {}, {}))
             if file == "run.json":
                 run.identity.update(json.load(archive.extractfile(member))["identity"])
             elif file.startswith("records."):
                 lines = map(json.loads, archive.extractfile(member).read().decode().splitlines())
-                run.records.update({record["problem"]: record for record in lines})
+                for record in lines:
+                    run.draws.setdefault(record["problem"], {})[record["chain"]] = record
+                run.records.update({problem: draws[0] for problem, draws in run.draws.items()})
     return runs
 
 
@@ -82,12 +91,37 @@ def test_the_table_follows_from_the_records(page):
             assert row["difference"] == f"{100 * (won - lost) / len(right):+.1f}"
 
 
+def majority(draws: list[dict]) -> bool:
+    """Whether the answer of most draws is right; of several such answers, the one that was drawn first."""
+    votes = Counter(draw["answer"] for draw in draws if draw["answer"] is not None)
+    leaders = [draw for draw in draws if draw["answer"] is not None and votes[draw["answer"]] == max(votes.values())]
+    return bool(leaders) and leaders[0]["verdict"] == "correct"
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if DRAWS.search(path.read_text())], ids=lambda page: page.stem)
+def test_the_table_of_draws_follows_from_the_records(page):
+    text = page.read_text()
+    runs = stored(re.search(r"records/(\w+)\.tar\.xz", text)[1])
+    folders = {temperature: folder for folder, temperature in re.findall(r"`(temperature-[\w-]+)` \(([\d.]+)\)", text)}
+    rows = [row.groupdict() for row in DRAWS.finditer(text)]
+    assert len(rows) == 8
+    for row in rows:
+        first = [[draws[chain] for chain in range(int(row["draws"]))] for draws in runs[folders[row["temperature"]]].draws.values()]
+        shares = {"majority": majority, "best": lambda draws: max(draws, key=lambda draw: draw["log_p"])["verdict"] == "correct",
+                  "any": lambda draws: any(draw["verdict"] == "correct" for draw in draws)}
+        for column, right in shares.items():
+            if row[column] is not None:
+                assert row[column] == f"{100 * sum(map(right, first)) / len(first):.1f}", (row, column)
+        forwards = sum(draw["token_forwards"] for draws in first for draw in draws) / len(first)
+        assert (row["problems"], row["tokens"]) == (str(len(first)), f"{forwards:,.0f}")
+
+
 def test_the_curves_over_beta_follow_from_the_records():
     """Each number of the table of three samplers and two directions, from the identity and the verdicts of its run."""
     page, betas = (FINDINGS / "sign-of-beta.md").read_text(), (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
     curves = re.findall(r"^\| `(\w+)` \| (layer|random) \|((?: \d+ \|)+)$", page, re.MULTILINE)
     correct = {}
-    for identity, records in stored("signflip").values():
+    for identity, records, _ in stored("signflip").values():
         assert len(records) == 50
         point = identity["sampler"], identity.get("blend.direction", "layer"), identity["blend.beta"]
         correct[point] = sum(record["verdict"] == "correct" for record in records.values())

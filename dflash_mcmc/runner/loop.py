@@ -9,7 +9,7 @@ from contextlib import closing
 
 from dflash_mcmc.config.identity import hash_of, identity_of, label_of, run_folder
 from dflash_mcmc.config.schema import Job
-from dflash_mcmc.errors import UserError, tell
+from dflash_mcmc.errors import UserError, of_memory, tell
 from dflash_mcmc.process import bars, ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
@@ -88,8 +88,10 @@ class _Loop:
             self._do()
             if not self._is_complete():
                 stopping.check()
-        except (KeyboardInterrupt, stopping.Stopped, UserError):
-            self._give_up()
+        except (KeyboardInterrupt, stopping.Stopped, Exception) as error:
+            # Memory that runs out is mostly the fault of other programs or of all tasks together, and of no task alone.
+            if isinstance(error, KeyboardInterrupt | stopping.Stopped | UserError) or of_memory(error):
+                self._give_up()
             raise
         finally:
             self._bar.close()
@@ -119,6 +121,9 @@ class _Loop:
         together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
         if together:
             yield together, self._store.take(together), False
+        if suspects:
+            tell(f"{self._store.folder}: {self._tasks.unit}s that are done one at a time, since processes died twice while "
+                 f"they were in progress: {len(suspects)}")
         for key in suspects:
             if not stopping.requested() and self._store.claim(key):
                 yield [key], [key], True

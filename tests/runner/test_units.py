@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from dflash_mcmc import registry
 from dflash_mcmc.config import command
@@ -154,12 +155,13 @@ def rounds(monkeypatch):
     return found
 
 
-def test_a_unit_that_was_in_progress_at_two_deaths_is_measured_alone(lengths, rounds):
+def test_a_unit_that_was_in_progress_at_two_deaths_is_measured_alone(lengths, rounds, capsys):
     config = lengths()
     first, suspect, *others = config.probe.units(config)
     died(config, first, suspect)
     died(config, suspect)
     result = execute(config)
+    assert "one at a time, since processes died twice while they were in progress: 1" in capsys.readouterr().err
     assert rounds == [[first, *others], [suspect]]
     assert result.summary["num_units"] == 5
     assert not list(result.folder.glob("attempts*"))
@@ -202,11 +204,12 @@ def test_deaths_before_the_first_record_outlive_a_refusal(lengths):
         assert Attempts(store, 3)._deaths[config.probe.units(config)[0]] == 1
 
 
-def test_units_that_are_given_up_again_and_again_are_no_suspects(lengths, rounds, monkeypatch):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, torch.OutOfMemoryError("CUDA out of memory")])
+def test_units_that_are_given_up_again_and_again_are_no_suspects(end, lengths, rounds, monkeypatch):
     for _ in range(3):
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(RunStore, "append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
+            interrupted.setattr(RunStore, "append", lambda *_: (_ for _ in ()).throw(end))
+            with pytest.raises(end if isinstance(end, type) else type(end)):
                 execute(lengths())
     assert execute(lengths()).num_new == 5
     assert [len(units) for units in rounds] == [5] * 4
