@@ -94,10 +94,10 @@ class Epochs:
     """
 
     def __init__(self, responses: Sequence[Response], batch_size: int, anchors: int, prompt_end: bool, seed: int):
-        self._responses = [response for response in responses if possible_anchors(response, prompt_end)]
+        self.responses = [response for response in responses if possible_anchors(response, prompt_end)]
         self._batch_size, self._anchors, self._prompt_end = batch_size, anchors, prompt_end
         self._key = Key(seed).fold_in("draft", "blocks")
-        self.num_batches = len(self._responses) // batch_size
+        self.num_batches = len(self.responses) // batch_size
         self._at: tuple[int, int] | None = None
         self._pool: list[list[int]] = []
 
@@ -111,16 +111,16 @@ class Epochs:
 
     def __call__(self, step: int) -> TrainingBlocks:
         epoch, indices = step // self.num_batches, self.indices(step)
-        responses = [self._responses[index] for index in indices]
+        responses = [self.responses[index] for index in indices]
         keys = [self._key.fold_in("anchors", epoch, index) for index in indices]
         return gather(responses, [draw_anchors(response, self._anchors, self._prompt_end, key)
                                   for response, key in zip(responses, keys, strict=True)])
 
     def _make_pool(self, epoch: int, pool: int) -> list[list[int]]:
         size = self._batch_size * POOL_BATCHES
-        order = self._key.fold_in("order", epoch).uniforms(0, len(self._responses)).argsort(kind="stable")
+        order = self._key.fold_in("order", epoch).uniforms(0, len(self.responses)).argsort(kind="stable")
         indices = order[pool * size : (pool + 1) * size].tolist()
-        lengths = [self._responses[index].length for index in indices]
+        lengths = [self.responses[index].length for index in indices]
         return cut_by_length(indices, lengths, self._batch_size, self._key.fold_in("pool", epoch, pool))
 
 
@@ -177,27 +177,36 @@ class TargetReader:
 class KeptReader:
     """A reader that keeps what it has read, by the number of the response.
 
+    Responses of similar length are read together, in groups that do not depend on the steps: a resumed training reads the same.
     A response takes length · (layers · hidden) numbers of the model's dtype, and for a loss of distributions
     length · (hidden + 1) more.
+
+    Args:
+        responses: all responses, in the order of their numbers.
+        at_once: responses of a group.
     """
 
-    def __init__(self, reader: TargetReader):
-        self._reader = reader
+    def __init__(self, reader: TargetReader, responses: Sequence[Response], at_once: int, device: torch.device):
+        self._reader, self._responses, self._device = reader, responses, device
+        order = sorted(range(len(responses)), key=lambda number: (responses[number].length, number))
+        groups = [order[start : start + at_once] for start in range(0, len(order), at_once)]
+        self._groups = {number: group for group in groups for number in group}
         self._kept: dict[int, Known] = {}
 
-    def __call__(self, numbers: Sequence[int], blocks: TrainingBlocks) -> Known:
-        """What is known of the responses with these numbers, padded with zeros.
-
-        Args:
-            blocks: the responses, in the order of the numbers.
-        """
-        for row, number in enumerate(numbers):
+    def __call__(self, numbers: Sequence[int]) -> Known:
+        """What is known of the responses with these numbers, padded with zeros."""
+        for number in numbers:
             if number not in self._kept:
-                reading = self._reader(blocks.tokens[row : row + 1, : blocks.lengths[row]])
-                self._kept[number] = Known._make(None if column is None else column[0] for column in reading)
+                self._read(self._groups[number])
         columns = zip(*(self._kept[number] for number in numbers), strict=True)
         return Known._make(None if column[0] is None else torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
                            for column in columns)
+
+    def _read(self, group: list[int]) -> None:
+        responses = [self._responses[number] for number in group]
+        reading = self._reader(gather(responses, [np.empty(0, np.int64)] * len(group)).tokens.to(self._device))
+        for row, (number, response) in enumerate(zip(group, responses, strict=True)):
+            self._kept[number] = Known._make(None if column is None else column[row, : response.length] for column in reading)
 
 
 def count(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,

@@ -241,7 +241,7 @@ class _Session:
         self.kept = None
         if plan.keep_features:
             reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
-            self.kept = KeptReader(reader)
+            self.kept = KeptReader(reader, self.batches.responses, plan.rows_at_once or plan.batch_size, model.device)
 
     def run(self, folder: Path) -> dict[str, object]:
         """Trains to the end. Returns the figures of the trained draft."""
@@ -277,7 +277,7 @@ class _Session:
         numbers = self.batches.indices(step)
         for rows in self._share(batch):
             blocks = batch.rows(rows).to(self.model.device)
-            known = None if self.kept is None else self.kept([numbers[row] for row in rows], blocks)
+            known = None if self.kept is None else self.kept([numbers[row] for row in rows])
             share = self._loss_sum(blocks, candidates, known) / total
             share.backward()
             loss += share.detach()

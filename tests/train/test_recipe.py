@@ -200,13 +200,14 @@ def test_the_loss_is_near_the_loss_over_all_ids(target, objective):
     assert np.std(found) > 0
 
 
-# What is kept is that of a reading, each response is read once, and losses with and without them agree.
+# What is kept is that of a reading, responses of similar length are read together, once, and losses with and without them agree.
 
 @pytest.mark.parametrize("name", ["tokens", "p_alpha"])
 def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     target, answers, reads = random_target(), random_responses((13, 9, 27)), []
     draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
-    kept, read = KeptReader(TargetReader(target, draft.shape.target_layers, objective.power)), sequences.read
+    reader, read = TargetReader(target, draft.shape.target_layers, objective.power), sequences.read
+    kept = KeptReader(reader, answers, 2, target.device)
 
     def counted(model, tokens, layers):
         reads.append(tokens.shape)
@@ -216,13 +217,13 @@ def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     for numbers in ([0, 1], [2, 0], [1, 2, 0], [0, 1]):
         blocks = gather([answers[n] for n in numbers], [np.array([4, 6]) for _ in numbers])
         monkeypatch.setattr(sequences, "read", counted)
-        known = kept(numbers, blocks)
+        known = kept(numbers)
         monkeypatch.setattr(sequences, "read", read)
         ours = loss_sum(draft, target, blocks, objective, False, None, known).item()
         assert ours == pytest.approx(loss_sum(draft, target, blocks, objective, False).item(), rel=1e-5)
         first = known if first is None else first
     assert torch.equal(known.features, first.features)
-    assert reads == [(1, 13), (1, 9), (1, 27)]
+    assert reads == [(2, 13), (1, 27)]
 
 
 def test_the_numbers_of_a_step_are_those_of_its_blocks():
