@@ -177,7 +177,8 @@ class TargetReader:
 class KeptReader:
     """A reader that keeps what it has read, by the number of the response.
 
-    Responses of similar length are read together, in groups that do not depend on the steps: a resumed training reads the same.
+    Responses of similar length are read together, in groups that do not depend on the steps, so that a resumed training reads
+    the same.
     A response takes length · (layers · hidden) numbers of the model's dtype, and for a loss of distributions
     length · (hidden + 1) more.
 
@@ -280,13 +281,10 @@ def _proposed(draft: Network, model: LanguageModel, features: torch.Tensor, bloc
     The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
     """
     hidden = drafted(draft, model, features, blocks)
-    if isinstance(draft, Eagle3):
-        logits = torch.nn.functional.linear(hidden.float(), draft.lm_head.weight.float())
-        return logits.masked_fill(model.forbidden, -torch.inf).argmax(dim=-1)
     before = blocks.anchors.clamp(min=0)[..., None] + torch.arange(hidden.shape[2], device=hidden.device)
     previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view(before.shape)
-    logits = draft.along(model.logits(hidden).flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1))
-    return logits.argmax(dim=-1).view(before.shape)
+    logits = draft.head_logits(hidden, model.logits).masked_fill(model.forbidden, -torch.inf)
+    return draft.along(logits.flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1)).argmax(dim=-1).view(before.shape)
 
 
 def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:

@@ -22,11 +22,11 @@ from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
-from dflash_mcmc.draft.network.dflash2 import BlockConvolution, DFlash2
+from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
 from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.draft.network.eagle3 import FAMILY as EAGLE3
-from dflash_mcmc.draft.network.eagle3 import Eagle3, Eagle3Shape
+from dflash_mcmc.draft.network.eagle3 import Eagle3Shape
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
@@ -66,27 +66,6 @@ def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape
     mine = {field.name for field in dataclasses.fields(family.config.shape_type)}
     fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape) if field.name in mine}
     return family.config.shape_type(**{**fields, **more})
-
-
-def initialise(draft: Network) -> None:
-    """Initialises the heads, so that the network computes what DFlash's computes with the same backbone.
-
-    The matrix that a head's output passes last is zero, as are the convolutions' dynamic coefficients; their base kernel is
-    the identity.
-    """
-    if isinstance(draft, DSpark):
-        if draft.markov_head is not None:
-            torch.nn.init.zeros_(draft.markov_head.markov_w2.weight)
-        if draft.confidence_head is not None:
-            torch.nn.init.zeros_(draft.confidence_head.proj.weight)
-            torch.nn.init.zeros_(draft.confidence_head.proj.bias)
-    if isinstance(draft, DFlash2):
-        torch.nn.init.zeros_(draft.candidate_selector.successor_codebook)
-        for module in draft.modules():
-            if isinstance(module, BlockConvolution):
-                torch.nn.init.zeros_(module.kernel_projection.weight)
-                with torch.no_grad():
-                    module.base_kernel.zero_()[:, 0] = 1.0
 
 
 def start_from(draft: Network, heads: Heads) -> None:
@@ -219,9 +198,7 @@ def new_draft(shape: DFlashShape | Eagle3Shape, model: LanguageModel, seed: int,
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
-        if isinstance(draft, Eagle3):
-            draft.lm_head.weight.data.copy_(model.head.weight)
-        initialise(draft)
+        draft.start(model.head.weight)
     return draft
 
 

@@ -33,7 +33,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import DSpark
-from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
@@ -172,14 +171,15 @@ def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objec
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        if candidates is None:
+            return model.head_logits(hidden)
+        return candidates.logits(hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+
     def piece(rows: slice) -> torch.Tensor:
         some = DraftedSlots._make(None if values is None else values[rows] for values in every)
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            if isinstance(draft, Eagle3):
-                logits = torch.nn.functional.linear(some.hidden, draft.lm_head.weight).float()
-            else:
-                logits = model.head_logits(some.hidden).float() if candidates is None else candidates.logits(
-                    some.hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+            logits = draft.head_logits(some.hidden, head).float()
         return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
 
     return _summed(piece, hidden, _SLOTS_AT_ONCE)

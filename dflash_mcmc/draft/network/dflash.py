@@ -281,6 +281,17 @@ class DFlash(torch.nn.Module):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
         return self.norm(hidden)
 
+    def start(self, head: torch.Tensor) -> None:
+        """Initialises what a network has beside its backbone, so that an untrained one drafts as the backbone alone does.
+
+        Args:
+            head: (vocabulary, hidden), the target's.
+        """
+
+    def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Logits (n, vocabulary) of hidden states (n, hidden) by the head that the network reads: the target's, `head`."""
+        return head(hidden)
+
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Logits of all slots of given blocks, float32 (blocks, n, vocabulary). DFlash's are the head's.
 

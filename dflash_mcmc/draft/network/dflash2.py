@@ -157,6 +157,15 @@ class DFlash2(SlotwiseNetwork):
         super().__init__(shape)
         self.candidate_selector = CandidateSelector(shape)
 
+    def start(self, head: torch.Tensor) -> None:
+        """The selector's terms and the convolutions' dynamic coefficients are zero, and their base kernel is the identity."""
+        torch.nn.init.zeros_(self.candidate_selector.successor_codebook)
+        for module in self.modules():
+            if isinstance(module, BlockConvolution):
+                torch.nn.init.zeros_(module.kernel_projection.weight)
+                with torch.no_grad():
+                    module.base_kernel.zero_()[:, 0] = 1.0
+
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.candidate_selector(base, hidden, previous), None

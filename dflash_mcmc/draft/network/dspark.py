@@ -186,6 +186,14 @@ class DSpark(SlotwiseNetwork):
         self.markov_head = KINDS[shape.markov_head](shape) if shape.markov_rank else None
         self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
+    def start(self, head: torch.Tensor) -> None:
+        """The matrix that a head's output passes last is zero."""
+        if self.markov_head is not None:
+            torch.nn.init.zeros_(self.markov_head.markov_w2.weight)
+        if self.confidence_head is not None:
+            torch.nn.init.zeros_(self.confidence_head.proj.weight)
+            torch.nn.init.zeros_(self.confidence_head.proj.bias)
+
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.markov_head is None:

@@ -183,18 +183,21 @@ def _cost_columns() -> list[ReportColumn]:
 def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     """Accuracy over each cost. Points are numbered and named below the panels, since the names do not fit next to them."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = {entry.shown for entry in study.drawn}
     rows = [row for row in rows if row["run"] in names or any(row[f"front_{cost}"] for cost in _COSTS)]
     half = len(rows) if max(len(row["run"]) for row in rows) > 44 else -(-len(rows) // 2)
-    drawn = Figure(figsize=(9.2, 3.9 + 0.16 * half), layout="constrained")
+    height = 3.9 + 0.16 * half
+    below = 0.16 * half / height
+    room = ConstrainedLayoutEngine(rect=(0.0, below, 1.0, 1.0 - below))  # long names must not narrow the panels
+    drawn = Figure(figsize=(9.2, height), layout=room)
     panels = drawn.subplots(1, 2, sharey=True)
     lines = [f"{number}  {row['run']} (n = {row['n']:,})" for number, row in enumerate(rows, start=1)]
-    for axes, (cost, name), column in zip(panels, _COSTS.items(), (lines[:half], lines[half:]), strict=True):
+    for axes, (cost, name), column, left in zip(panels, _COSTS.items(), (lines[:half], lines[half:]), (0.05, 0.53), strict=True):
         _panel(axes, rows, cost)
         axes.set_xlabel(name)
-        axes.annotate("\n".join(column), (0.0, 0.0), (0, -38), xycoords="axes fraction", textcoords="offset points", va="top",
-                      fontsize=8, linespacing=1.35)
+        drawn.text(left, below, "\n".join(column), va="top", fontsize=8, linespacing=1.35).set_in_layout(False)
     panels[0].set_ylabel("correct answers, %")
     panels[0].set_title(f"Accuracy against cost on {study.dataset}")
     panels[1].set_title("filled points, dashed line: Pareto front; grey: 95 % intervals", fontsize=8.5, fontweight="normal",
