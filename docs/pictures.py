@@ -66,6 +66,8 @@ PICTURES = (
     Picture("layer_rank", "howto/probes.md", (_LAYERS,), "outputs/default/layer_rank-*/fig_layer_probe_ranks.png"),
     Picture("rejection_sampling", "howto/probes.md", ("python -m dflash_mcmc experiment=rejection_sampling",),
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),
+    Picture("equal_cost", "findings/equal-cost-on-gsm8k.md", _stored("cost_gsm8k"),
+            "outputs/cost_gsm8k/report/figures/fig_pareto.png"),
     Picture("study_paired", "findings/index.md", _stored("study_code"),
             "outputs/study_code/report/figures/fig_humaneval_paired.png"),
     Picture("sources_agreement", "findings/sources-of-second-logits.md", _stored("sources"),

@@ -256,13 +256,19 @@ def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
     assert found.caches == held_by(engine, num_pages, NUM_DRAFTED) > without.caches
 
 
-def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path):
-    """The comparison of a step of few rows with one of many runs over the proposal and the entries of the draft."""
+def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path, monkeypatch):
+    """The comparison of a step of few rows with one of many runs over the draft's entries. Roundings differ between machines."""
+    def near(few, many, count):
+        return all(torch.allclose(ours, theirs[:count], atol=1e-4) for ours, theirs in zip(few, many, strict=True))
+
+    monkeypatch.setattr(step_bits, "_same", near)
     target = make_config("model=tiny").model.load("cpu")
     drafter = make_config("draft=eagle3", f"draft.path={for_tiny(tmp_path)}", "decoder=speculative_match").draft.load(target)
     step = step_bits.EngineSteps(drafter)
     with torch.inference_mode():
-        assert step_bits.steps_agree(target, step) or not rows_do_not_depend_on_the_batch()
+        assert step_bits.steps_agree(target, step)
+        drafter.network.fc.register_forward_hook(lambda _, inputs, states: states + (len(states) == 1))
+        assert not step_bits.steps_agree(target, step)
 
 
 # Runs.
