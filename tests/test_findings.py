@@ -98,6 +98,14 @@ def majority(draws: list[dict]) -> bool:
     return bool(leaders) and leaders[0]["verdict"] == "correct"
 
 
+def likeliest(draws: list[dict]) -> bool:
+    return max(draws, key=lambda draw: draw["log_p"])["verdict"] == "correct"
+
+
+def solved(draws: list[dict]) -> bool:
+    return any(draw["verdict"] == "correct" for draw in draws)
+
+
 @pytest.mark.parametrize("page", [path for path in PAGES if DRAWS.search(path.read_text())], ids=lambda page: page.stem)
 def test_the_table_of_draws_follows_from_the_records(page):
     text = page.read_text()
@@ -106,9 +114,9 @@ def test_the_table_of_draws_follows_from_the_records(page):
     rows = [row.groupdict() for row in DRAWS.finditer(text)]
     assert len(rows) == 8
     for row in rows:
-        first = [[draws[chain] for chain in range(int(row["draws"]))] for draws in runs[folders[row["temperature"]]].draws.values()]
-        shares = {"majority": majority, "best": lambda draws: max(draws, key=lambda draw: draw["log_p"])["verdict"] == "correct",
-                  "any": lambda draws: any(draw["verdict"] == "correct" for draw in draws)}
+        chains = range(int(row["draws"]))
+        first = [[draws[chain] for chain in chains] for draws in runs[folders[row["temperature"]]].draws.values()]
+        shares = {"majority": majority, "best": likeliest, "any": solved}
         for column, right in shares.items():
             if row[column] is not None:
                 assert row[column] == f"{100 * sum(map(right, first)) / len(first):.1f}", (row, column)

@@ -89,7 +89,6 @@ class _Loop:
             if not self._is_complete():
                 stopping.check()
         except (KeyboardInterrupt, stopping.Stopped, Exception) as error:
-            # Memory that runs out is mostly the fault of other programs or of all tasks together, and of no task alone.
             if isinstance(error, KeyboardInterrupt | stopping.Stopped | UserError) or of_memory(error):
                 self._give_up()
             raise
@@ -122,8 +121,7 @@ class _Loop:
         if together:
             yield together, self._store.take(together), False
         if suspects:
-            tell(f"{self._store.folder}: {self._tasks.unit}s that are done one at a time, since processes died twice while "
-                 f"they were in progress: {len(suspects)}")
+            tell(f"{self._store.folder}: done one at a time, since processes died: {len(suspects)} {self._tasks.unit}s")
         for key in suspects:
             if not stopping.requested() and self._store.claim(key):
                 yield [key], [key], True
@@ -146,9 +144,7 @@ class _Loop:
         A suspect is a round of its own.
         """
         fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
-        first = next(fresh, None)
-        if first is None:
-            first = next(self._store.take(tried), None)
+        first = next(itertools.chain(fresh, self._store.take(tried)), None)
         if first is None:
             return None
         self._attempts.reread()  # that process may have died
@@ -190,7 +186,7 @@ class _Loop:
         try:
             for record in self._worker.ready():
                 self._keep(record)
-        finally:  # a stop is not a death of the process, even if a record cannot be kept
+        finally:  # neither a stop nor memory that runs out, for all tasks together, is a death by one of them
             for key in self._in_progress:
                 self._attempts.give_up(key)
 
@@ -202,9 +198,8 @@ class _Loop:
     def _show(self) -> None:
         self._tracking.catch_up()
         records = self._store.records
-        text = self._tasks.progress(records[self._num_shown :])
+        self._bar.update(len(records) - self._num_before - self._bar.n, self._tasks.progress(records[self._num_shown :]))
         self._num_shown = len(records)
-        self._bar.update(self._num_shown - self._num_before - self._bar.n, text)
 
     def _is_complete(self) -> bool:
         return set(self._pending) <= self._store.recorded()

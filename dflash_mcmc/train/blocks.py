@@ -177,14 +177,9 @@ class TargetReader:
 class KeptReader:
     """A reader that keeps what it has read, by the number of the response.
 
-    Responses of similar length are read together, in groups that do not depend on the steps, so that a resumed training reads
-    the same.
-    A response takes length · (layers · hidden) numbers of the model's dtype, and for a loss of distributions
-    length · (hidden + 1) more.
-
-    Args:
-        responses: all responses, in the order of their numbers.
-        at_once: responses of a group.
+    `at_once` responses of similar length are read together, in groups that do not depend on the steps, so that a resumed
+    training reads the same. A response takes length · (layers · hidden) numbers of the model's dtype, and for a loss of
+    distributions length · (hidden + 1) more.
     """
 
     def __init__(self, reader: TargetReader, responses: Sequence[Response], at_once: int, device: torch.device):
@@ -210,24 +205,13 @@ class KeptReader:
             self._kept[number] = Known._make(None if column is None else column[row, : response.length] for column in reading)
 
 
-def count(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
-          anchors_at_once: int) -> tuple[int, int]:
-    """(number of tokens, number of forwards of the target) over all responses.
-
-    Drafting starts at the last token of each prompt. The ratio is the accepted length tau, the mean number of tokens per
-    forward. A forward yields the accepted tokens and the target's token after them.
-    """
-    longest = max(response.length for response in responses)
-    tokens, forwards = by_position(draft, model, responses, rows_at_once, anchors_at_once, longest, 1)[0].tolist()
-    return tokens, forwards
-
-
 def by_position(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,
                 width: int, num_parts: int) -> np.ndarray:
-    """Like `count`, for each part of the answers: int64 (num_parts, 2), numbers of tokens and of forwards.
+    """(numbers of tokens, numbers of forwards of the target) of each part of the answers, int64 (num_parts, 2).
 
-    A forward and all its tokens belong to the part of its first token. Part n has the answers' tokens n * width to
-    (n + 1) * width - 1, and the last part has all that follow.
+    Drafting starts at the last token of each prompt. The ratio is the accepted length tau. A forward yields the accepted
+    tokens and the target's token after them; all belong to the part of the first of them. Part n has the answers' tokens
+    n * width to (n + 1) * width - 1, and the last part has all that follow.
     """
     counts = np.zeros((num_parts, 2), np.int64)
     responses = sorted(responses, key=lambda response: response.length)

@@ -25,6 +25,7 @@ Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -171,10 +172,8 @@ def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objec
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
     every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
 
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        if candidates is None:
-            return model.head_logits(hidden)
-        return candidates.logits(hidden, model.head.weight.detach(), getattr(model.head, "bias", None))
+    head = model.head_logits if candidates is None else partial(
+        candidates.logits, weight=model.head.weight.detach(), bias=getattr(model.head, "bias", None))
 
     def piece(rows: slice) -> torch.Tensor:
         some = DraftedSlots._make(None if values is None else values[rows] for values in every)

@@ -257,7 +257,7 @@ def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
 
 
 def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path, monkeypatch):
-    """The comparison of a step of few rows with one of many runs over the draft's entries. Roundings differ between machines."""
+    """A step of few rows is compared with one of many over the draft's entries too. Roundings differ between machines."""
     def near(few, many, count):
         return all(torch.allclose(ours, theirs[:count], atol=1e-4) for ours, theirs in zip(few, many, strict=True))
 

@@ -13,8 +13,9 @@ from dflash_mcmc.config import command as cli
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.code.sandbox import WALLS
-from dflash_mcmc.grading.code.tests_of import CodeTask, gold_of
+from dflash_mcmc.grading.code.tests_of import CodeTask
 from dflash_mcmc.grading.verdicts import VERDICTS
+from tests.grading.golds import gold_of
 
 ADD = CodeTask('def add(a, b):\n    """Their sum."""\n', "def check(candidate):\n    assert candidate(1, 2) == 3\n", "add")
 PREPARED = ("grader=code", "grader.allow_execution=true", "grader.walls=available")

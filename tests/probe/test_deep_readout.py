@@ -12,10 +12,12 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
-from dflash_mcmc.probe.deep_readout.tables import MODES, READERS
+from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
+
+READERS = (TARGET, *MODES)
 
 PROBE = ("probe=deep_readout", "draft=tiny")
 BLOCK = 8

@@ -16,13 +16,14 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import blocks, draft, loop, responses
+from dflash_mcmc.train import draft, loop, responses
 from dflash_mcmc.train.draft import FAMILIES as NETWORKS
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.targets import FAMILIES, random_model
+from tests.train.drafts import count
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
          "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
@@ -117,7 +118,7 @@ def test_shipped_draft_has_the_recipe_and_a_high_accepted_length(tmp_path):
     recipe = identity_of(compose("tiny", []))
     assert {name: trained[name] for name in recipe} == recipe
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
-    tokens, forwards = blocks.count(shipped, target, held_out, 15, 16)
+    tokens, forwards = count(shipped, target, held_out, 15, 16)
     assert tokens / forwards > 3.5
 
 
@@ -157,7 +158,7 @@ def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["training"] == identity_of(compose(name, []))
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
-    tokens, forwards = blocks.count(shipped, target, held_out, 6, 16)
+    tokens, forwards = count(shipped, target, held_out, 6, 16)
     assert tokens / forwards > least
 
 

@@ -16,7 +16,6 @@ from dflash_mcmc.train.blocks import (
     TrainingBlocks,
     accepted_lengths,
     by_position,
-    count,
     draw_anchors,
     gather,
     possible_anchors,
@@ -25,7 +24,7 @@ from dflash_mcmc.train.blocks import (
 from dflash_mcmc.train.loop import cosine
 from dflash_mcmc.train.loss import Objective, kl_divergences, loss_sum, slot_weights
 from dflash_mcmc.train.responses import Response
-from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
+from tests.train.drafts import BLOCK_SIZE, block_alone, count, random_draft, random_responses, random_target
 
 GAMMA = 2.0
 ANCHORS = ([4, 6, 11], [3], [5, 20, 24, 25])

@@ -200,7 +200,7 @@ def test_the_loss_is_near_the_loss_over_all_ids(target, objective):
     assert np.std(found) > 0
 
 
-# What is kept is that of a reading, responses of similar length are read together, once, and losses with and without them agree.
+# What is kept is that of a reading, responses of similar length are read together, once, and losses with them agree.
 
 @pytest.mark.parametrize("name", ["tokens", "p_alpha"])
 def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):

@@ -282,11 +282,7 @@ class DFlash(torch.nn.Module):
         return self.norm(hidden)
 
     def start(self, head: torch.Tensor) -> None:
-        """Initialises what a network has beside its backbone, so that an untrained one drafts as the backbone alone does.
-
-        Args:
-            head: (vocabulary, hidden), the target's.
-        """
+        """Initialises what a network has beside its backbone, to draft as the backbone does. `head` is the target's."""
 
     def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Logits (n, vocabulary) of hidden states (n, hidden) by the head that the network reads: the target's, `head`."""

@@ -48,11 +48,6 @@ def task_of(gold: str) -> CodeTask:
         raise UserError(f"grader=code: given the gold answer {gold[:60]!r}; allowed: {_ALLOWED}") from error
 
 
-def gold_of(task: CodeTask) -> str:
-    """The gold answer of a task with a prompt and `check`, for `Problem.answer`; the inverse of `task_of`."""
-    return json.dumps({name: getattr(task, name) for name in _FIELDS}, ensure_ascii=False)
-
-
 def _task(fields: Mapping[str, Any]) -> CodeTask:
     if "test_list" in fields:
         return _mbpp(fields)

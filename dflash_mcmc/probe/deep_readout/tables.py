@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 TARGET, MODES = "target", ("mask", "gold", "random")
 REINJECT = "reinject"
 """The mode of section 6, which is measured only if the probe asks for it."""
-READERS = (TARGET, *MODES)
 PROMPT_AGAIN = "+ prompt's features again"
 CONTEXTS = ("full", "block", "prompt")
 """The context that a block sees: all positions before it, only the positions since the previous block, or only the prompt."""

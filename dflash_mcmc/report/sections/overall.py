@@ -188,13 +188,13 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     names = {entry.shown for entry in study.drawn}
     rows = [row for row in rows if row["run"] in names or any(row[f"front_{cost}"] for cost in _COSTS)]
     half = len(rows) if max(len(row["run"]) for row in rows) > 44 else -(-len(rows) // 2)
-    height = 3.9 + 0.16 * half
-    below = 0.16 * half / height
+    height, below = 3.9 + 0.16 * half, 0.16 * half / (3.9 + 0.16 * half)
     room = ConstrainedLayoutEngine(rect=(0.0, below, 1.0, 1.0 - below))  # long names must not narrow the panels
     drawn = Figure(figsize=(9.2, height), layout=room)
     panels = drawn.subplots(1, 2, sharey=True)
     lines = [f"{number}  {row['run']} (n = {row['n']:,})" for number, row in enumerate(rows, start=1)]
-    for axes, (cost, name), column, left in zip(panels, _COSTS.items(), (lines[:half], lines[half:]), (0.05, 0.53), strict=True):
+    columns = (0.05, lines[:half]), (0.53, lines[half:])
+    for axes, (cost, name), (left, column) in zip(panels, _COSTS.items(), columns, strict=True):
         _panel(axes, rows, cost)
         axes.set_xlabel(name)
         drawn.text(left, below, "\n".join(column), va="top", fontsize=8, linespacing=1.35).set_in_layout(False)

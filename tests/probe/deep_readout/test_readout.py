@@ -20,7 +20,7 @@ from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe.deep_readout import figures, tables
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, Hidden, hidden_states, noise, read_out
-from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, READERS, Tokens, count_parameters, parameter_rows
+from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, TARGET, Tokens, count_parameters, parameter_rows
 from dflash_mcmc.rng import Key
 from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import MASK, network
@@ -257,7 +257,7 @@ def record(problem: str, p_target: list[float], ranks: dict[str, list[int]], p_d
     """A record of a block of len(p_target) + 1 tokens, with changes of its other entries."""
     n = len(p_target)
     return {"problem": problem, "chain": 0, "prompt_length": 96, "block_size": n + 1, "block": [0] * n,
-            "p": {name: p_target if name == "target" else [p_draft] * n for name in READERS}, "rank": ranks,
+            "p": {name: p_target if name == "target" else [p_draft] * n for name in (TARGET, *MODES)}, "rank": ranks,
             "parameters": {"words": WORDS}, **changes}
 
 
@@ -347,7 +347,7 @@ def test_blocks_and_their_contexts(context, means):
 def test_a_factor_has_the_bootstraps_interval():
     rng = np.random.default_rng(0)
     records = [record(f"p{n}", rng.uniform(0, 0.02, 9).tolist(),
-                      {name: rng.integers(1, 500, 9).tolist() for name in READERS}) for n in range(8)]
+                      {name: rng.integers(1, 500, 9).tolist() for name in (TARGET, *MODES)}) for n in range(8)]
     tokens = Tokens(records, "full")
     low = tokens.p["target"] < 0.01
     row = pick(tables.decomposition(tokens), tokens="p_target < 0.01", component="+ features")
