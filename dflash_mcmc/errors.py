@@ -111,8 +111,8 @@ def reason_of(error: BaseException, most: int = 300) -> str:
 
 def did_you_mean(word: str, known: Iterable[str], meant: Sequence[str] = ()) -> str:
     """` (did you mean 'alpha'?)` for the most similar word, after what else may be `meant`; an empty text without either."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8 if meant else 0.6)
-    every = [*meant, *map(repr, near)]
+    names = {each.lower(): each for each in known}
+    every = [*meant, *(repr(names[near]) for near in difflib.get_close_matches(word.lower(), names, 1, 0.8 if meant else 0.6))]
     return f" (did you mean {' or '.join(every)}?)" if every else ""
 
 

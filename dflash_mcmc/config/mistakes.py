@@ -22,7 +22,7 @@ from dflash_mcmc.registry import GROUPS, components
 
 SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
-             "batch_size": "hardware.num_slots"}
+             "num_return_sequences": "num_chains", "batch_size": "hardware.num_slots"}
 """Fields by the names that they have in other programs."""
 _USUAL = ("temperature", "power_mh", "hf", "local")  # named alone, if they have the field that a Python program gives
 

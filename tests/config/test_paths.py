@@ -88,6 +88,8 @@ def test_python_takes_paths_too(own):
     (["model=Qwen3-4B"], "model: unknown option 'Qwen3-4B' (did you mean 'qwen3_4b'?); allowed: hf, "),
     (["model=Qwen3-4B"], "tiny; or model=PATH, a folder, or a hub name such as Qwen/Qwen3-4B"),
     (["dataset=gsm8"], "dataset: unknown option 'gsm8' (did you mean 'gsm8k'?); allowed: "),
+    (["dataset=GSM8K"], "dataset: unknown option 'GSM8K' (did you mean 'gsm8k'?); allowed: "),
+    (["num_return_sequences=4"], "num_return_sequences: unknown field (did you mean num_chains=4?); allowed: "),
     (["dataset=gsm8"], "; or dataset=PATH, a file (JSON Lines or CSV), or a hub name such as openai/gsm8k"),
     (["draft=./nothing", "decoder=speculative_match"], "draft.path: given './nothing'"),
     (["dataset=missing.jsonl"], "dataset.path: given 'missing.jsonl'; allowed: a JSON Lines or CSV file that exists"),
