@@ -28,11 +28,15 @@ DRAWS = re.compile(r"^\| (?P<temperature>[\d.]+) \| (?P<draws>\d+) \| (?P<proble
 
 
 class Run(NamedTuple):
-    """A run of an archive: what it is, and its records by problem; of several draws of a problem, the first."""
+    """A run of an archive: what it is, and its records by problem and chain."""
 
     identity: dict
-    records: dict[str, dict]
     draws: dict[str, dict[int, dict]]
+
+    @property
+    def records(self) -> dict[str, dict]:
+        """The first draw of each problem."""
+        return {problem: draws[0] for problem, draws in self.draws.items()}
 
 
 def stored(name: str) -> dict[str, Run]:
@@ -41,14 +45,13 @@ def stored(name: str) -> dict[str, Run]:
     with tarfile.open(FINDINGS / "records" / f"{name}.tar.xz") as archive:
         for member in archive:
             folder, file = member.name.split("/")[1:]
-            run = runs.setdefault(folder, Run({}, {}, {}))
+            run = runs.setdefault(folder, Run({}, {}))
             if file == "run.json":
                 run.identity.update(json.load(archive.extractfile(member))["identity"])
             elif file.startswith("records."):
                 lines = map(json.loads, archive.extractfile(member).read().decode().splitlines())
                 for record in lines:
                     run.draws.setdefault(record["problem"], {})[record["chain"]] = record
-                run.records.update({problem: draws[0] for problem, draws in run.draws.items()})
     return runs
 
 
@@ -129,10 +132,10 @@ def test_the_curves_over_beta_follow_from_the_records():
     page, betas = (FINDINGS / "sign-of-beta.md").read_text(), (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
     curves = re.findall(r"^\| `(\w+)` \| (layer|random) \|((?: \d+ \|)+)$", page, re.MULTILINE)
     correct = {}
-    for identity, records, _ in stored("signflip").values():
-        assert len(records) == 50
-        point = identity["sampler"], identity.get("blend.direction", "layer"), identity["blend.beta"]
-        correct[point] = sum(record["verdict"] == "correct" for record in records.values())
+    for run in stored("signflip").values():
+        assert len(run.records) == 50
+        point = run.identity["sampler"], run.identity.get("blend.direction", "layer"), run.identity["blend.beta"]
+        correct[point] = sum(record["verdict"] == "correct" for record in run.records.values())
     assert len(correct) == 42
     assert {(sampler, direction, beta): int(count) for sampler, direction, counts in curves
             for beta, count in zip(betas, re.findall(r"\d+", counts), strict=True)} == correct

@@ -285,7 +285,7 @@ class DFlash(torch.nn.Module):
         """Initialises what a network has beside its backbone, to draft as the backbone does. `head` is the target's."""
 
     def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits (n, vocabulary) of hidden states (n, hidden) by the head that the network reads: the target's, `head`."""
+        """Logits (..., vocabulary) of hidden states (..., hidden) by the head of the network: the target's, `head`."""
         return head(hidden)
 
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:

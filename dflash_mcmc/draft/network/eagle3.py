@@ -169,7 +169,7 @@ class Eagle3(torch.nn.Module):
         self.lm_head.weight.data.copy_(head)
 
     def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits (n, vocabulary) by the network's own head, in place of the target's, `head`."""
+        """Logits (..., vocabulary) by the network's own head, in place of the target's, `head`."""
         return torch.nn.functional.linear(hidden, self.lm_head.weight).float()
 
     def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:

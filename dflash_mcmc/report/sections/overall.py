@@ -188,9 +188,9 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     names = {entry.shown for entry in study.drawn}
     rows = [row for row in rows if row["run"] in names or any(row[f"front_{cost}"] for cost in _COSTS)]
     half = len(rows) if max(len(row["run"]) for row in rows) > 44 else -(-len(rows) // 2)
-    height, below = 3.9 + 0.16 * half, 0.16 * half / (3.9 + 0.16 * half)
-    room = ConstrainedLayoutEngine(rect=(0.0, below, 1.0, 1.0 - below))  # long names must not narrow the panels
-    drawn = Figure(figsize=(9.2, height), layout=room)
+    height = 3.9 + 0.16 * half
+    below = 1.0 - 3.9 / height  # the share of the names, which must not narrow the panels
+    drawn = Figure(figsize=(9.2, height), layout=ConstrainedLayoutEngine(rect=(0.0, below, 1.0, 1.0 - below)))
     panels = drawn.subplots(1, 2, sharey=True)
     lines = [f"{number}  {row['run']} (n = {row['n']:,})" for number, row in enumerate(rows, start=1)]
     columns = (0.05, lines[:half]), (0.53, lines[half:])
