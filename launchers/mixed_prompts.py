@@ -4,7 +4,9 @@
 
 DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT gets a question in each line. The part
 `training` is a fixed mixture of problems that are not held out, each in every form of its kind, and then 24 held-out ones.
-`gsm8k`, `math` and `text` are held-out problems alone, after four lines that a training needs.
+`unmeasured` is the same without the problems of the findings of Qwen2.5-Coder-0.5B: it begins GSM8K at row 200, has no
+function of HumanEval, and asks for programs that solve the problems of GSM8K.
+`gsm8k`, `math`, `code` and `topics` are held-out problems alone, after four lines that a training needs; `text` is the last two.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dflash_mcmc.rng import Key
 MATH = ("{}", "Can you solve the following math problem? {} Please reason step by step, and put your final answer within "
         "\\boxed{{}}.", "{}\nThink step by step. End with a line of the form: The answer is N.")
 CODE = ("Complete the following Python function.\n\n{}", "Explain in plain words what this Python function does.\n\n{}")
+PROGRAM = ("Write a Python function `solve()` that returns the answer to this problem.\n\n{}",)
 TOPICS = (
     "photosynthesis", "the water cycle", "black holes", "the French Revolution", "compound interest",
     "how vaccines work", "plate tectonics", "the Roman Empire", "the stock market", "machine learning",
@@ -34,6 +37,8 @@ ABOUT = ("Explain {} to a beginner.", "Write a short story about {}.", "What are
 FORMS = {"gsm8k": MATH, "math": MATH, "code": CODE, "topics": ABOUT}
 TRAINED = {"gsm8k": 1200, "math": 400, "code": 124, "topics": 48}
 """Number of leading problems, functions and topics of each kind that are not held out."""
+MEASURED = {"gsm8k": 200, "math": 0, "code": 124, "topics": 0}
+"""Number of those that `unmeasured` leaves out."""
 
 
 def problems(data: Path) -> dict[str, list[str]]:
@@ -48,13 +53,15 @@ def problems(data: Path) -> dict[str, list[str]]:
 def lines(data: Path, part: str) -> list[str]:
     """The prompts of a part."""
     found = problems(data)
-    training = [form.format(text) for kind, texts in found.items() for text in texts[: TRAINED[kind]] for form in FORMS[kind]]
+    first, forms = ({}, FORMS) if part != "unmeasured" else (MEASURED, FORMS | {"gsm8k": MATH + PROGRAM})
+    training = [form.format(text) for kind, texts in found.items()
+                for text in texts[first.get(kind, 0) : TRAINED[kind]] for form in forms[kind]]
     held_out = {kind: _asked(texts[TRAINED[kind] :], kind, TRAINED[kind]) for kind, texts in found.items()}
     mixed = [training[n] for n in Key(0).fold_in("mixed prompts").uniforms(0, len(training)).argsort()]
-    if part == "training":
+    if part in ("training", "unmeasured"):
         return [*mixed, *held_out["gsm8k"][:8], *held_out["math"][:8], *held_out["code"][:4], *held_out["topics"][:4]]
-    text = [*held_out["code"], *held_out["topics"]]
-    return [*mixed[:4], *(text if part == "text" else held_out[part])]
+    held_out["text"] = [*held_out["code"], *held_out["topics"]]
+    return [*mixed[:4], *held_out[part]]
 
 
 def _asked(texts: Sequence[str], kind: str, first: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,19 +77,14 @@ def readable(text: str) -> str:
     Any other override is returned unchanged. If the quoted value has a comma, a note explains that it is no sweep.
     """
     braced = _FIELD.fullmatch(text)
-    if braced is None or _is_read(text):
+    if braced is None:
+        return text
+    with suppress(HydraException):
+        OverridesParser.create().parse_override(text)
         return text
     if "," in braced["text"]:
         note(f"{braced['field'].lstrip('+')}: read as one text, {braced['text']!r}; a sweep needs quotes around each value")
     return f"{braced['field']}={quoted(braced['text'])}"
-
-
-def _is_read(text: str) -> bool:
-    try:
-        OverridesParser.create().parse_override(text)
-    except HydraException:
-        return False
-    return True
 
 
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
@@ -97,7 +93,10 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
     parser.add_argument(IF_PRESENT, default="", metavar="FIELDS", help="fields, separated by commas, that are left out where "
                         "the chosen options do not have them, for programs that set every field of a sweep in every run")
     parser.error = _refuse_flag  # type: ignore[method-assign]  # Hydra makes the parser, so no subclass can override it
-    flags = parser.parse_intermixed_args(list(arguments))
+    flags, unknown = parser.parse_known_intermixed_args(list(arguments))
+    if unknown:
+        name, equals, value = unknown[0].lstrip("-").partition("=")
+        _refuse_flag(shortened(f"{unknown[0]}: no such flag; a field has no dashes: {name.replace('-', '_')}{equals}{value}"))
     for option in ("config_name", "config_path", "experimental_rerun"):
         if getattr(flags, option):
             raise UserError(f"--{option.replace('_', '-')}: given {getattr(flags, option)!r}; allowed: group=option, "

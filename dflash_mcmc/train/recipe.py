@@ -23,8 +23,8 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import identity, identity_values, runtime
 from dflash_mcmc.model.files import Checkpoint
 
-RECIPES = {"tiny": "train_draft_tiny", "tiny_dspark": "train_draft_tiny_dspark", "tiny_dflash2": "train_draft_tiny_dflash2",
-           "smollm2": "train_draft_smollm2", "dflash": "train_draft", "eagle3": "train_draft_eagle3"}
+RECIPES = {name: f"train_draft_{name}" for name in (
+    "tiny", "tiny_dspark", "tiny_dflash2", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""

@@ -20,7 +20,7 @@ def test_held_out_problems_are_in_no_training_part(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mixed_prompts.py", str(tmp_path), str(tmp_path / "out.jsonl")])
     runpy.run_path(mixed_prompts.__file__, run_name="__main__")
     whole = [json.loads(line)["question"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    found = {part: mixed_prompts.lines(tmp_path, part) for part in ("training", "gsm8k", "math", "text")}
+    found = {part: mixed_prompts.lines(tmp_path, part) for part in ("training", "unmeasured", "gsm8k", "math", "text")}
     assert whole == found["training"]
     training, last = whole[:-14], whole[-14:]  # 4 + 4 + 2 + 4 held-out ones, fewer than in the whole files
     held_out = [text for part in ("gsm8k", "math", "text") for text in found[part][4:]]
@@ -29,3 +29,7 @@ def test_held_out_problems_are_in_no_training_part(tmp_path, monkeypatch):
     assert set(last) <= set(held_out)
     assert not set(training) & set(held_out)
     assert any("question {0}" in text for text in training)
+    unmeasured = found["unmeasured"][:-14]
+    assert len(unmeasured) == 4 * 1000 + 3 * 400 + 240 and found["unmeasured"][-14:] == last
+    assert not any("question {199}" in text or "prompt {" in text for text in unmeasured)
+    assert sum("question {200}" in text for text in unmeasured) == 4

@@ -53,7 +53,7 @@ def test_any_target_needs_a_path_and_prompts():
     with pytest.raises(UserError, match=r"prompts\.path: not given"):
         compose("dflash", ["model=qwen3_4b"])
     with pytest.raises(UserError, match="draft: given 'none'; allowed: 'tiny', 'tiny_dspark', 'tiny_dflash2', "
-                       "'smollm2', 'dflash'"):
+                       "'smollm2', 'qwen2_5_coder_0_5b', 'eagle3', 'dflash'"):
         compose("none", [])
 
 
