@@ -71,8 +71,8 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
         return Markup(svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
 
     return environment.from_string(_file("page.html.j2")).render(
-        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, version=_version(),
-        picture=picture, style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
+        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, picture=picture,
+        version=importlib.metadata.version("dflash_mcmc"), style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
         hashes=Markup(" ".join(map(_hash, scripts))))
 
 
@@ -138,10 +138,6 @@ def _file(name: str) -> str:
 def _hash(script: str) -> str:
     """The script in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _version() -> str:
-    return importlib.metadata.version("dflash_mcmc")
 
 
 _VARIABLES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",

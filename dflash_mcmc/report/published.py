@@ -77,17 +77,13 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
     paper = of["tables"].get(table)
     if paper is None:
         return shown
-    runs = {label for label, identity in identities.items() if _holds(of["where"], identity)}
+    runs = {label for label, identity in identities.items() if of["where"].items() <= identity.items()}
     for published in paper["rows"]:
         alike = [index for index, row in enumerate(shown)
                  if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in paper["by"])]
         if alike:
             shown.insert(alike[-1] + 1, {RUN: f"published, section {paper['section']}", **published})
     return shown
-
-
-def _holds(where: Mapping[str, object], identity: Mapping[str, object]) -> bool:
-    return all(identity.get(key) == value for key, value in where.items())
 
 
 @cache

@@ -120,13 +120,19 @@ def of_findings(found: Sequence[Finding]) -> FurtherPart:
                ReportColumn("outcome", lambda row: row["outcome"], False),
                ReportColumn("what was found", lambda row: row["says"], False)]
     table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
-    return FurtherPart(Section("behaviour", "Besides the law", ["What differs is measured, and no mistake."], [table]), rows)
+    return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured and no mistake; `wrong` is one."], [table]), rows)
+
+
+def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
+    """The verdict on the law, after what is wrong besides it."""
+    wrong = [str(row["check"]) for part in more for row in part.values if row.get("outcome") == "wrong"]
+    return (f"RED besides the law: {', '.join(wrong)}. The law: " if wrong else "") + verdict(found)
 
 
 def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
     parts = [each for part in more for each in (*map(page.text_of, part.section.tables), *part.section.text)]
-    return "\n\n".join([verdict(found), *(page.text_of(table) for table in tables(found)), *notes(found), *parts])
+    return "\n\n".join([first_line(found, more), *(page.text_of(table) for table in tables(found)), *notes(found), *parts])
 
 
 def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = ()) -> None:
@@ -135,7 +141,7 @@ def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = 
     section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
                       drawings if found.top is not None else ())
     sections = [section, *(part.section for part in more)]
-    build.write(folder, page.Heading(verdict(found), title, ()), [ReportPart("", "", (), sections)])
+    build.write(folder, page.Heading(first_line(found, more), title, ()), [ReportPart("", "", (), sections)])
     with writing(folder / "verify.json"):
         measured = values(found) | {part.section.name: part.values for part in more}
         write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")

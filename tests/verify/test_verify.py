@@ -14,7 +14,8 @@ import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
-from dflash_mcmc.verify import drawn, verify
+from dflash_mcmc.verify import drawn, report, verify
+from dflash_mcmc.verify.behaviour import Finding
 from dflash_mcmc.verify.report import verdict
 from tests import runs
 from tests.serving import Served
@@ -228,6 +229,9 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
     assert "the farthest is an id that has no token (answer 0, token 1)" in verdict(padded)
     near = cut._replace(outside=cut.outside[:2], near_ties=2, log_p_error=None, together=clean.together)
     assert not near.is_red
+    for outcome, first in (("wrong", "RED besides the law: log p. The law: "), ("differs", "")):
+        found = report.of_findings([Finding("log p", outcome, "off by 0.14 nats a token")])
+        assert report.text(near, [found]).startswith(first + verdict(near))
 
 
 def test_near_ties_are_wider_in_bfloat16(tiny):
