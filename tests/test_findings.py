@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
+import statistics
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -173,3 +175,37 @@ def test_the_readme_has_the_page_s_numbers():
     page = (FINDINGS / "conditions-on-programs.md").read_text()
     assert len(table) == 5
     assert all(f"| {row} " in page for row in table)
+
+
+def test_the_tables_of_the_probes_follow_from_the_records():
+    """Ranks by reader and by block, and what chains do with each proposal, from the lists of the records."""
+    page, found = (FINDINGS / "probes-on-a-real-pair.md").read_text(), {}
+    for run in stored("probes05").values():
+        found[run.identity["probe"]] = [record for record in run.records.values() if "skipped" not in record]
+    read, chains = found["deep_readout"], found["speculative_mcmc"]
+    assert (len(read), len(chains)) == (128, 128)
+    readers = {name: [rank for record in read for rank in record["rank"][name]] for name in read[0]["rank"]}
+    sure = [p for record in read for p in record["p"]["target"]]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,.]+) \| ([\d.]+) \| ([\d.]*) \| ([\d,]+) \| [\d,]* \|$", page, re.MULTILINE)
+    assert {name for name, *_ in rows} == set(readers)
+    for name, mean, median, better, hard in rows:
+        ranks, target = readers[name], readers["target"]
+        assert (mean, float(median)) == (f"{statistics.mean(ranks):,.1f}", statistics.median(ranks))
+        assert better == ("" if name == "target" else f"{100 * statistics.mean(map(operator.lt, ranks, target)):.1f}")
+        assert hard == f"{statistics.mean(rank for rank, p in zip(ranks, sure, strict=True) if p < 0.01):,.0f}"
+    blocks = [block for record in read for block in record["block"]]
+    by_block = re.findall(r"^\| (\d) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
+    assert len(by_block) == 6
+    for number, *means in by_block:
+        for name, mean in zip(("target", "mask", "gold", "random"), means, strict=True):
+            here = [rank for rank, block in zip(readers[name], blocks, strict=True) if block == int(number)]
+            assert mean == f"{statistics.mean(here):,.0f}"
+    proposed = re.findall(r"^\| (?:draft at )?(target|1|0.25) \| (\w+) \| ([\d.]*) \| ([\d.]*) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
+                          page, re.MULTILINE)
+    assert len(proposed) == 5
+    for name, weights, kl, tvd, *shares in proposed:
+        mine = [record["proposals"][name] for record in chains]
+        for column, text in (("kl", kl), ("tvd", tvd)):
+            assert text == ("" if column not in mine[0] else f"{statistics.mean(x for one in mine for x in one[column]):.2f}")
+        for column, text in zip(("acceptance", "equilibrium", "moved"), shares, strict=True):
+            assert text == f"{100 * statistics.mean(x for one in mine for x in one[weights][column]):.1f}"
