@@ -6,7 +6,8 @@ DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT
 `training` is a fixed mixture of problems that are not held out, each in every form of its kind, and then 24 held-out ones.
 `unmeasured` is the same without the problems of the findings of Qwen2.5-Coder-0.5B: it begins GSM8K at row 200, has no
 function of HumanEval, and asks for programs that solve the problems of GSM8K.
-`gsm8k`, `math`, `code` and `topics` are held-out problems alone, after four lines that a training needs; `text` is the last two.
+`gsm8k`, `math`, `code` and `topics` are held-out problems alone, after four lines that a training needs; `text` has the
+last two.
 """
 
 from __future__ import annotations

@@ -128,6 +128,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 
+        note("reading the model in float32")
         exact = replace(cast("HFModel", config.model), dtype="float32")
         reference = model if model.dtype == torch.float32 else exact.load(config.hardware.resolve())
         measured = distances(model, reference, texts, read, given.distance, given.width, given.level, config.seed,

@@ -24,6 +24,7 @@ from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process import bars
 from dflash_mcmc.verify.evidence import Shift, history_of, log_mean
 
 if TYPE_CHECKING:
@@ -75,18 +76,19 @@ def distances(model: LanguageModel, reference: LanguageModel, texts: Sequence[Dr
     chosen, times = sampled(total, count, seed)
     precision, plural = str(model.dtype).removeprefix("torch."), "s" * (width > 1)
     measured: dict[str, list[np.ndarray]] = defaultdict(list)
-    for text, end in zip(texts, ends.tolist(), strict=True):
-        start = end - len(text.tokens)
-        if not len(places := chosen[(chosen >= start) & (chosen < end)] - start):
-            continue
-        law_drawn = laws_of(model, text, law, places, width, blend)
-        others = {f"{width} token{plural} a step, {precision}, against float32": (reference, None)} | (
-            {f"{width} tokens a step against 1, {precision}": (model, 1)} if width > 1 else {})
-        tokens = torch.from_numpy(text.tokens[places])[:, None].to(law_drawn.device)
-        for between, (other, steps) in others.items():
-            stated = laws_of(other, text, law, places, steps, blend)
-            nats = (law_drawn.gather(1, tokens) - stated.gather(1, tokens)).abs()[:, 0].cpu().numpy()
-            measured[between].append(np.stack([total_variation(law_drawn, stated), nats]))
+    others = {f"{width} token{plural} a step, {precision}, against float32": (reference, None)} | (
+        {f"{width} tokens a step against 1, {precision}": (model, 1)} if width > 1 else {})
+    with bars.Bar(len(texts), "text", "measuring") as bar:
+        for text, end in zip(texts, ends.tolist(), strict=True):
+            start = end - len(text.tokens)
+            if len(places := chosen[(chosen >= start) & (chosen < end)] - start):
+                law_drawn = laws_of(model, text, law, places, width, blend)
+                tokens = torch.from_numpy(text.tokens[places])[:, None].to(law_drawn.device)
+                for between, (other, steps) in others.items():
+                    stated = laws_of(other, text, law, places, steps, blend)
+                    nats = (law_drawn.gather(1, tokens) - stated.gather(1, tokens)).abs()[:, 0].cpu().numpy()
+                    measured[between].append(np.stack([total_variation(law_drawn, stated), nats]))
+            bar.update(tokens=len(text.tokens))
     return [_distance(name, np.concatenate(each, axis=1), times, total, len(texts), level) for name, each in measured.items()]
 
 

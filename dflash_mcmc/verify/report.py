@@ -120,7 +120,7 @@ def of_findings(found: Sequence[Finding]) -> FurtherPart:
                ReportColumn("outcome", lambda row: row["outcome"], False),
                ReportColumn("what was found", lambda row: row["says"], False)]
     table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
-    return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured and no mistake; `wrong` is one."], [table]), rows)
+    return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table]), rows)
 
 
 def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:

@@ -81,7 +81,7 @@ MISTAKES = {
     "not an override": (["sampler.alpha 2"], "sampler.alpha 2", "field=value"),
     "a word for help": (["help"], "help", "or --help"),
     "an option alone": (["greedy"], "greedy", "(did you mean condition=greedy or sampler=greedy?); allowed: field=value"),
-    "a flag for a field": (["--temperature=0.7", "dataset.limit=4"], "--temperature=0.7", "a field has no dashes: temperature=0.7"),
+    "a flag for a field": (["--temperature=0.7", "dataset.limit=4"], "--temperature=0.7", "has no dashes: temperature=0.7"),
     "a file for a folder": (["model.path=pyproject.toml"], "model.path", "a folder that exists"),
     "last point of a sweep": (["-m", "sampler.alpha=2,4,-4"], "sampler.alpha", "-4.0; allowed: a number >= 1e-06"),
     "field left out": (["~seed"], "seed", "not given"),

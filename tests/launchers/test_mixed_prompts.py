@@ -30,6 +30,7 @@ def test_held_out_problems_are_in_no_training_part(tmp_path, monkeypatch):
     assert not set(training) & set(held_out)
     assert any("question {0}" in text for text in training)
     unmeasured = found["unmeasured"][:-14]
-    assert len(unmeasured) == 4 * 1000 + 3 * 400 + 240 and found["unmeasured"][-14:] == last
+    assert len(unmeasured) == 4 * 1000 + 3 * 400 + 240
+    assert found["unmeasured"][-14:] == last
     assert not any("question {199}" in text or "prompt {" in text for text in unmeasured)
     assert sum("question {200}" in text for text in unmeasured) == 4

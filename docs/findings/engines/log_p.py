@@ -29,5 +29,5 @@ if __name__ == "__main__":
         with torch.no_grad():
             log_p = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         off = [abs(one - other) for one, other in zip(stated, log_p[torch.arange(len(ids)), ids].tolist(), strict=True)]
-        print(f"prompt {seed}: first token off by {off[0]:.3f} nats, the {len(off) - 1} after it by at most {max(off[1:]):.2f}; "
-              f"{sum(each == 0.0 for each in stated[1:])} of them have probability 1")
+        print(f"prompt {seed}: first token off by {off[0]:.3f} nats, the {len(off) - 1} after it by at most "
+              f"{max(off[1:]):.2f}; {sum(each == 0.0 for each in stated[1:])} of them have probability 1")
