@@ -1,8 +1,8 @@
 """The blocks of each training step, and what the target says along the training responses.
 
 Every epoch has its own random order of the sequences and its own random anchors. Features are kept in memory, so that each
-response is read once and not in every epoch. Each response is read alone. Its values then do not depend on the batch in which
-it occurs first, and a run that was resumed has the same ones to the last bit.
+response is read once, before the first step, and not in every epoch. The groups that are read together depend on the responses
+alone, so that a run that was resumed has the same values to the last bit.
 
 The quality of a draft is its tokens per forward of the target, as if recorded responses were drawn speculatively. The target's
 token is known at every position of a response. Speculation would accept the drafted tokens before the first one that differs
@@ -24,6 +24,7 @@ from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 from dflash_mcmc.train.responses import Response
@@ -175,25 +176,23 @@ class TargetReader:
 
 
 class KeptReader:
-    """A reader that keeps what it has read, by the number of the response.
+    """What has been read of all responses, by the number of the response.
 
-    `at_once` responses of similar length are read together, in groups that do not depend on the steps, so that a resumed
-    training reads the same. A response takes length · (layers · hidden) numbers of the model's dtype, and for a loss of
-    distributions length · (hidden + 1) more.
+    `at_once` responses of similar length are read together. A response takes length · (layers · hidden) numbers of the model's
+    dtype, and for a loss of distributions length · (hidden + 1) more.
     """
 
     def __init__(self, reader: TargetReader, responses: Sequence[Response], at_once: int, device: torch.device):
         self._reader, self._responses, self._device = reader, responses, device
-        order = sorted(range(len(responses)), key=lambda number: (responses[number].length, number))
-        groups = [order[start : start + at_once] for start in range(0, len(order), at_once)]
-        self._groups = {number: group for group in groups for number in group}
         self._kept: dict[int, Known] = {}
+        order = sorted(range(len(responses)), key=lambda number: (responses[number].length, number))
+        with bars.Bar(len(order), "response", "reading") as bar:
+            for start in range(0, len(order), at_once):
+                self._read(group := order[start : start + at_once])
+                bar.update(len(group))
 
     def __call__(self, numbers: Sequence[int]) -> Known:
         """What is known of the responses with these numbers, padded with zeros."""
-        for number in numbers:
-            if number not in self._kept:
-                self._read(self._groups[number])
         columns = zip(*(self._kept[number] for number in numbers), strict=True)
         return Known._make(None if column[0] is None else torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
                            for column in columns)

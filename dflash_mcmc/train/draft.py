@@ -216,7 +216,7 @@ class _Session:
             training, plan.loss_ids, model.forbidden.cpu().numpy(), plan.seed)
         self.objective = Objective(plan.target, plan.alpha, plan.gamma)
         self.kept = None
-        if plan.keep_features:
+        if plan.keep_features and plan.steps:
             reader = TargetReader(model, draft.shape.target_layers, self.objective.power, self.candidates is not None)
             self.kept = KeptReader(reader, self.batches.responses, plan.rows_at_once or plan.batch_size, model.device)
 

@@ -207,18 +207,17 @@ def test_losses_with_kept_features_are_those_of_a_reading(monkeypatch, name):
     target, answers, reads = random_target(), random_responses((13, 9, 27)), []
     draft, objective = random_draft(target), Objective(name, 3.0, 2.0)
     reader, read = TargetReader(target, draft.shape.target_layers, objective.power), sequences.read
-    kept = KeptReader(reader, answers, 2, target.device)
 
     def counted(model, tokens, layers):
         reads.append(tokens.shape)
         return read(model, tokens, layers)
 
-    first = None
+    monkeypatch.setattr(sequences, "read", counted)
+    kept, first = KeptReader(reader, answers, 2, target.device), None
+    monkeypatch.setattr(sequences, "read", read)
     for numbers in ([0, 1], [2, 0], [1, 2, 0], [0, 1]):
         blocks = gather([answers[n] for n in numbers], [np.array([4, 6]) for _ in numbers])
-        monkeypatch.setattr(sequences, "read", counted)
         known = kept(numbers)
-        monkeypatch.setattr(sequences, "read", read)
         ours = loss_sum(draft, target, blocks, objective, False, None, known).item()
         assert ours == pytest.approx(loss_sum(draft, target, blocks, objective, False).item(), rel=1e-5)
         first = known if first is None else first
