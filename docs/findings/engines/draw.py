@@ -2,9 +2,10 @@
 
     python draw.py ENGINE MODEL PROMPTS.json TEXTS.jsonl [SETTING=VALUE]...
 
-ENGINE is transformers, vllm, llama_cpp or ctranslate2. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is a list
-of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft` (a model
-of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON or text.
+ENGINE is transformers, vllm, llama_cpp, ctranslate2 or mlx. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is
+a list of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft`
+(a model of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON
+or text.
 """
 
 from __future__ import annotations
@@ -95,8 +96,34 @@ def of_ctranslate2(model: str, prompts: list[list[int]], length: int, settings: 
             yield list(answer.sequences_ids[0])
 
 
+def of_mlx(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """`generate_step` of mlx-lm, or `speculative_generate_step` with a draft model, in float32."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step, speculative_generate_step
+    from mlx_lm.sample_utils import make_sampler
+    from mlx_lm.utils import load_model
+
+    def loaded(folder: str) -> Any:
+        network, _ = load_model(Path(folder))
+        network.set_dtype(mx.float32)
+        return network
+
+    target, ends = loaded(model), json.loads((Path(model) / "generation_config.json").read_text())["eos_token_id"]
+    draft = loaded(settings.pop("draft")) if "draft" in settings else None
+    sampler = make_sampler(temp=settings.pop("temperature", 1.0), **settings)
+    for number, prompt in enumerate(prompts):
+        mx.random.seed(number)
+        more = {"max_tokens": length, "sampler": sampler}
+        steps = (generate_step(mx.array(prompt), target, **more) if draft is None else
+                 speculative_generate_step(mx.array(prompt), target, draft, num_draft_tokens=3, **more))
+        ids: list[int] = []
+        while len(ids) < length and (not ids or ids[-1] not in ends):
+            ids.append(int(next(steps)[0]))
+        yield ids
+
+
 ENGINES: dict[str, Callable[[str, list[list[int]], int, dict[str, Any]], Draws]] = {
-    "transformers": of_transformers, "vllm": of_vllm, "llama_cpp": of_llama_cpp, "ctranslate2": of_ctranslate2}
+    "transformers": of_transformers, "vllm": of_vllm, "llama_cpp": of_llama_cpp, "ctranslate2": of_ctranslate2, "mlx": of_mlx}
 
 
 def value_of(text: str) -> Any:
