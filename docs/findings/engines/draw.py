@@ -2,10 +2,10 @@
 
     python draw.py ENGINE MODEL PROMPTS.json TEXTS.jsonl [SETTING=VALUE]...
 
-ENGINE is transformers, vllm, llama_cpp, ctranslate2 or mlx. MODEL is a folder, or a GGUF file for llama.cpp. PROMPTS.json is
-a list of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`, `length`, `draft`
-(a model of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for transformers). Values are JSON
-or text.
+ENGINE is transformers, vllm, llama_cpp, ctranslate2, mlx or onnxruntime. MODEL is a folder, or a GGUF file for llama.cpp.
+PROMPTS.json is a list of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`,
+`length`, `draft` (a model of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for
+transformers). Values are JSON or text.
 """
 
 from __future__ import annotations
@@ -122,8 +122,26 @@ def of_mlx(model: str, prompts: list[list[int]], length: int, settings: dict[str
         yield ids
 
 
+def of_onnxruntime(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
+    """`Generator` of onnxruntime-genai. MODEL is a folder that its `models.builder` has written."""
+    import onnxruntime_genai
+
+    network = onnxruntime_genai.Model(model)
+    law = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
+    for number, prompt in enumerate(prompts):
+        params, ids = onnxruntime_genai.GeneratorParams(network), []
+        params.set_search_options(max_length=len(prompt) + length, random_seed=number, **law)
+        generator = onnxruntime_genai.Generator(network, params)
+        generator.append_tokens(prompt)
+        while not generator.is_done():
+            generator.generate_next_token()
+            ids.append(int(generator.get_next_tokens()[0]))
+        yield ids
+
+
 ENGINES: dict[str, Callable[[str, list[list[int]], int, dict[str, Any]], Draws]] = {
-    "transformers": of_transformers, "vllm": of_vllm, "llama_cpp": of_llama_cpp, "ctranslate2": of_ctranslate2, "mlx": of_mlx}
+    "transformers": of_transformers, "vllm": of_vllm, "llama_cpp": of_llama_cpp, "ctranslate2": of_ctranslate2, "mlx": of_mlx,
+    "onnxruntime": of_onnxruntime}
 
 
 def value_of(text: str) -> Any:
