@@ -183,12 +183,15 @@ class KeptReader:
     """
 
     def __init__(self, reader: TargetReader, responses: Sequence[Response], at_once: int, device: torch.device):
-        self._reader, self._responses, self._device = reader, responses, device
         self._kept: dict[int, Known] = {}
         order = sorted(range(len(responses)), key=lambda number: (responses[number].length, number))
         with bars.Bar(len(order), "response", "reading") as bar:
-            for start in range(0, len(order), at_once):
-                self._read(group := order[start : start + at_once])
+            for numbers in [order[start : start + at_once] for start in range(0, len(order), at_once)]:
+                group = [responses[number] for number in numbers]
+                reading = reader(gather(group, [np.empty(0, np.int64)] * len(group)).tokens.to(device))
+                for row, (number, response) in enumerate(zip(numbers, group, strict=True)):
+                    self._kept[number] = Known._make(None if column is None else column[row, : response.length]
+                                                     for column in reading)
                 bar.update(len(group))
 
     def __call__(self, numbers: Sequence[int]) -> Known:
@@ -196,12 +199,6 @@ class KeptReader:
         columns = zip(*(self._kept[number] for number in numbers), strict=True)
         return Known._make(None if column[0] is None else torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
                            for column in columns)
-
-    def _read(self, group: list[int]) -> None:
-        responses = [self._responses[number] for number in group]
-        reading = self._reader(gather(responses, [np.empty(0, np.int64)] * len(group)).tokens.to(self._device))
-        for row, (number, response) in enumerate(zip(group, responses, strict=True)):
-            self._kept[number] = Known._make(None if column is None else column[row, : response.length] for column in reading)
 
 
 def by_position(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
     report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
-    if report.first_line(found, more).startswith("RED"):
+    if found.is_red or report.broken(more):
         sys.exit(RED)
 
 

@@ -123,10 +123,14 @@ def of_findings(found: Sequence[Finding]) -> FurtherPart:
     return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table]), rows)
 
 
+def broken(more: Sequence[FurtherPart]) -> list[str]:
+    """The names of the promises besides the law that are wrong."""
+    return [str(row["check"]) for part in more for row in part.values if row.get("outcome") == "wrong"]
+
+
 def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict on the law, after what is wrong besides it."""
-    wrong = [str(row["check"]) for part in more for row in part.values if row.get("outcome") == "wrong"]
-    return (f"RED besides the law: {', '.join(wrong)}. The law: " if wrong else "") + verdict(found)
+    return (f"RED besides the law: {', '.join(wrong)}. The law: " if (wrong := broken(more)) else "") + verdict(found)
 
 
 def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
