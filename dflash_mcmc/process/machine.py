@@ -8,14 +8,16 @@ processors do not need the mode.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _OF_THE_JOB = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Environment variables with the machine's numbers of the GPUs that SLURM has given; the first one that is set counts."""
 VARIABLE = "MKL_CBWR"
@@ -81,3 +83,16 @@ def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "3000")
+
+
+def keep_memory(environment: Mapping[str, str] = os.environ) -> None:
+    """Lets the C library (glibc) keep freed memory for the next tensors, up to 1 GiB each. What the user has set stays.
+
+    A logit of each token for each chain takes tens of megabytes. The library otherwise returns them at once, and asking the
+    system for them again costs as much as the arithmetic on them (notebook, "Memory that is asked for again").
+    """
+    if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
+        library = ctypes.CDLL(None)
+        if hasattr(library, "mallopt"):  # musl and macOS have none
+            library.mallopt(_MMAP_THRESHOLD, 2**30)
+            library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)

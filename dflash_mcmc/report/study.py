@@ -149,7 +149,9 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
-    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], full(run), _weighed_by(run)
+    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], full(run), None
+    if _has_weights(run):
+        alpha = (run.config.get("sampler") or {}).get("alpha")
     if not records:  # no problem has all chains
         return entries
     if votes(run):
@@ -184,11 +186,6 @@ def cost_of(records: Sequence[Outcome], cost: Cost) -> float:
 
 def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[Combined]) -> Entry:
     return Entry(run, by, shown, records, of := outcomes(records), accuracy_of(of))
-
-
-def _weighed_by(run: Run) -> float | None:
-    """The alpha of a run whose chains have importance weights for p^alpha, else None."""
-    return (run.config.get("sampler") or {}).get("alpha") if _has_weights(run) else None
 
 
 def _has_weights(run: Run) -> bool:

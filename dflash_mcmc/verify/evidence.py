@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.engine.batching.logits_processor import History, argmax, counts_of, process
+from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process
 from dflash_mcmc.forcing.layers import log_probability
 from dflash_mcmc.ops import SamplingParams
 
@@ -203,7 +203,7 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     history = history_of(logits, prompt, tokens, law, piece)
     kept = process(logits, law, history)
     log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
-    best = argmax(kept)
+    best = kept.argmax(dim=-1)
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
     possible = of_drawn.isfinite()
     beyond = torch.zeros_like(of_drawn)

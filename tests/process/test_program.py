@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -151,3 +154,22 @@ def test_threads_spin_briefly_unless_the_user_says_how_they_wait(given, expected
     environment = dict(given)
     machine.spin_briefly(environment)
     assert environment.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")
+@pytest.mark.parametrize(("given", "keeps"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
+def test_freed_memory_is_kept_unless_the_user_says_what_is(given, keeps):
+    program = """if 1:
+        import resource
+        import numpy as np
+        from dflash_mcmc.process import machine
+        machine.keep_memory()
+        np.ones(2**26, np.uint8)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            np.ones(2**26, np.uint8)
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() / 2**26)
+    """
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "NUMPY_MADVISE_HUGEPAGE": "0", **given}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert (float(done.stdout) < 1) == keeps  # of ten times the array

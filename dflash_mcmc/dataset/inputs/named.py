@@ -68,7 +68,7 @@ class NamedFields(FromFile):
         """Fields that each row must have."""
         question = None if self.question_template or self.messages_field else self.question_field
         answer = None if self.answer_template else self.answer_field
-        templated = itertools.chain.from_iterable(map(_variables, self._templates().values()))
+        templated = itertools.chain.from_iterable(sorted(_undeclared(each) - {_ROW}) for each in self._templates().values())
         named = (question, answer, self.id_field, self.level_field, self.subject_field, self.solution_field,
                  self.messages_field, self.tools_field, *templated)
         return tuple(dict.fromkeys(name for name in named if name is not None))
@@ -118,11 +118,6 @@ def _template(field: str, source: str) -> Template:
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
     except TemplateError as error:
         raise ConfigError(f"dataset.{field}", source, f"a Jinja template ({reason_of(error)})") from error
-
-
-def _variables(source: str | None) -> list[str]:
-    """The fields that a template reads by name."""
-    return sorted(_undeclared(source) - {_ROW})
 
 
 @cache

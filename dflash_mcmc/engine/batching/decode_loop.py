@@ -171,11 +171,10 @@ def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, hist
     Args:
         target: the target's weights if the group has all rows of the batch, else None.
     """
-    processed = laws.process(logits, group.params, history)
     if group.params.temperature == 0.0:
-        tokens = laws.argmax(processed)
-        certain = processed.gather(1, tokens[:, None])[:, 0].double()  # 0
-        return tokens, certain, torch.stack([certain, certain + 1.0], dim=1)
+        tokens, certain = laws.most_likely(logits, group.params, history)
+        return tokens, certain.double(), torch.stack([certain, certain + 1.0], dim=1).double()
+    processed = laws.process(logits, group.params, history)
     # A draw from the target itself uses the target's weights, which are known.
     weights = target if target is not None and processed is target.logits else laws.weigh(processed)
     tokens, interval = laws.draw(weights, uniforms)

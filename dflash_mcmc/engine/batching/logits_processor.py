@@ -111,13 +111,11 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         float32 (rows, vocabulary), with -inf outside the support. If they are too large for float32 in a row, its largest
         value is not finite, and the weights and log-probabilities made of them are not numbers.
     """
+    if params.temperature == 0.0:
+        tokens, certain = most_likely(logits, params, history)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], certain[:, None])
     if params.has_penalty:
         logits = _penalised(logits, params, history)
-    if params.temperature == 0.0:
-        certain = torch.zeros_like(logits[:, :1])
-        if params.has_penalty:  # without one the logits are those of the model, which are checked
-            certain = (logits.amax(dim=-1, keepdim=True) * 0.0).abs()  # nan where the largest logit is not finite, else 0
-        return torch.full_like(logits, -torch.inf).scatter_(-1, argmax(logits)[:, None], certain)
     if params.temperature != 1.0:
         logits = logits / params.temperature
     if params.top_k and params.top_k < logits.shape[-1]:
@@ -133,6 +131,14 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
     return logits
+
+
+def most_likely(logits: torch.Tensor, params: SamplingParams, history: History) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of temperature 0, int64 (rows,), and their log-probabilities: 0, or nan where a penalty overflows."""
+    if not params.has_penalty:  # without one the logits are those of the model, which are checked
+        return logits.argmax(dim=-1), torch.zeros_like(logits[:, 0])
+    logits = _penalised(logits, params, history)
+    return logits.argmax(dim=-1), (logits.amax(dim=-1) * 0.0).abs()
 
 
 def _penalised(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
@@ -186,13 +192,6 @@ def kept(weights: Weights, most: int) -> torch.Tensor:
     log_q = (logits - weights.maximum).double() - weights.upto[:, -1:].log()
     gone = found == none
     return torch.stack([found.double().masked_fill(gone, -1.0), log_q.masked_fill(gone, -torch.inf)], dim=-1).flatten(1)
-
-
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row, int64 (rows,). The smallest id wins a tie."""
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    best = logits == logits.amax(dim=-1, keepdim=True)
-    return torch.where(best, ids, logits.shape[-1] - 1).amin(dim=-1)
 
 
 def _within(weights: Weights, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

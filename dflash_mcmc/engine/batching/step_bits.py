@@ -104,7 +104,7 @@ def draws_agree(vocab_size: int, steps: EngineSteps) -> bool:
     for tokens in sorted({1, steps.reach}):
         logits = 4.0 * torch.randn(ROWS * tokens, vocab_size, generator=generator)
         expected = laws.weigh(logits)
-        chosen = laws.argmax(logits)
+        chosen = logits.argmax(dim=-1)
         log_p = expected.log_probability(chosen)
         for count in (num_rows * tokens for num_rows in _COUNTS):
             few = laws.weigh(logits[:count].clone())
@@ -206,7 +206,7 @@ class _Step:
 
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
             collected.extend([logits] if offered is None else [logits, offered])
-            return laws.argmax(logits.flatten(0, 1)).view(count, -1)
+            return logits.flatten(0, 1).argmax(dim=-1).view(count, -1)
 
         def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             return self._runner.draft_logits(self._cache, slice(0, count), tokens, positions, self._cache.length)

@@ -251,7 +251,7 @@ class Faulty(NamedTuple):
 def greedy_first(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but the first token of a generation is the most likely one (lucebox PR 374, spot 1)."""
     right = match(block, chance)
-    best = laws.argmax(at_slot(block.target, torch.zeros_like(right.accepted)))
+    best = at_slot(block.target, torch.zeros_like(right.accepted)).argmax(dim=-1)
     tokens = right.tokens.clone()
     tokens[:, 0] = torch.where(block.first, best, tokens[:, 0])
     return Verdict(leading((tokens[:, :-1] == block.drafted) & block.is_offered()), tokens, right.interval)
@@ -260,13 +260,13 @@ def greedy_first(block: Block, chance: BlockRandom) -> Verdict:
 def greedy_bonus(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but the token after the kept ones is the most likely one (lucebox PR 374, spot 2)."""
     right = match(block, chance)
-    best = laws.argmax(at_slot(block.target, right.accepted))
+    best = at_slot(block.target, right.accepted).argmax(dim=-1)
     return with_token(block, right.accepted, best)
 
 
 def greedy_walk(block: Block, chance: BlockRandom) -> Verdict:
     """Like `match`, but a drafted token is kept where it is the most likely one (lucebox PR 374, spot 3)."""
-    best = laws.argmax(all_slots(block.target, len(block.drafted)).flatten(0, 1)).view(len(block.drafted), -1)
+    best = all_slots(block.target, len(block.drafted)).flatten(0, 1).argmax(dim=-1).view(len(block.drafted), -1)
     accepted = leading((best[:, :-1] == block.drafted) & block.is_offered())
     return with_token(block, accepted, chance.token(laws.of_values(at_slot(block.target, accepted)), accepted))
 

@@ -350,7 +350,7 @@ class Speculation(NamedTuple, Generic[D]):
         """Draws drafted tokens int64 (rows, k) for slots `first` on, from weights (rows * k) of the draft's law."""
         tokens = chance.draft(weights, first, self.shared_noise)
         if self.fault.argmax_drafts:
-            return laws.argmax(weights.logits).view(tokens.shape)
+            return weights.logits.argmax(dim=-1).view(tokens.shape)
         return tokens
 
 
@@ -449,7 +449,7 @@ def candidates(tree: TokenTree, depth: int, law: torch.Tensor, chance: BlockRand
         nodes = tuple(tree.first(node) + turn for node in level if tree.counts[node] > turn)
         left = law[:, mine]
         if chance is None:
-            drawn = laws.argmax(left.flatten(0, 1)).view(len(law), -1)
+            drawn = left.flatten(0, 1).argmax(dim=-1).view(len(law), -1)
         else:
             weights = laws.of_values(torch.where(left.amax(dim=-1, keepdim=True) > 0, left, 1.0).flatten(0, 1))
             places = [depth] * len(nodes) if speculation.shared_noise else [node - 1 for node in nodes]

@@ -192,7 +192,7 @@ class Speculator:
             if certain and self.tree is not None:
                 return candidates(self.tree, first, logits, None, self.speculation)
             if certain:
-                return laws.argmax(logits.flatten(0, 1)).view(batch, -1)
+                return logits.flatten(0, 1).argmax(dim=-1).view(batch, -1)
             raw = logits.flatten(0, 1)
             drawn = laws.weigh(self._processed(
                 {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1],

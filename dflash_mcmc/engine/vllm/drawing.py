@@ -109,7 +109,9 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     """Token and scores of rows with the same laws, float64 (rows, 5 + k)."""
     places, device = piece.places, logits.device
     whole = len(places) == len(logits)
-    logits = logits if whole else logits[places[0] : places[-1] + 1] if _is_range(places) else logits[torch.from_numpy(places)]
+    if not whole:  # places that follow one another need no copy
+        adjacent = int(places[-1]) - int(places[0]) + 1 == len(places)
+        logits = logits[places[0] : places[-1] + 1] if adjacent else logits[torch.from_numpy(places)]
     ticket, history = piece.ticket, _history(piece, logits, asked)
     target = laws.weigh(logits)
     weights = target if ticket.params == _PLAIN else laws.weigh(laws.process(logits, ticket.params, history))
@@ -123,11 +125,6 @@ def _of_piece(logits: torch.Tensor, piece: LawGroup, asked: NextTokens) -> torch
     if num_columns(ticket):
         columns.append(columns_of_tokens(tokens, logits, target, ticket, history))
     return torch.cat(columns, dim=1)
-
-
-def _is_range(places: np.ndarray) -> bool:
-    """Whether sorted places follow one another, so that no copy is needed."""
-    return int(places[-1]) - int(places[0]) + 1 == len(places)
 
 
 def _history(piece: LawGroup, logits: torch.Tensor, asked: NextTokens) -> laws.History:

@@ -205,14 +205,10 @@ def _row(run: Run) -> dict:
             "state": "complete" if run.complete else "interrupted",
             "not_drawn": sum(record["verdict"] == NOT_DRAWN for record in run.records),
             "too_long": sum(record["verdict"] == TOO_LONG for record in run.records), "starts": len(run.sessions),
-            "started": first.get("started"), "commit": _joined(run, _commit),
+            "started": first.get("started"),
+            "commit": _joined(run, lambda start: (start.get("commit") or "")[:10] + "*" * bool(start.get("dirty"))),
             "host": _joined(run, lambda start: start.get("host")),
             "device": _joined(run, lambda start: start.get("device")), "python": last.get("python"), "folder": str(run.folder)}
-
-
-def _commit(start: dict) -> str:
-    """The first ten digits of the commit, followed by a star if the working tree had changes."""
-    return (start.get("commit") or "")[:10] + "*" * bool(start.get("dirty"))
 
 
 def _joined(run: Run, of: Callable[[dict], str | None]) -> str:

@@ -144,9 +144,9 @@ def test_the_entropy_is_that_of_the_definition():
     assert rows.entropy(laws.weigh(torch.zeros(1, 8)))[0] == pytest.approx(math.log(8.0))
 
 
-def test_argmax_takes_the_smallest_id_among_equals():
+def test_the_smallest_id_wins_a_tie():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
-    assert laws.argmax(logits).tolist() == [1, 0]
+    assert laws.most_likely(logits, SamplingParams(temperature=0.0), laws.NO_HISTORY)[0].tolist() == [1, 0]
 
 
 def kept(logits: list[float], **options) -> list[int]:
