@@ -19,8 +19,8 @@ from tests import pages
 ROOT = Path(__file__).resolve().parents[1]
 FINDINGS = ROOT / "docs/findings"
 ROW = re.compile(r"^\| `(?P<run>[^`]+)` \| (?P<correct>\d+) of (?P<total>\d+) \| (?P<accuracy>[\d.]+) \[(?P<low>[\d.]+), "
-                 r"(?P<high>[\d.]+)\] \| (?P<difference>[-+][\d.]+|) \| (?P<won>\d*) \| (?P<lost>\d*) \| (?P<p>(?:< )?[\d.]*) \| "
-                 r"(?P<tokens>[\d,]+) \|$", re.MULTILINE)
+                 r"(?P<high>[\d.]+)\] \| (?P<difference>[-+][\d.]+|) \| (?P<won>\d*) \| (?P<lost>\d*) \| (?P<p>(?:< )?[\d.]*) "
+                 r"\| (?P<tokens>[\d,]+) \|$", re.MULTILINE)
 """A row of a table of runs: correct, accuracy with Wilson's interval, difference to greedy, won, lost, p, token-forwards."""
 
 

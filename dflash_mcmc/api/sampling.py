@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -189,7 +189,8 @@ class LoadedEngine:
     def _run(self, config: Config, target: ChainTarget, chains: Iterable[tuple[Any, Chain]], longest: int, total: int,
              progress: bool) -> Generator[tuple[Finished[Any], ChainTarget], None, None]:
         """Yields each chain that has ended, and the model that decodes its tokens. The longest prompt has `longest` tokens."""
-        with turn_of(config.engine.resource(target)).taken(nests=False), self._evaluating():
+        evaluated = nullcontext() if self._loaded is None else evaluating(self._loaded)
+        with turn_of(config.engine.resource(target)).taken(nests=False), evaluated:
             runner = config.engine.start(config, target, longest, total)
             with closing(runner), bars.Bar(total, "sample", shown=progress) as bar:
                 for done in runner.run(chains):
@@ -201,9 +202,6 @@ class LoadedEngine:
         """Longest sequence of the model in tokens, prompt included; None without a limit. Loads the model."""
         self._known()
         return self._target.max_positions
-
-    def _evaluating(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._loaded is None else evaluating(self._loaded)
 
     def _known(self) -> Config:
         if self._config is None:

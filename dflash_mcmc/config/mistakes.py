@@ -154,6 +154,9 @@ def _meant(name: str, override: Override, composed: DictConfig) -> list[str]:
              for option, field in _options_with(f"{each}.{last}").items()}
     if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
         return sorted(instead)
+    if OmegaConf.select(composed, f"condition.{group}") is not None:  # which allows this option alone
+        near = [f"{group}.{key}={given_value(override)}" for key in composed[group] if str(key).endswith(f"_{last}")]
+        return near or [f"{each}={given_value(override)} without condition={composed.condition.name}" for each in found]
     here = [] if group else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
         f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
     return [f"{each}={given_value(override)}" for each in here or found]

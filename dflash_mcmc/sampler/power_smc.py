@@ -16,7 +16,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
-from dflash_mcmc.ops import Chain, Draw, SamplingParams, Steps, Together
+from dflash_mcmc.ops import Chain, Draw, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
@@ -211,10 +211,11 @@ class PowerSMC(Truncated, AtTemperature):
         for stop in self._stops(cut, horizon):
             before = [self._weight(path, cut, alpha) for path in paths]
             alpha = self._alpha_at(stop)
+            law = self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
             mine = [particle for particle, path in enumerate(paths)
                     if not path.complete(stop) and not (forced is not None and particle == 0)]
             drawn = yield Together(tuple(
-                Draw(paths[particle], stop, self._law_at(alpha), key.fold_in("particle", stop, particle), self.source())
+                Draw(paths[particle], stop, law, key.fold_in("particle", stop, particle), self.source())
                 for particle in mine))
             for particle, path in zip(mine, drawn, strict=True):
                 paths[particle] = path
@@ -256,10 +257,6 @@ class PowerSMC(Truncated, AtTemperature):
     def _alpha_at(self, stop: int) -> float:
         """The power of the block that ends with `stop` generated tokens."""
         return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
-
-    def _law_at(self, alpha: float) -> SamplingParams:
-        """The law q of a block whose power is `alpha`."""
-        return self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
         """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle."""

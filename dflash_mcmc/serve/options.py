@@ -69,11 +69,13 @@ class ServePlan:
 
 def compose(overrides: Sequence[str]) -> tuple[ServeOptions, Config]:
     """The server's options and the configuration of its model, which is checked. Raises UserError."""
+    names = [each.name for each in dataclasses.fields(ServeOptions)]
     for text in overrides:
-        name = text.lstrip("+~").partition("=")[0]
+        name = text.lstrip("+~-").partition("=")[0]
         if not (name.startswith("serve.") or name.split(".")[0] in _GROUPS or name in _OTHERS):
-            raise UserError(f"{name}: has no effect on a server{did_you_mean(name, [*_OTHERS, *_GROUPS])}; allowed: serve.*, "
-                            f"{', '.join(_OTHERS)}, and the groups {', '.join(_GROUPS)} with their fields")
+            near = did_you_mean(name, *((), [f"serve.{name}"]) if name in names else ([*_OTHERS, *_GROUPS, *names],))
+            raise UserError(f"{name}: has no effect on a server{near}; allowed: serve.*, {', '.join(_OTHERS)}, and the groups "
+                            f"{', '.join(_GROUPS)} with their fields")
     own = [text for text in overrides if text.startswith("serve.")]
     others = [text for text in overrides if not text.startswith("serve.")]
     plan, _ = command.compose_once("serve", own, ServePlan)

@@ -17,6 +17,10 @@ ROOT = "temperature: unknown field (did you mean sampler=temperature sampler.tem
     (["condition=temp", "temperature=0.7"], "temperature: unknown field (did you mean sampler.temperature=0.7?); allowed: "),
     (["max_new_tokens=20"], "max_new_tokens: unknown field (did you mean dataset.max_new_tokens=20?); allowed: "),
     (["sampler.temperature=0.7"], "sampler." + ROOT),
+    (["condition=ps", "sampler.temperature=0.7"],
+     "sampler.temperature: unknown field (did you mean sampler.proposal_temperature=0.7?); allowed in sampler: "),
+    (["condition=greedy", "sampler.temperature=0.7"],
+     "(did you mean sampler=temperature sampler.temperature=0.7 without condition=greedy or "),
     *((given, "temperature: unknown field (did you mean sampler=greedy?); allowed") for given in (
         ["temperature=0"], ["temperature=0.0"], ["condition=temp", "temperature=0"], ["sampler.temperature=0"],
         ["sampler=greedy", "sampler.temperature=0"], ["-m", "condition=greedy,ps", "temperature=0"])),

@@ -614,3 +614,5 @@ def test_a_port_in_use_and_options_without_effect_are_refused(running):
             options.compose([override])
     with pytest.raises(UserError, match=r"condtion: has no effect on a server \(did you mean 'condition'\?\)"):
         options.compose(["condtion=ps"])
+    with pytest.raises(UserError, match=r"port: has no effect on a server \(did you mean serve\.port\?\)"):
+        options.compose(["--port=8001"])
