@@ -68,15 +68,16 @@ PICTURES = (
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),
     Picture("equal_cost", "findings/equal-cost-on-gsm8k.md", _stored("cost_gsm8k"),
             "outputs/cost_gsm8k/report/figures/fig_pareto.png"),
-    Picture("study_paired", "findings/index.md", _stored("study_code"),
-            "outputs/study_code/report/figures/fig_humaneval_paired.png"),
+    Picture("study_paired", "findings/index.md", _stored("programs"),
+            "outputs/programs/report/figures/fig_humaneval_paired.png"),
     Picture("sources_agreement", "findings/sources-of-second-logits.md", _stored("sources"),
             "outputs/sources/report/figures/fig_gain_over_agreement.png"),
     Picture("sources_beta", "findings/sources-of-second-logits.md", _stored("sources"),
             "outputs/sources/report/figures/fig_gain_over_beta.png"),
     Picture("signflip", "findings/sign-of-beta.md", _stored("signflip"),
             "outputs/signflip/report/figures/fig_gain_over_beta.png"),
-    Picture("study_beta", "findings/index.md", _stored("study_code"), "outputs/study_code/report/figures/fig_sweep_beta.png"),
+    Picture("study_beta", "findings/sign-of-beta.md", _stored("study_code"),
+            "outputs/study_code/report/figures/fig_sweep_beta.png"),
 )
 
 

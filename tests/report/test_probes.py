@@ -128,6 +128,9 @@ def test_configuration_and_extra_parameters(tmp_path, make_experiment):
     differences, extra = section.tables
     assert {row["run"]: row["extra_parameters"] for row in extra.rows} == {
         "ps": 0, "blend_ps": 0, "draft_blend_ps": _parameters(Path(path))}
+    run.joinpath("config.yaml").write_text(json.dumps({**config, "draft": {**DRAFT, "path": str(tmp_path / "gone")}}))
+    moved = study_of(read(run_folders([tmp_path / "demo"]))[0]).runs
+    assert [configuration.extra_parameters(each) for each in moved if each.label == "draft_blend_ps"] == [None]
     beta = next(row for row in differences.rows if row["setting"] == "blend")
     assert [beta[name] for name in ("ps", "blend_ps", "draft_blend_ps")] == ["none", "layer", "draft"]
     steps = next(row for row in differences.rows if row["setting"] == "sampler.num_steps")

@@ -338,8 +338,9 @@ def _reliability(summary: Summary) -> Figure:
             for row in own:
                 if row["observed_low"] is not None:
                     axes.plot([row["predicted"]] * 2, [row["observed_low"], row["observed_high"]], color=colour, linewidth=0.9)
+            between = str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
             axes.plot([row["predicted"] for row in own], [row["observed"] for row in own], color=colour, marker=marker,
-                      markersize=5, linestyle="", label=f"{_readable(signal)}: bins of {_between(sizes)}")
+                      markersize=5, linestyle="", label=f"{_readable(signal)}: bins of {between}")
         _diagonal(axes)
         axes.legend(loc="upper left")
         axes.set(xlabel="predicted probability of being wrong", ylabel=f"share of {name} that is wrong")
@@ -360,10 +361,6 @@ def _readable(label: str) -> str:
     """A signal's name for readers, with its statistic if it has one."""
     name, _, statistic = label.partition(" ")
     return " ".join([_NAMES.get(name, name.replace("_", " ")), statistic]).strip()
-
-
-def _between(sizes: list[int]) -> str:
-    return str(min(sizes)) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
 
 
 def _interval(row: dict, name: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.identity import followed
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.registry import components
@@ -94,9 +96,9 @@ def extra_parameters(run: Run) -> int | None:
     cls: Any = component.cls
     specs = specs_of(cls)
     fields = {name: values.get(name, spec.in_older_runs()) for name, spec in specs.items() if name in values or spec.has_off()}
-    if len(fields) < len(specs):
-        return None
-    return restored(cls, fields).checkpoint_size().parameters
+    with suppress(ConfigError):  # the folder is on the machine of the run
+        return restored(cls, fields).checkpoint_size().parameters if len(fields) == len(specs) else None
+    return None
 
 
 _SETTING_TEXT = """
