@@ -8,7 +8,6 @@ processors do not need the mode.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -92,6 +91,8 @@ def keep_memory(environment: Mapping[str, str] = os.environ) -> None:
     system for them again costs as much as the arithmetic on them (notebook, "Memory that is asked for again").
     """
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
+        import ctypes  # not where the package is imported: Windows has another
+
         library = ctypes.CDLL(None)
         if hasattr(library, "mallopt"):  # musl and macOS have none
             library.mallopt(_MMAP_THRESHOLD, 2**30)

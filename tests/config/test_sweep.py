@@ -102,7 +102,7 @@ def test_the_command_line_narrows_and_widens_a_named_sweep():
     (["sweep=alphabeta"], ("sweep: unknown option 'alphabeta'", "did you mean 'alpha_beta'")),
     (["-m", "sweep=steps,alpha_beta"], ("sweep: given several values", "allowed: one")),
     (["sweep=alpha_beta", "condition=greedy"], ("blend.beta",)),
-    (["condition=greedy", "blend.beta=0.1"], ("blend.beta: unknown field (did you mean blend=confident blend.beta=0.1 or ",)),
+    (["condition=greedy", "blend.beta=0.1"], ("(did you mean blend=confident blend.beta=0.1 without condition=",)),
     (["-m", "condition=greedy,ps", "blend.beta=0.1"], ("blend.beta: unknown field (did you mean blend=confident or blend=",)),
     (["-m", "condition=ps,temp", "sampler.temprature=1"], ("sampler.temprature", "did you mean 'temperature'", "num_steps")),
     (["-m", "condition=ps,blend_ps", "blend.beta=0.1,2"], ("blend.beta: given 2.0; allowed: a number >= -10 and <= 1",)),
