@@ -218,6 +218,19 @@ def test_the_tables_of_the_probes_follow_from_the_records():
         hard = [[ranks[i] for record, ranks in zip(layers, each, strict=True) for i in record["hard"]] for each in by_norm]
         every = [[rank for ranks in each for rank in ranks] for each in by_norm]
         assert means == [f"{statistics.mean(ranks):,.0f}" for ranks in [*every, *hard]]
+    blends = re.findall(r"^\| (?:layer )?(\d+|draft|flattened) \| ([\d.]*) " + r"\| ([-+\d.]*) " * 6 + r"\|$", page,
+                        re.MULTILINE)
+    assert [name for name, *_ in blends] == ["11", "17", "20", "21", "22", "draft", "flattened"]
+    for name, divergence, *gains in blends:
+        mine = [record for record in found["logit_blend"] if name in record["sums"]["hard"]]
+        kl = [record["agreement"][name] for record in mine if name != "flattened"]
+        assert divergence == (f"{sum(n for _, n, _ in kl) / sum(n for n, *_ in kl):.2f}" if kl else "")
+        cells = [("hard", 1, ".3f"), ("hard", 3, ".2f"), ("all", 1, ".4f")]
+        for (part, beta, form), *texts in zip(cells, gains[::2], gains[1::2], strict=True):
+            sums = [record["sums"][each][name][beta] for record in mine
+                    for each in (("hard", "easy") if part == "all" else (part,)) if name in record["sums"][each]]
+            count, gain, over = (sum(cell[column] for cell in sums) for column in (0, 1, 6))
+            assert texts == [f"{gain / count:+{form}}", "" if name == "flattened" else f"{over / count:+{form}}"]
     proposed = re.findall(r"^\| (?:draft at )?(target|1|0.25) \| (\w+) \| ([\d.]*) \| ([\d.]*)" + r" \| ([\d.]+)" * 3 + r" \|",
                           page, re.MULTILINE)
     assert len(proposed) == 5
