@@ -18,9 +18,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from dflash_mcmc.engine.batching.row_linear import has_tiles
 from dflash_mcmc.errors import ConfigError
 
 CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")
@@ -109,6 +111,11 @@ def grouped_attention(
     if attention_mask.dtype == torch.bool:
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
     scale = dim**-0.5 if scaling is None else scaling
+    if key.is_cpu and key.dtype == torch.bfloat16 and has_tiles() and softcap is None and s_aux is None:
+        # PyTorch's fused kernel has its scores in float32 too, and copies no keys (notebook, "Attention in tiles").
+        seen = attention_mask if queries == 1 else attention_mask.repeat(1, 1, groups, 1)
+        mixed = scaled_dot_product_attention(query.reshape(rows, key_heads, groups * queries, dim), key, value, seen, scale=scale)
+        return mixed.reshape(rows, heads, queries, -1).transpose(1, 2), None
     # In float32: scores of some models reach thousands, where bfloat16 has steps of 8 (notebook, "Scores in bfloat16").
     grouped = (query.float() * scale).reshape(rows, key_heads, groups * queries, dim)
     heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them

@@ -145,11 +145,11 @@ def _packed_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 
 def _in_tiles(weight: torch.Tensor) -> bool:
     """Whether products with these weights are made in tiles of rows."""
-    return weight.is_mkldnn and weight.dtype == torch.bfloat16 and _has_tiles()
+    return weight.is_mkldnn and weight.dtype == torch.bfloat16 and has_tiles()
 
 
 @cache
-def _has_tiles() -> bool:
+def has_tiles() -> bool:
     """Whether this processor has tiles (AMX). PyTorch asks Linux for their use, which it may refuse."""
     return torch.cpu._is_amx_tile_supported()
 

@@ -23,7 +23,7 @@ WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_atte
             head_dim=16)
 """Widths for which steps are compared; the models of `targets.py` have others."""
 PRECISIONS = [torch.float32, torch.bfloat16]
-_HAS_TILES = row_linear._has_tiles()
+_HAS_TILES = row_linear.has_tiles()
 PRODUCTS = pytest.mark.parametrize("small", [2**30, 0], ids=["plain", "packed"])
 """Float32 layers of at most so many weights have PyTorch's own product."""
 
@@ -121,7 +121,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, 
 
 @pytest.mark.parametrize("shape", [(1, 64), (2, 64), (64, 64), (65, 64), (3, 40, 64), (0, 64)])
 def test_each_call_of_a_product_in_tiles_has_64_rows(shape, monkeypatch):
-    monkeypatch.setattr(row_linear, "_has_tiles", lambda: True)
+    monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator).bfloat16() for each in ((128, 64), (128,), shape))
     given, counts, call = prepared(weight), [], row_linear._packed_product
@@ -247,7 +247,7 @@ def looped(family: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @torch.inference_mode()
 def test_the_loop_of_layers_has_the_bits_of_the_modules_and_tells_the_same_hooks(family, dtype, tiles, monkeypatch):
-    monkeypatch.setattr(row_linear, "_has_tiles", lambda: tiles or _HAS_TILES)
+    monkeypatch.setattr(row_linear, "has_tiles", lambda: tiles or _HAS_TILES)
     model = looped(family, dtype)
     assert model._loop is not None
     found = []
