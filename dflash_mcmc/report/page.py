@@ -73,7 +73,8 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
     return environment.from_string(_file("page.html.j2")).render(
         title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, picture=picture,
         version=importlib.metadata.version("dflash_mcmc"), style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
-        hashes=Markup(" ".join(map(_hash, scripts))))
+        hashes=Markup(" ".join(  # of the Content-Security-Policy
+            f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)))
 
 
 def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
@@ -133,11 +134,6 @@ def _escaped(text: str) -> str:
 
 def _file(name: str) -> str:
     return (_TEMPLATE / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    """The script in a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 _VARIABLES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",

@@ -257,17 +257,15 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
         ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences do not come from the samplers alone"),
         ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")],
          "differences do not come from the samplers alone"),
-        ("versions of torch or transformers", _versions, "the same seed may give different tokens"),
+        ("versions of torch or transformers", lambda run: [
+            " ".join(f"{name} {session['packages'].get(name)}" for name in ("torch", "transformers"))
+            for session in run.sessions if isinstance(session.get("packages"), dict)],
+         "the same seed may give different tokens"),
     ):
         mixed = _different(runs, of)
         if mixed:
             warnings.append(f"the runs differ in {what} ({mixed}): {why}")
     return warnings
-
-
-def _versions(run: Run) -> list[str]:
-    return [" ".join(f"{name} {session['packages'].get(name)}" for name in ("torch", "transformers"))
-            for session in run.sessions if isinstance(session.get("packages"), dict)]
 
 
 def _different(runs: Sequence[Run], of: Callable[[Run], list]) -> str:

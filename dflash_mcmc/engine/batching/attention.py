@@ -1,7 +1,8 @@
 """Attention over a slot cache, registered as implementations of `transformers`.
 
 `grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
-repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding.
+repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding, but for bfloat16 on
+a processor with tiles (AMX), where it gives this matrix to the fused kernel.
 `ragged` is the kernel of the flash-attn package for caches whose rows are filled to different lengths (Dao 2023,
 arXiv 2307.08691). The name avoids "flash", because `transformers` would search for a kernel under such a name.
 
@@ -18,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
@@ -103,8 +103,7 @@ def grouped_attention(
     Returns:
         (rows, queries, heads, dim), and None for the weights.
     """
-    rows, heads, queries, dim = query.shape
-    key_heads, keys = key.shape[1], key.shape[2]
+    rows, heads, queries, dim, key_heads, keys = *query.shape, *key.shape[1:3]
     groups = heads // key_heads
     if attention_mask is None:
         attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[None, None]
@@ -112,10 +111,7 @@ def grouped_attention(
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, -torch.inf)
     scale = dim**-0.5 if scaling is None else scaling
     if key.is_cpu and key.dtype == torch.bfloat16 and has_tiles() and softcap is None and s_aux is None:
-        # PyTorch's fused kernel has its scores in float32 too, and copies no keys (notebook, "Attention in tiles").
-        seen = attention_mask if queries == 1 else attention_mask.repeat(1, 1, groups, 1)
-        mixed = scaled_dot_product_attention(query.reshape(rows, key_heads, groups * queries, dim), key, value, seen, scale=scale)
-        return mixed.reshape(rows, heads, queries, -1).transpose(1, 2), None
+        return _fused(query, key, value, attention_mask, scale), None
     # In float32: scores of some models reach thousands, where bfloat16 has steps of 8 (notebook, "Scores in bfloat16").
     grouped = (query.float() * scale).reshape(rows, key_heads, groups * queries, dim)
     heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them
@@ -135,6 +131,15 @@ def grouped_attention(
     if heads_first:
         mixed = mixed.transpose(0, 1)
     return mixed.reshape(rows, heads, queries, -1).transpose(1, 2), None
+
+
+def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Scores in float32 too, but no keys are copied (notebook, "Attention in tiles")."""
+    rows, heads, queries, dim = query.shape
+    together = query.reshape(rows, key.shape[1], -1, dim)
+    seen = mask if queries == 1 else mask.repeat(1, 1, together.shape[2] // queries, 1)
+    mixed = torch.nn.functional.scaled_dot_product_attention(together, key, value, seen, scale=scale)
+    return mixed.reshape(rows, heads, queries, -1).transpose(1, 2)
 
 
 def ragged_attention(

@@ -203,13 +203,10 @@ def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _side(point: _AtBeta) -> str:
-    return "away, beta < 0" if point.beta < 0 else "towards, beta > 0"
-
-
 def _best_table(curves: Sequence[_Curve]) -> ReportTable:
     rows = [{"sampler": curve.sampler, "source": curve.source, "betas": len(curve.points), "beta": curve.best.beta,
-             "side": _side(curve.best) if curve.best.gain > 0 else "none: no beta gains",
+             "side": ("none: no beta gains" if curve.best.gain <= 0 else "away, beta < 0" if curve.best.beta < 0 else
+                      "towards, beta > 0"),
              **_gain(curve.best), "resolved": "yes" if curve.best.is_resolved and curve.best.gain > 0 else "no"}
             for curve in curves]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("betas", "betas", "d"),

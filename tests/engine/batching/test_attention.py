@@ -49,6 +49,23 @@ def test_grouped_is_fused(queries, keys, key_heads):
     torch.testing.assert_close(causal, fused(query, key, value, lower), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("masked", [True, False])
+def test_grouped_in_tiles_is_grouped(queries, masked, monkeypatch):
+    """On any processor; only those with tiles choose it. Keys and values lie as pages are gathered."""
+    query, key, value = (x.bfloat16() for x in example(queries, 40))
+    key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (key, value))
+    mask = torch.ones(3, 1, queries, 40, dtype=torch.bool).tril(40 - queries) if masked else None
+    if masked:
+        mask[1, ..., :7] = False
+    found = []
+    for tiles in (True, False):
+        monkeypatch.setattr(attention, "has_tiles", lambda tiles=tiles: tiles)
+        found.append(attention.grouped_attention(None, query, key, value, mask, scaling=0.5)[0])
+    assert found[0].shape == (3, queries, 4, 8)
+    torch.testing.assert_close(*found, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_grouped_keeps_scores_of_hundreds(dtype):
     """Scores of Qwen2.5-1.5B reach thousands. In bfloat16 those of 400 would have steps of 2."""

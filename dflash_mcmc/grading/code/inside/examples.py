@@ -42,7 +42,8 @@ def examine(source, examples, fn_name):
             return NameError("name is not defined", name=fn_name)
         if kind != "done":
             return type(kind, (Exception,), {})()
-        if not (_same_value(output, expected) if fn_name else _same_lines(output, expected)):
+        alike = bool(output) and _close(json.loads(output), json.loads(expected)) if fn_name else _same_lines(output, expected)
+        if not alike:
             return AssertionError()
     return None
 
@@ -101,10 +102,6 @@ def _call(names, given, fn_name):
     if function is None:
         raise _Missing
     return function(*(json.loads(line) for line in given.split("\n") if line.strip()))
-
-
-def _same_value(output, expected):
-    return bool(output) and _close(json.loads(output), json.loads(expected))
 
 
 def _close(output, expected):
