@@ -268,7 +268,7 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     widest = max(_activation_bytes(each, 1, length) for each in work.models)
     step = rows * (1 + work.num_drafted) * (copies * 4 * model.vocab_size + widest)
     layer_bytes = max(each.cache_shape.layer_bytes() for each in work.models)
-    # In half precision `grouped_attention` copies a layer's keys to float32.
+    # In half precision `grouped_attention` may copy a layer's keys to float32.
     copied = max((4 * halved.num_heads * halved.key_dim for each in work.models if work.implementation(each) == "grouped"
                   and (halved := each.cache_shape).dtype.itemsize < 4), default=0)
     step += rows * length * copied
