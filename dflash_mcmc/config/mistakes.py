@@ -150,15 +150,21 @@ def in_no_point(name: str, known: list[str]) -> UserError:
 def _meant(name: str, override: Override, composed: DictConfig) -> list[str]:
     """Overrides that do what a field of that name does: in a group of this configuration, else with another option."""
     group, _, last = name.rpartition(".")
-    found = {f"{option} {each}.{last}": field for each in ([group] if group else GROUPS)
+    own = group if _options_with(name) else ""
+    found = {f"{option} {each}.{last}": field for each in ([own] if own else GROUPS)
              for option, field in _options_with(f"{each}.{last}").items()}
     if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
         return sorted(instead)
-    if OmegaConf.select(composed, f"condition.{group}") is not None:  # which allows this option alone
+    if own and OmegaConf.select(composed, f"condition.{group}") is not None:  # which allows this option alone
         near = [f"{group}.{key}={given_value(override)}" for key in composed[group] if str(key).endswith(f"_{last}")]
         return near or [f"{each}={given_value(override)} without condition={composed.condition.name}" for each in found]
-    here = [] if group else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
-        f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node]
+    if last == "do_sample":
+        return ["sampler=temperature" if override.value() else "sampler=greedy"]
+    if last == "name" and group in GROUPS:
+        return [f"{group}={given_value(override)}"]
+    here = [_KNOWN_AS[last]] if last in _KNOWN_AS else [] if own else [
+        *([last] if last in composed else []),
+        *(f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node)]
     return [f"{each}={given_value(override)}" for each in here or found]
 
 

@@ -133,10 +133,6 @@ class Tasks(ABC, Generic[R]):
         return ""
 
 
-def _no_table(folders: Sequence[Path]) -> str:
-    return ""
-
-
 class RunResult(NamedTuple):
     """The state of a run after this start."""
 
@@ -151,7 +147,7 @@ class RunResult(NamedTuple):
     """Tasks that other processes are still doing. The last of these processes writes the summary."""
     unit: str = "sample"
     """The word for one task."""
-    table: Callable[[list[Path]], str] = _no_table
+    table: Callable[[list[Path]], str] = lambda folders: ""
     """Renders one table for all folders whose results have this same function."""
 
     def _repr_html_(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
@@ -135,17 +134,13 @@ def _sample(record: Record, longest: int | None) -> dict[str, Any]:
 def _series(trace: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """log p after each proposal, a series for each rung of a ladder: blocks with their numbers of steps, differences of log p,
     and a letter for each decision."""
-    steps = [step for step in trace if _is_log_p(step.get("log_p"))]
+    steps = [step for step in trace if isinstance(log_p := step.get("log_p"), (int, float)) and abs(log_p) < 1e9]
     for rung in sorted({step.get("rung", 0) for step in steps}, key=str):
         own = [step for step in steps if step.get("rung", 0) == rung]
         scaled = [round(_SHARE * step["log_p"]) for step in own]
         blocks = [[block, len(list(group))] for block, group in groupby(own, key=lambda step: step.get("block", 0))]
         yield {"k": rung, "b": blocks, "p": [scaled[0], *(b - a for a, b in pairwise(scaled))],
                "d": "".join(_DECISIONS.get(step.get("decision"), "?") for step in own)}
-
-
-def _is_log_p(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1e9
 
 
 def _packed(text: str) -> str:
