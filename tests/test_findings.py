@@ -144,6 +144,28 @@ def test_the_curves_over_beta_follow_from_the_records():
             for beta, count in zip(betas, re.findall(r"\d+", counts), strict=True)} == correct
 
 
+def test_the_runs_with_another_rounding_follow_from_the_records():
+    """Each run against the same sampler at beta 0; those with two products are the runs of the conditions."""
+    page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
+    for run in stored("signflip164").values():
+        runs[run.identity["sampler"], f"beta {run.identity['blend.beta']:g}"] = run.records
+    plain = [run for run in stored("programs").values() if run.identity["blend"] == "none"
+             and run.identity.get("sampler.rule", "exact") == "exact" and run.identity.get("sampler.schedule") != "published"]
+    for run in plain:
+        runs[run.identity["sampler"], "two products"] = run.records
+    rows = re.findall(r"^\| `(\w+)` \| (beta [-\d.]+|two products) \| (\d+) " + r"\| ([\d.]*) " * 4 + r"\|$", page,
+                      re.MULTILINE)
+    assert {row[:2] for row in rows} == {each for each in runs if each[0] != "temperature"}
+    for sampler, name, correct, *shown in rows:
+        mine, base = runs[sampler, name], runs[sampler, "beta 0"]
+        right, before = ({one: record["verdict"] == "correct" for one, record in each.items()} for each in (mine, base))
+        assert len(mine) == 164
+        assert int(correct) == sum(right.values())
+        won, lost = sum(right[one] > before[one] for one in right), sum(right[one] < before[one] for one in right)
+        others = sum(mine[one]["text"] != base[one]["text"] for one in mine)
+        assert shown == ([""] * 4 if name == "beta 0" else [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"])
+
+
 def test_every_archive_has_a_page_and_names_no_machine():
     texts = "\n".join(path.read_text() for path in FINDINGS.glob("*.md"))
     archives = sorted((FINDINGS / "records").glob("*.tar.xz"))
