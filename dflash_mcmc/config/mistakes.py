@@ -162,7 +162,7 @@ def _meant(name: str, override: Override, composed: DictConfig) -> list[str]:
         return ["sampler=temperature" if override.value() else "sampler=greedy"]
     if last == "name" and group in GROUPS:
         return [f"{group}={given_value(override)}"]
-    here = [_KNOWN_AS[last]] if last in _KNOWN_AS else [] if own else [
+    here = [] if own else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
         *([last] if last in composed else []),
         *(f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node)]
     return [f"{each}={given_value(override)}" for each in here or found]

@@ -28,6 +28,7 @@ ROOT = "temperature: unknown field (did you mean sampler=temperature sampler.tem
     (["n=4"], "n: unknown field (did you mean num_chains=4?); allowed: "),
     (["sampler.n=4"], "sampler.n: unknown field (did you mean num_chains=4?); allowed in sampler: "),
     (["sampler.max_new_tokens=20"], "sampler.max_new_tokens: unknown field (did you mean dataset.max_new_tokens=20?); "),
+    (["probe=layer_rank", "probe.num_samples=9"], "(did you mean probe=speculative_mcmc probe.num_samples=9"),
     (["model.seed=3"], "model.seed: unknown field (did you mean seed=3?); allowed in model: "),
     (["condition=blend_ps", "sampler.beta=0.2"], "sampler.beta: unknown field (did you mean blend.beta=0.2?); allowed in "),
     (["sampler.name=greedy"], "sampler.name: unknown field (did you mean sampler=greedy?); allowed in sampler: "),
