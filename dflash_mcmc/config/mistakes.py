@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import Field
+from difflib import get_close_matches
 
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
@@ -139,7 +140,7 @@ def unknown_key(override: Override, composed: DictConfig, root: str) -> UserErro
     fields = [str(key) for key in node if key != "hydra"] if OmegaConf.is_dict(node) else []
     if not parent and root == "config":
         fields = sorted({*fields, *option_files()})
-    return unknown_field(name, fields, _meant(name, override, composed))
+    return unknown_field(name, fields, _meant(name, override, composed, fields))
 
 
 def in_no_point(name: str, known: list[str]) -> UserError:
@@ -147,10 +148,12 @@ def in_no_point(name: str, known: list[str]) -> UserError:
     return unknown_field(name, known, list(_options_with(name)))
 
 
-def _meant(name: str, override: Override, composed: DictConfig) -> list[str]:
+def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence[str]) -> list[str]:
     """Overrides that do what a field of that name does: in a group of this configuration, else with another option."""
     group, _, last = name.rpartition(".")
     own = group if _options_with(name) else ""
+    if group and not own and get_close_matches(last, fields, 1, 0.8):  # a slip of the pen
+        return []
     found = {f"{option} {each}.{last}": field for each in ([own] if own else GROUPS)
              for option, field in _options_with(f"{each}.{last}").items()}
     if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
