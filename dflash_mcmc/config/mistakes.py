@@ -25,7 +25,7 @@ SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
              "num_return_sequences": "num_chains", "batch_size": "hardware.num_slots"}
 """Fields by the names that they have in other programs."""
-_USUAL = ("temperature", "power_mh", "hf", "local")  # named alone, if they have the field that a Python program gives
+_USUAL = ("temperature", "power_mh", "layer", "hf", "local")  # named first; alone, where a Python program gives the field
 
 
 def check_choices(overrides: Sequence[Override]) -> None:
@@ -154,28 +154,29 @@ def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence
     own = group if _options_with(name) else ""
     if group and not own and get_close_matches(last, fields, 1, 0.8):  # a slip of the pen
         return []
-    found = {f"{option} {each}.{last}": field for each in ([own] if own else GROUPS)
+    found = {f"{option} {each}.{last}": field for each in ([own] if own else composed) if each in GROUPS
              for option, field in _options_with(f"{each}.{last}").items()}
     if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
         return sorted(instead)
-    if own and OmegaConf.select(composed, f"condition.{group}") is not None:  # which allows this option alone
-        near = [f"{group}.{key}={given_value(override)}" for key in composed[group] if str(key).endswith(f"_{last}")]
-        return near or [f"{each}={given_value(override)} without condition={composed.condition.name}" for each in found]
+    condition = OmegaConf.select(composed, "condition.name")  # which allows one sampler and one blend
+    near = [f"{own}.{key}" for key in composed[own] if str(key).endswith(f"_{last}")] if own and condition else []
     if last == "do_sample":
         return ["sampler=temperature" if override.value() else "sampler=greedy"]
     if last == "name" and group in GROUPS:
         return [f"{group}={given_value(override)}"]
-    here = [] if own else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
+    here = near if own else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
         *([last] if last in composed else []),
         *(f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node)]
-    return [f"{each}={given_value(override)}" for each in here or found]
+    without = f" without condition={condition}" if condition else ""
+    return [f"{each}={given_value(override)}{without * each.startswith(('sampler=', 'blend='))}" for each in here or found]
 
 
 def _options_with(name: str) -> dict[str, Field]:
     """The options of a field's group that have the field, and the field in each."""
     group, _, last = name.rpartition(".")
     fields = {option: each.cls.__dataclass_fields__ for option, each in components(group).items()} if group in GROUPS else {}
-    return {f"{group}={option}": fields[option][last] for option in sorted(fields, key=last.__ne__) if last in fields[option]}
+    having = sorted((each for each in fields if last in fields[each]), key=lambda each: (each != last, each not in _USUAL))
+    return {f"{group}={option}": fields[option][last] for option in having}
 
 
 def unknown_argument(name: str, value: object, known: Collection[str]) -> UserError:
@@ -196,8 +197,7 @@ def unknown_argument(name: str, value: object, known: Collection[str]) -> UserEr
 
 def is_boolean(name: str, composed: DictConfig) -> bool:
     """Whether a field with a dotted name is true or false."""
-    declared = field_of(name, composed)
-    return declared is not None and declared[1] in (bool, bool | None)
+    return (field_of(name, composed) or (None, None))[1] in (bool, bool | None)
 
 
 def wrong_value(override: Override, composed: DictConfig) -> UserError:

@@ -42,7 +42,7 @@ MISTAKES = {
     "unknown group and key": (["smapler=greedy", "sampler.foo=3"], "smapler", "did you mean 'sampler'"),
     "unknown key and value": (["sampler.num_block=2", "dataset.limit=x", "sampler=power_mh"], "", "allowed"),
     "field without its group": (["limit=3"], "limit", "did you mean dataset.limit"),
-    "field of another option": (["blend.beta=0.1"], "blend.beta", "did you mean blend=confident blend.beta=0.1 or "),
+    "field of another option": (["blend.beta=0.1"], "blend.beta", "did you mean blend=layer blend.beta=0.1 or "),
     "unknown flag": (["--limit", "3"], "--limit", "allowed: group=option"),
     "flag without its value": (["--cfg", "x"], "--cfg", "allowed: group=option"),
     "unknown option": (["sampler=power_hm"], "sampler", "did you mean 'power_mh'"),

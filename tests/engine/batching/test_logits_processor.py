@@ -182,7 +182,8 @@ def test_weights_that_no_sum_can_hold_change_no_draw(temperature):
     values = np.random.Generator(np.random.Philox(1)).normal(size=(8, 1500)) * 6
     values[:, :600] -= 22
     logits = torch.tensor(values, dtype=torch.float32) / temperature
-    every, some = laws.weigh(logits, drops_least=False), laws.weigh(logits)
+    some = laws.weigh(logits)
+    every = laws.of_values((logits - some.maximum).exp())._replace(logits=logits, maximum=some.maximum)
     gone = some.values.flatten(1)[:, :1500] == 0
     assert gone.any() == (temperature < 1)
     assert torch.equal(every.values.flatten(1)[:, :1500][~gone], some.values.flatten(1)[:, :1500][~gone])
@@ -193,3 +194,13 @@ def test_weights_that_no_sum_can_hold_change_no_draw(temperature):
         assert torch.equal(tokens, expected)
         torch.testing.assert_close(interval, whole, rtol=0, atol=1e-37)
         assert torch.equal(some.log_probability(tokens), every.log_probability(tokens))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_weights_do_not_depend_on_how_many_rows_are_computed_at_once(num_rows, monkeypatch):
+    """Two rows at once, and the whole batch. The last rows may be fewer."""
+    logits = torch.randn(num_rows, 700, generator=torch.Generator().manual_seed(0)) * 9
+    whole = laws.weigh(logits)
+    monkeypatch.setattr(laws, "_CACHED", 2 * 700)
+    assert all(map(torch.equal, laws.weigh(logits), whole))
+    assert all(each.is_contiguous() for each in laws.weigh(logits))
