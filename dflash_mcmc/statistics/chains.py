@@ -53,13 +53,13 @@ def pass_at_k(correct: int, chains: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(chains - correct + 1, chains + 1)))
 
 
-def pass_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
-    """One row per k, with k, `pass_at_k`, its interval, n (problems) and left_out (problems with too few chains for max(ks)).
+def pass_curve(records: Sequence[Record]) -> list[dict]:
+    """One row per k, with k, `pass_at_k`, its interval, n (problems) and left_out (problems with too few chains).
 
-    All rows use the same problems, so that the curve never decreases. If `ks` is None, the values are 1, 2, 4, ... and the
-    largest number of chains of a problem.
+    k is 1, 2, 4, ... and the largest number of chains of a problem. All rows use the problems with that many, so that the
+    curve never decreases.
     """
-    problems, sizes, left_out = _with_enough(records, ks)
+    problems, sizes, left_out = _with_enough(records)
     counts = [(sum(record["verdict"] == "correct" for record in chains), len(chains)) for chains in problems]
     return [{"k": k, **mean_share([pass_at_k(*count, k) for count in counts]).columns("pass_at_k"), "n": len(counts),
              "left_out": left_out} for k in sizes]
@@ -82,25 +82,25 @@ def majority(records: Sequence[Record]) -> list[dict]:
     return rows
 
 
-def majority_curve(records: Sequence[Record], ks: Sequence[int] | None = None) -> list[dict]:
+def majority_curve(records: Sequence[Record]) -> list[dict]:
     """One row per k, with k, `accuracy` of a vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is the exact mean over all ways to choose k of a problem's chains; nothing is drawn at random.
     """
-    problems, sizes, left_out = _with_enough(records, ks)
+    problems, sizes, left_out = _with_enough(records)
     expected = [expected_majority(Votes.of(chains).counts(), tuple(sizes)) for chains in problems]
     return [{"k": k, **mean_share([row[column] for row in expected]).columns("accuracy"), "n": len(expected),
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def weighted_curve(records: Sequence[Record], rule: VoteRule, ks: Sequence[int] | None = None) -> list[dict]:
+def weighted_curve(records: Sequence[Record], rule: VoteRule) -> list[dict]:
     """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may
     end before the k-th chain.
     """
     check_weights(records, rule)
-    problems, sizes, left_out = _with_enough(records, ks)
+    problems, sizes, left_out = _with_enough(records)
     expected = [[expected_adaptive(chains, rule, k) for k in sizes] if isinstance(rule, AdaptiveVote) else
                 expected_weighted(chains, rule, sizes) for chains in problems]
     return [{"k": k, **mean_share([row[column].correct for row in expected]).columns("accuracy"), "n": len(expected),
@@ -235,12 +235,9 @@ def _expected_longest(seconds: list[float], num_chains: int) -> float:
     return sum(duration * math.comb(rank, num_chains - 1) for rank, duration in enumerate(sorted(seconds))) / ways
 
 
-def _with_enough(records: Sequence[Record], ks: Sequence[int] | None) -> tuple[list[list[Record]], list[int], int]:
-    """(chains, ks, left out): chains of the problems that have at least max(ks) of them, and the number of other problems."""
+def _with_enough(records: Sequence[Record]) -> tuple[list[list[Record]], list[int], int]:
+    """(chains, ks, left out): the problems with the most chains, the numbers of a curve, and the number of other problems."""
     problems = list(by_problem(records).values())
     most = max(map(len, problems), default=0)
-    sizes = sorted({2**power for power in range(most.bit_length())} | {most} - {0}) if ks is None else list(ks)
-    if any(k < 1 for k in sizes):
-        raise UserError(f"k: given {min(sizes)}; allowed: whole numbers >= 1")
-    kept = [chains for chains in problems if len(chains) >= max(sizes, default=0)]
-    return kept, sizes, len(problems) - len(kept)
+    kept = [chains for chains in problems if len(chains) == most]
+    return kept, sorted({2**power for power in range(most.bit_length())} | {most} - {0}), len(problems) - len(kept)

@@ -18,7 +18,8 @@ several chains per problem, the test compares mean differences, and the spread o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -252,16 +253,7 @@ def power_of(problems: int, difference: float, discordant: float, level: float =
 def problems_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
     """The smallest number of problems that detects the difference with this power. Raises UserError."""
     _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
-    high = 2
-    while power_of(high, difference, discordant, level) < power:
-        high *= 2
-        if high > _MOST:
-            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems detect")
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power_of(middle, difference, discordant, level) >= power else (middle, high)
-    return high
+    return _smallest(lambda problems: power_of(problems, difference, discordant, level) >= power, difference)
 
 
 def detectable(problems: int, discordant: float, power: float = 0.8, level: float = 0.05) -> float | None:
@@ -290,15 +282,17 @@ def problems_by_spread(difference: float, spread: float, power: float = 0.8, lev
     _check("difference", difference, 0.0 < difference <= 1.0, "a number > 0 and <= 1")
     _check("spread", spread, spread > 0.0, "a number > 0")
     _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
-    low, high = 1, 2
-    while TTestPower().power(difference / spread, high, level) < power:
-        low, high = high, 2 * high
+    return _smallest(lambda problems: TTestPower().power(difference / spread, problems, level) >= power, difference)
+
+
+def _smallest(detects: Callable[[int], bool], difference: float) -> int:
+    """The smallest number of problems >= 2 that detects a difference. Raises UserError if it is above `_MOST`."""
+    high = 2
+    while not detects(high):
+        high *= 2
         if high > _MOST:
             raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems detect")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if TTestPower().power(difference / spread, middle, level) >= power else (middle, high)
-    return high
+    return bisect_left(range(high), True, high // 2 + 1, key=detects)
 
 
 def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:

@@ -55,12 +55,13 @@ def test_a_packed_sample_has_what_its_record_has(tmp_path, monkeypatch):
     assert [sample["c"] for sample in found["b"]["r"][0]] == [0, 1]
 
 
-def test_a_page_does_not_grow_without_bound(tmp_path):
+def test_a_page_does_not_grow_without_bound(tmp_path, monkeypatch):
     """Chains are left out first, then ends of texts, and the page says so."""
     write(tmp_path / "demo", "ps", [record(problem, chain=chain, text="x" * 100) for problem in "ab" for chain in range(3)])
     runs = runs_of(tmp_path)
     for most, expected in ((600, (3, None)), (599, (2, None)), (200, (1, None)), (199, (1, 99))):
-        packed = samples.samples_of(runs, {}, most)
+        monkeypatch.setattr(samples, "MOST_CHARACTERS", most)
+        packed = samples.samples_of(runs, {})
         assert (packed.num_chains, packed.longest) == expected
     cut = problems_of(packed)["a"]["r"][0][0]["t"]
     assert cut == "x" * 99 + " [... 1 more characters are in the run folder]"

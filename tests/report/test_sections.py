@@ -118,9 +118,18 @@ class TestGuided:
         # 12 problems differ, all to one side: 2 / 2**12, times the three betas of the curve, of which two are equal
         assert found["layer", 0.1]["p"] == pytest.approx(3 * 2 / 2**12)
         best = {row["source"]: row for row in rows(section, "guided_best")}
-        assert (best["layer"]["beta"], best["layer"]["side"], best["layer"]["resolved"]) == (0.1, "towards, beta > 0", "yes")
+        assert (best["layer"]["beta"], best["layer"]["resolved"]) == (0.1, "yes")
         other = best["layer direction=random"]
-        assert (other["side"], other["resolved"], other["p"]) == ("none: no beta gains", "no", 1.0)
+        assert (other["resolved"], other["p"]) == ("no", 1.0)
+
+    def test_the_trend_is_the_slope_over_all_betas(self, study):
+        best = {row["source"]: row for row in rows(guided.section(study), "guided_best")}
+        # accuracies 0.2, 0.5, 0.8, 0.5 at -0.1, 0, 0.1, 0.2: (-0.15 * 0.2 - 0.05 * 0.5 + 0.05 * 0.8 + 0.15 * 0.5) / 0.05 = 1.2
+        assert best["layer"]["trend"] == pytest.approx(0.12)
+        assert best["layer"]["trend_low"] < 0.12 < best["layer"]["trend_high"] < 0.2
+        assert best["layer"]["p_trend"] < 0.01
+        other = best["layer direction=random"]
+        assert (other["trend"], other["p_trend"]) == (0.0, 1.0)
 
     def test_figures_have_a_line_for_each_source_and_fill_what_is_resolved(self, study):
         over_beta, over_agreement = (drawing.make() for drawing in guided.section(study).drawings)

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.report.parts import (
     Drawing,
     ReportColumn,
@@ -22,22 +24,22 @@ from dflash_mcmc.report.parts import (
 )
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import ProbeRun, Study, same_but
-from dflash_mcmc.statistics.outcomes import aligned, outcomes
-from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.outcomes import aligned, outcomes, restricted
+from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm, sign_flip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_SAMPLERS, _MOST_SOURCES = 4, 7
-_PROBES = ("kl", "rank_correlation")
-"""The columns of a probe's agreement that the table of points shows."""
 _ACROSS = {"beta": "beta", "agreement": "agreement with the model alone, %", "kl": "KL(final, other) on hard tokens, nats"}
 _TEXT = """
 guided = (1 - beta) * final + beta * other. The gain is the accuracy at a beta minus that of the model alone (blend=none, or
 beta 0), with the same sampler on the same problems. Intervals are those of one comparison. p is of the exact paired test,
 adjusted for all betas of a curve (Holm), since the best of several betas looks better than it is. A gain is resolved if this p
-is at most 0.05; its point is filled.
+is at most 0.05; its point is filled. The trend is the slope of accuracy over beta, with the model alone at beta 0: a mean over
+problems of the slope of each, whose p is of sign flips. It uses all betas at once and is one test of a curve.
 
 Agreement is the share of an answer's characters before it first differs from the answer of the model alone, a mean over the
 answers. A source that agrees changes nothing; one that helps while it agrees little is complementary. Samplers that draw at
@@ -74,6 +76,9 @@ class _Curve(NamedTuple):
     sampler: str
     source: str
     points: list[_AtBeta]
+    trend: IntervalEstimate
+    """Slope of accuracy over beta, as a share per 0.1."""
+    p_trend: float
     probed: Mapping[str, float | None] | None
     """What a probe says of the source, a row of its table `agreement`; None without one."""
 
@@ -93,21 +98,16 @@ def section(study: Study) -> Section | None:
     curves = _curves(study)
     if max((len(curve.points) for curve in curves), default=0) < 2 and len(curves) < 2:
         return None
+    over, words = ("kl", "KL of the source on hard tokens, of a probe") if any(curve.kl for curve in curves) else (
+        "agreement", "agreement of the answers with its own: the shared beginning")
     drawings = [Drawing("fig_gain_over_beta", "Gain over the model alone by beta, for each sampler and source.",
                         partial(_panels, curves, "beta")),
-                _over_agreement(curves)]
+                Drawing("fig_gain_over_agreement", f"Gain over the model alone against the {words}.",
+                        partial(_panels, curves, over))]
     text = _TEXT
     if folders := [probe.folder.name for probe in study.probes if any(curve.probed in _rows(probe) for curve in curves)]:
         text += _PROBED.format(folders=", ".join(folders))
     return Section("guided", "Guided targets", paragraphs(text), [_best_table(curves), _table(curves)], drawings)
-
-
-def _over_agreement(curves: Sequence[_Curve]) -> Drawing:
-    """The gain against KL where a probe has it, and against the shared beginning of answers otherwise."""
-    over, words = ("kl", "KL of the source on hard tokens, of a probe") if any(curve.kl for curve in curves) else (
-        "agreement", "agreement of the answers with its own: the shared beginning")
-    return Drawing("fig_gain_over_agreement", f"Gain over the model alone against the {words}.",
-                   partial(_panels, curves, over))
 
 
 def _rows(probe: ProbeRun) -> list[dict]:
@@ -159,7 +159,8 @@ def _curves(study: Study) -> list[_Curve]:
             "none", firsts[place].component("draft")) and same_but(run, firsts[place], "blend", "seed", "draft")]
         points = _points(part, alone)
         if points:
-            curves.append(_Curve(names[0][place], names[1][place], points, _probed(firsts[place], study.probes)))
+            curves.append(_Curve(names[0][place], names[1][place], points, *_trend({0.0: alone, **part}),
+                                 _probed(firsts[place], study.probes)))
     return curves
 
 
@@ -189,6 +190,15 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[_
             for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
 
 
+def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float]:
+    """The slope of accuracy over beta on the problems that all betas have, and its p-value."""
+    sides = [outcomes([record for run in runs for record in run.records]) for runs in runs_at.values()]
+    problems = sorted(set.intersection(*(set(side.problems) for side in sides)))
+    betas = np.array([*runs_at]) - np.mean([*runs_at])
+    slopes = 0.1 * betas @ np.stack([restricted(side, problems).correct for side in sides]) / (betas @ betas)
+    return Clusters(problems).mean(slopes), sign_flip(slopes)
+
+
 def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
     """The mean share of an answer before it differs from that of the model alone, by problem, chain and seed."""
     answers = {(run.identity.get("seed"), record["problem"], record["chain"]): record["text"]
@@ -205,13 +215,14 @@ def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
 
 def _best_table(curves: Sequence[_Curve]) -> ReportTable:
     rows = [{"sampler": curve.sampler, "source": curve.source, "betas": len(curve.points), "beta": curve.best.beta,
-             "side": ("none: no beta gains" if curve.best.gain <= 0 else "away, beta < 0" if curve.best.beta < 0 else
-                      "towards, beta > 0"),
-             **_gain(curve.best), "resolved": "yes" if curve.best.is_resolved and curve.best.gain > 0 else "no"}
+             **_gain(curve.best), "resolved": "yes" if curve.best.is_resolved and curve.best.gain > 0 else "no",
+             **curve.trend.columns("trend"), "p_trend": curve.p_trend}
             for curve in curves]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("betas", "betas", "d"),
-               numbered("best beta", "beta", "g"), named("sign", "side"), differing("gain", "gain"),
-               ReportColumn("p", lambda row: probability(row["p"])), named("resolved", "resolved")]
+               numbered("best beta", "beta", "g"), differing("gain", "gain"),
+               ReportColumn("p", lambda row: probability(row["p"])), named("resolved", "resolved"),
+               differing("trend, points per 0.1", "trend"),
+               ReportColumn("p of the trend", lambda row: probability(row["p_trend"]))]
     return ReportTable("guided_best", "The best beta of each source", columns, rows)
 
 
@@ -230,7 +241,7 @@ def _table(curves: Sequence[_Curve]) -> ReportTable:
 def _measured(curve: _Curve) -> dict[str, float | None]:
     """The columns of a probe's agreement, with the ends of their intervals."""
     probed = curve.probed or {}
-    return {f"{name}{end}": probed.get(f"{name}{end}") for name in _PROBES for end in ("", "_low", "_high")}
+    return {f"{name}{end}": probed.get(f"{name}{end}") for name in ("kl", "rank_correlation") for end in ("", "_low", "_high")}
 
 
 def _gain(point: _AtBeta) -> dict[str, float | None]:

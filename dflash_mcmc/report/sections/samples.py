@@ -57,15 +57,13 @@ class EmbeddedSamples(NamedTuple):
     """Characters after which a text is cut; None if all are whole."""
 
 
-def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem], most: int | None = None) -> EmbeddedSamples:
+def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem]) -> EmbeddedSamples:
     """The samples of runs over one dataset.
 
     Args:
         asked: question and prompts of the problems, as far as they are known. Their order is that of the page.
-        most: characters of answers that are kept; None for `MOST_CHARACTERS`. Chains with high numbers are left out first,
-            then ends of texts.
     """
-    chains, longest = _within(runs, MOST_CHARACTERS if most is None else most)
+    chains, longest = _within(runs, MOST_CHARACTERS)
     of_run = [_by_problem([record for record in run.records if record["chain"] < chains]) for run in runs]
     recorded = dict.fromkeys(problem for run in runs for problem in run.problems)
     ids = [*(problem for problem in asked if problem in recorded), *(problem for problem in recorded if problem not in asked)]
