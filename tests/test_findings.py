@@ -9,6 +9,7 @@ import re
 import statistics
 import tarfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,17 +148,22 @@ def test_the_curves_over_beta_follow_from_the_records():
             for beta, count in zip(betas, re.findall(r"\d+", counts), strict=True)} == correct
 
 
-def test_the_runs_with_another_rounding_follow_from_the_records():
-    """Each run against the same sampler at beta 0; those with two products are the runs of the conditions."""
-    page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
+def test_the_runs_on_all_problems_follow_from_the_records():
+    """Each run against the same sampler at beta 0, and the slope of power sampling; `two products` are of the conditions."""
+    page, runs, layer = (FINDINGS / "sign-of-beta.md").read_text(), {}, {}
     for run in stored("signflip164").values():
-        runs[run.identity["sampler"], f"beta {run.identity['blend.beta']:g}"] = run.records
+        sampler, beta, records = run.identity["sampler"], run.identity.get("blend.beta"), run.records
+        name = f"beta {beta:g}" if beta is not None else f"alpha {run.identity['sampler.alpha']:g}"
+        colder = beta is None and run.identity["sampler.proposal_temperature"] == 0.25
+        runs[sampler, "random " * ("blend.direction" in run.identity) + name + ", colder proposals" * colder] = records
+        if sampler == "power_mh" and name.startswith("beta") and "blend.direction" not in run.identity:
+            layer[beta] = {one: record["verdict"] == "correct" for one, record in records.items()}
     for run in stored("programs").values():
         published = "published" in (run.identity.get("sampler.rule"), run.identity.get("sampler.schedule"))
         if run.identity["blend"] == "none" and not published:
             runs[run.identity["sampler"], "two products"] = run.records
-    rows = re.findall(r"^\| `(\w+)` \| (beta [-\d.]+|two products) \| (\d+) " + r"\| ([\d.]*) " * 4 + r"\|$", page,
-                      re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ((?:random )?beta [-\d.]+|alpha [^|]+|two products) \| (\d+) "
+                      + r"\| ([\d.]*) " * 4 + r"\|$", page, re.MULTILINE)
     assert {row[:2] for row in rows} == {each for each in runs if each[0] != "temperature"}
     for sampler, name, correct, *shown in rows:
         mine, base = runs[sampler, name], runs[sampler, "beta 0"]
@@ -167,6 +173,15 @@ def test_the_runs_with_another_rounding_follow_from_the_records():
         won, lost = sum(right[one] > before[one] for one in right), sum(right[one] < before[one] for one in right)
         others = sum(mine[one]["text"] != base[one]["text"] for one in mine)
         assert shown == ([""] * 4 if name == "beta 0" else [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"])
+    middle = statistics.mean(layer)
+    squares = sum((beta - middle) ** 2 for beta in layer)  # slopes are points per 0.1 of beta
+    slopes = [10 * sum((beta - middle) * right[one] for beta, right in layer.items()) / squares for one in layer[0]]
+    differing = [slope for slope in slopes if abs(slope) > 1e-9]
+    flipped = [abs(sum(map(operator.mul, differing, signs))) for signs in product((1, -1), repeat=len(differing))]
+    p = statistics.mean(each >= abs(sum(differing)) - 1e-9 for each in flipped)
+    assert f"{statistics.mean(slopes):.1f} points per 0.1 of beta" in page
+    assert f"{len(differing)} problems whose verdict depends on beta" in page
+    assert f"p = {p:.3f}" in page
 
 
 def test_every_archive_has_a_page_and_names_no_machine():

@@ -17,7 +17,7 @@ from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import RUN, described, read_problems
+from dflash_mcmc.store.described import RUN, described, identity_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
 
@@ -173,7 +173,7 @@ def read(*folders: Folder) -> pd.DataFrame:
     except ImportError as error:
         raise UserError("pandas: is not installed, and a table of records needs it; allowed: pip install pandas") from error
     entries = reading.run_folders([_folder(folder) for folder in folders])
-    probed = [entry for entry in entries if _is_probed(entry.folder)]
+    probed = [entry for entry in entries if "probe" in identity_if_readable(entry.folder)]
     sampled = [entry for entry in entries if entry not in probed]
     labelled = {entry.folder: (entry.folder.name, read_records(entry.folder)) for entry in probed}
     for drawn in reading.read(sampled)[0] if sampled else []:
@@ -239,11 +239,3 @@ def _single(folder: Folder) -> Run:
         raise UserError(f"compare: given {_folder(folder)}, which has {len(runs)} runs; allowed: the folder of one run, such "
                         f"as {runs[0].folder}")
     return runs[0]
-
-
-def _is_probed(folder: Path) -> bool:
-    """Whether a folder has the records of a probe."""
-    try:
-        return "probe" in described(folder / RUN).identity
-    except UserError:  # reading the run reports what is wrong with the file
-        return False

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.probe import Unit, Work
-
-SOURCES = ("gold", "greedy")
 
 
 class Answer(NamedTuple):

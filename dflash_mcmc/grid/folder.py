@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -132,13 +132,10 @@ class Grid:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """A lock to hold while jobs of this grid are submitted. Raises UserError if another process submits jobs."""
-        locks = Locks(self.folder / "lock")
-        try:
+        with closing(Locks(self.folder / "lock")) as locks:
             if not locks.take(0):
                 raise UserError(f"{self.folder}: another process submits jobs of this grid; try again")
             yield
-        finally:
-            locks.close()
 
     def point_file(self, point: int) -> Path:
         """File with the configuration of a point."""

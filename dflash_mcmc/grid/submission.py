@@ -27,7 +27,7 @@ from dflash_mcmc.grid.folder import GRIDS, Grid, Point, SlurmJob
 from dflash_mcmc.grid.supervise import GRACE_SHARE, Supervisor
 from dflash_mcmc.process import ranks
 from dflash_mcmc.runner import estimate, tasks_of
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import object_if_readable
 from dflash_mcmc.store.reading import each_of_file
 from dflash_mcmc.store.records import SampleKey, key_of
 
@@ -131,7 +131,7 @@ def _submitit() -> None:
 
 def _shards(pending: Sequence[int], launcher: Slurm) -> list[SlurmJob]:
     """The jobs, without ids. Raises UserError for a number of jobs that needs confirm=true."""
-    counts = [num_shards(num_samples, launcher.shards) for num_samples in pending]
+    counts = [min(num_samples, launcher.shards) for num_samples in pending]
     if sum(counts) > MOST_JOBS and not launcher.confirm:
         raise UserError(f"hydra.launcher: given {sum(counts):,} jobs for {sum(map(bool, counts)):,} points; allowed: at most "
                         f"{MOST_JOBS:,}, or hydra.launcher.confirm=true")
@@ -273,10 +273,7 @@ def num_pending(folder: Path, keys: Set[SampleKey]) -> int:
     verdicts, path = recorded(folder).verdicts, folder / "summary.json"
     if missing := len(keys - verdicts.keys()):
         return missing
-    try:
-        summary = json_object(path)
-    except UserError:  # a machine that fails can leave the file empty
-        return 1
+    summary = object_if_readable(path)
     return int(summary.get("num_samples", summary.get("num_units")) != len(verdicts))
 
 
@@ -297,11 +294,6 @@ def _seconds(latest: Mapping[Path, Iterable[object]]) -> float | None:
     shares = [seconds for path, recorded in latest.items() if newest - written[path] <= _LIVE_SECONDS
               for seconds in recorded if isinstance(seconds, (int, float))]  # a unit of a probe may have another value
     return sum(shares) / len(shares) if shares else None
-
-
-def num_shards(num_pending: int, shards: int) -> int:
-    """Number of jobs of a point: at most one for each pending sample."""
-    return min(num_pending, shards)
 
 
 def failed(verdicts: dict[SampleKey, str | None]) -> int:

@@ -118,16 +118,13 @@ class LayerRank(AnswerProbe):
 
 def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
     """Mean and median by layer, raw and normed, with intervals; target, draft and chance as horizontal lines."""
-    from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG
+    from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of
 
     kinds = (("none", WRONG, "o", "raw", -0.12), ("final", RIGHT, "s", "after the final norm", 0.12))
     for norm, colour, marker, label, aside in kinds:
         layers = [row for row in rows if row["norm"] == norm]
         for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
-            ranks = [row[f"{name}_rank"] for row in layers]
-            ends = [(row[f"{name}_rank_low"], row[f"{name}_rank_high"]) for row in layers]
-            reach = [[rank - low for rank, (low, _) in zip(ranks, ends, strict=True)],
-                     [high - rank for rank, (_, high) in zip(ranks, ends, strict=True)]] if None not in ends[0] else None
+            ranks, reach = [row[f"{name}_rank"] for row in layers], bars_of(layers, f"{name}_rank")
             axes.errorbar([row["layer"] + aside for row in layers], ranks, reach, color=colour, linestyle=style, marker=marker,
                           markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0, label=f"{name}, {label}")
     for source, colour, style, label in (("target", INK, "-", "mean, target"),

@@ -32,7 +32,7 @@ from dflash_mcmc.forcing.blends import AGREEMENT, FLATTENED, PARTS, SUMS, Other,
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY
+from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of
 from dflash_mcmc.runner import cost
 from dflash_mcmc.runner.build import encoded
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -389,9 +389,6 @@ def _draw_gains(axes: Axes, rows: list[dict], sources: list[str], betas: list[fl
 
 
 def _draw_line(axes: Axes, rows: list[dict], column: str, label: str, colour: str, marker: str, aside: int) -> None:
-    values = np.array([row[column] for row in rows])
-    reach = None
-    if rows[0][f"{column}_low"] is not None:
-        reach = np.abs([values - [row[f"{column}_low"] for row in rows], [row[f"{column}_high"] for row in rows] - values])
-    axes.errorbar(np.arange(len(rows)) + 0.05 * aside, values, reach, color=colour, marker=marker, markersize=4.5,
-                  linewidth=1.2, elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)
+    values, at = [row[column] for row in rows], np.arange(len(rows)) + 0.05 * aside
+    axes.errorbar(at, values, bars_of(rows, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
+                  elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)

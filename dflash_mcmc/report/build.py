@@ -14,15 +14,14 @@ from typing import NamedTuple
 from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
-from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent
+from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent, text_of
 from dflash_mcmc.report.probed import cautions, csv_of, table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
-from dflash_mcmc.report.reading import RUN as RUN_FILE
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, guided, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
 from dflash_mcmc.statistics.outcomes import accuracy
-from dflash_mcmc.store.described import described, json_object
+from dflash_mcmc.store.described import identity_if_readable, object_if_readable
 from dflash_mcmc.store.files import write_atomically
 
 _TEXT = """
@@ -179,7 +178,7 @@ class Built(NamedTuple):
     @property
     def overall(self) -> str:
         """The first table of the report as text for a terminal; with several datasets the first table of each part."""
-        first = [(part.name, page.text_of(part.sections[0].tables[0])) for part in self.parts]
+        first = [(part.name, text_of(part.sections[0].tables[0])) for part in self.parts]
         return "\n\n".join(f"{name}\n{text}" if name else text for name, text in first)
 
 
@@ -201,11 +200,11 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
-    if all("probe" in _identity(entry.folder) for entry in folders):
+    if all("probe" in identity_if_readable(entry.folder) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
     else:
-        probes = [probe for entry in folders if "probe" in _identity(entry.folder)
+        probes = [probe for entry in folders if "probe" in identity_if_readable(entry.folder)
                   and (probe := _probe_run(entry.folder)) is not None]
         beside = {probe.folder for probe in probes}
         read_runs, left_out = read([entry._replace(named=entry.named and entry.folder not in beside) for entry in folders],
@@ -288,11 +287,11 @@ same kind, and are not used in any statistic.
 
 def _probe_run(folder: Path) -> ProbeRun | None:
     """The run of a probe; None if its summary has no tables, each a list of rows."""
-    summary = _object(folder / "summary.json")
+    summary = object_if_readable(folder / "summary.json")
     tables, names = summary.get("tables"), (summary.get("probe"), summary.get("condition"))
     known = isinstance(tables, dict) and all(isinstance(name, str) for name in names) and all(
         isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in tables.values())
-    return ProbeRun(folder, _identity(folder), summary) if known else None
+    return ProbeRun(folder, identity_if_readable(folder), summary) if known else None
 
 
 def report_of(found: Sequence[Found]) -> tuple[page.Heading, list[Section]]:
@@ -328,17 +327,3 @@ def _section_of_probe(probe: str, runs: list[ProbeRun]) -> Section:
     text += cautions([run.summary.get("num_problems", 0) for run in runs])
     source = source_of(probe)
     return Section(probe, f"probe={probe}", text + (paragraphs(_PUBLISHED.format(source=source)) if source else []), tables)
-
-
-def _identity(folder: Path) -> dict:
-    try:
-        return described(folder / RUN_FILE).identity
-    except UserError:
-        return {}
-
-
-def _object(path: Path) -> dict:
-    try:
-        return json_object(path)
-    except UserError:
-        return {}

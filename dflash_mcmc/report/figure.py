@@ -117,6 +117,16 @@ def error_bars(estimates: Sequence[IntervalEstimate]) -> list[list[float]]:
             [max(0.0, 100.0 * (high - value)) for value, _, high in intervals]]
 
 
+def bars_of(rows: Sequence[dict], column: str) -> list[list[float]]:
+    """The distances from a column of table rows to the ends of its intervals, for `Axes.errorbar`; 0 without an interval."""
+    return [[abs(row[column] - end_of(row, column, end)) for row in rows] for end in ("low", "high")]
+
+
+def end_of(row: dict, column: str, end: str) -> float:
+    """The end `low` or `high` of the interval of a column, or the value if there is no interval."""
+    return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
+
+
 def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     """Numbers the points from 1. Each number is next to its point. If there is no room, a line connects number and point.
 

@@ -10,16 +10,14 @@ import base64
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape as escaped_html
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tabulate import tabulate
-
-from dflash_mcmc.errors import one_line, printable
+from dflash_mcmc.errors import printable
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import ReportPart, ReportTable, Section
+from dflash_mcmc.report.parts import ReportPart, Section, text_of
 from dflash_mcmc.report.study import Study
 
 if TYPE_CHECKING:
@@ -94,13 +92,6 @@ def _lines(section: Section) -> list[str]:
     for table in section.tables:
         lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
     return lines
-
-
-def text_of(table: ReportTable, cell: Callable[[str], str] = one_line) -> str:
-    """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
-    return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
-                    tablefmt="github", disable_numparse=True,
-                    colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
 
 def title_of(studies: Sequence[Study]) -> str:

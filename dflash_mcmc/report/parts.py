@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tabulate import tabulate
+
+from dflash_mcmc.errors import one_line
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 
 if TYPE_CHECKING:
@@ -86,6 +89,13 @@ def paragraphs(text: str) -> list[str]:
 def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]:
     """A value of a row and the ends of its interval."""
     return row[key], row.get(f"{key}_low"), row.get(f"{key}_high")
+
+
+def text_of(table: ReportTable, cell: Callable[[str], str] = one_line) -> str:
+    """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
+    return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
+                    tablefmt="github", disable_numparse=True,
+                    colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
 
 def named(header: str, key: str) -> ReportColumn:

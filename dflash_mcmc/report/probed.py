@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tabulate import tabulate
-
 from dflash_mcmc.config.identity import configuration_of, with_names
-from dflash_mcmc.errors import one_line
-from dflash_mcmc.report.parts import ReportColumn, ReportTable
+from dflash_mcmc.report.parts import ReportColumn, ReportTable, text_of
 from dflash_mcmc.statistics.intervals import caution
 from dflash_mcmc.store.described import RUN, json_object
 
@@ -47,20 +44,12 @@ def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:
     for name in dict.fromkeys(name for _, tables in runs for name in tables):
         rows = [{**{_column(key): identity.get(key) for key in varying}, **row}
                 for identity, tables in runs for row in tables.get(name, [])]
-        texts.append(f"{probe}: {name}\n{text_of(rows)}")
+        texts.append(f"{probe}: {name}\n" + text_of(table_of(name, "", rows)))
     return "\n\n".join(texts)
 
 
-def text_of(rows: list[dict]) -> str:
-    """A table for a terminal: numbers with four significant digits, an interval after its value."""
-    table = table_of("", "", rows)
-    cells = [[one_line(text) for text in row] for row in table.cells()]
-    return tabulate(cells, [one_line(column.header) for column in table.columns], tablefmt="github", disable_numparse=True,
-                    colalign=["right" if column.number else "left" for column in table.columns])
-
-
 def table_of(name: str, title: str, rows: list[dict]) -> ReportTable:
-    """A table for a report, with the cells of `text_of`."""
+    """A table: numbers with four significant digits, an interval after its value."""
     merged = [_with_intervals(row) for row in rows]
     keys = list(dict.fromkeys(key for row in merged for key in row))
     return ReportTable(name, title, [_displayed(key, merged) for key in keys], merged, data=rows)

@@ -14,7 +14,6 @@ from dflash_mcmc.statistics.outcomes import wilson
 
 DATASET = "math500"
 """The dataset of all published rows."""
-_FILE = PACKAGE / "assets" / "published" / "power_sampling.yaml"
 
 
 class Published(NamedTuple):
@@ -33,12 +32,12 @@ class Published(NamedTuple):
 
 def published_settings() -> dict[str, dict[str, object]]:
     """The settings of each source, by the source's name. The settings have the keys of a run's identity."""
-    return {source["name"]: dict(source["fields"]) for source in _content()["sources"].values()}
+    return {source["name"]: dict(source["fields"]) for source in _content("power_sampling")["sources"].values()}
 
 
 def published() -> list[Published]:
     """The published accuracies of each model, in the order of the file."""
-    content = _content()
+    content = _content("power_sampling")
     models: dict[tuple[str, str], Published] = {}
     for row in content["rows"]:
         source = content["sources"][row["source"]]
@@ -49,18 +48,18 @@ def published() -> list[Published]:
     return list(models.values())
 
 
-def _content() -> dict[str, Any]:
-    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_FILE)))
+@cache
+def _content(name: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(PACKAGE / "assets" / "published" / f"{name}.yaml")))
 
 
 RUN = "run"
 """The column that says where a row comes from."""
-_FILE_OF_PROBES = PACKAGE / "assets" / "published" / "probes.yaml"
 
 
 def source_of(probe: str) -> str | None:
     """The reference of a probe's published numbers; None if there are none."""
-    return _of_probes().get(probe, {}).get("source")
+    return _content("probes").get(probe, {}).get("source")
 
 
 def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: str, rows: Sequence[dict]) -> list[dict]:
@@ -73,7 +72,7 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
         identities: the identities of the runs as in run.json, by the value of `RUN` in their rows.
         rows: rows with the column `RUN`.
     """
-    shown, of = list(rows), _of_probes().get(probe, {"tables": {}})
+    shown, of = list(rows), _content("probes").get(probe, {"tables": {}})
     paper = of["tables"].get(table)
     if paper is None:
         return shown
@@ -84,8 +83,3 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
         if alike:
             shown.insert(alike[-1] + 1, {RUN: f"published, section {paper['section']}", **published})
     return shown
-
-
-@cache
-def _of_probes() -> dict[str, Any]:
-    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(_FILE_OF_PROBES)))

@@ -19,7 +19,7 @@ from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.store.described import RUN, described, json_object, read_problems
+from dflash_mcmc.store.described import RUN, described, object_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
@@ -277,7 +277,7 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Re
     """
     last = sessions[-1] if sessions else {}
     # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
-    if "engine" in last and _summarised(folder) == len(records):
+    if "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records):
         return len(records), True
     problems = last.get("num_problems") or _asked_for(dict(config.get("dataset") or {}))
     return problems * int(config.get("num_chains") or 1) if problems else None, False
@@ -290,13 +290,6 @@ def _asked_for(dataset: dict) -> int | None:
         return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
     added = {field.name: spec_of(field).in_older_runs() for field in dataclasses.fields(component.cls)}
     return restored(component.cls, {name: dataset.get(name, value) for name, value in added.items()}).num_chosen()
-
-
-def _summarised(folder: Path) -> int | None:
-    try:
-        return json_object(folder / "summary.json").get("num_samples")
-    except UserError:  # the run is then not known to be complete
-        return None
 
 
 def _with_expected(runs: list[Run]) -> list[Run]:

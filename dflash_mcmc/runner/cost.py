@@ -31,10 +31,6 @@ class CostEstimate(NamedTuple):
     draft_blocks: float | None = 0.0
     """Forwards of the draft, each for a block, over all samples. Those of a speculative decoder are not counted."""
 
-    def times(self, count: int) -> CostEstimate:
-        """The cost of `count` runs like this one."""
-        return CostEstimate.total([self] * count)
-
     def of_share(self, share: float) -> CostEstimate:
         """The cost if only this share of the samples is drawn."""
         return self if share == 1.0 else CostEstimate(round(self.num_samples * share), *(

@@ -61,7 +61,8 @@ def of(command: Command) -> str:
     rows = [_row(run.label, run.estimate, run.job.left_out) for run in runs.values()]
     if searches and num_trials is not None:
         most = max(estimates, key=lambda estimate: estimate.token_forwards or 0.0)
-        rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job", most.times(num_trials)))
+        rows.append(_row(f"{num_trials} trials, each at the cost of the most expensive job",
+                         CostEstimate.total([most] * num_trials)))
     elif len(estimates) > 1:
         rows.append(_row("total", CostEstimate.total(estimates)))
     same = (len(jobs) if searches else command.num_points) - len(runs)

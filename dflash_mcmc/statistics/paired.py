@@ -192,18 +192,17 @@ class Agreement(NamedTuple):
     """Two-sided. Not adjusted for the number of comparisons."""
 
 
-def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], seed: int = 0) -> Agreement | None:
+def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Agreement | None:
     """Compares the means of two runs within each problem. None if they share no problem.
 
     Args:
         a: the values of each problem's independent samples.
         b: the same for the other run.
-        seed: the seed of the permutations.
     """
     shared = [problem for problem in a if problem in b and len(a[problem]) and len(b[problem])]
     if not shared:
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     observed, permuted = 0.0, np.zeros(_PERMUTATIONS)
     for problem in shared:
         count = len(a[problem])

@@ -68,6 +68,22 @@ def json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def object_if_readable(path: Path) -> dict:
+    """The object in a file of JSON, or an empty one: a machine that fails can leave the file empty."""
+    try:
+        return json_object(path)
+    except UserError:
+        return {}
+
+
+def identity_if_readable(folder: Path) -> dict:
+    """The identity of the run in a folder, or an empty one: reading the whole run reports what is wrong with the file."""
+    try:
+        return described(folder / RUN).identity
+    except UserError:
+        return {}
+
+
 def text_of(path: Path) -> str:
     """The content of a file of a run folder. Raises UserError for a missing one, and for one that cannot be read."""
     content = read_regular(path)

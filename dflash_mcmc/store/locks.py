@@ -20,7 +20,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dflash_mcmc.errors import RunBusy, UserError, note, writing
@@ -226,13 +226,10 @@ class FolderLocks:
 @contextmanager
 def closed(folder: Path) -> Iterator[None]:
     """Keeps all processes from opening a run's folder. Raises RunBusy if one has it open."""
-    locks = FolderLocks(folder)
-    try:
+    with closing(FolderLocks(folder)) as locks:
         if not locks.exclude_all():
             raise RunBusy(f"{folder}: this run is being written by another process; wait for it or stop it")
         yield
-    finally:
-        locks.close()
 
 
 def is_open(folder: Path) -> bool:

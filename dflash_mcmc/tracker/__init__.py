@@ -71,7 +71,8 @@ class Guarded:
     def __init__(self, tracker: Tracker, info: RunInfo):
         self._run: TrackedRun | None = None
         self._name = type(tracker).__name__
-        self._works = True
+        self.works = True
+        """Whether nothing has failed yet."""
         self._try(lambda: self._start(tracker, info))
 
     def log(self, metrics: dict, step: int) -> None:
@@ -89,11 +90,6 @@ class Guarded:
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code))
 
-    @property
-    def works(self) -> bool:
-        """Whether nothing has failed yet."""
-        return self._works
-
     def _start(self, tracker: Tracker, info: RunInfo) -> None:
         self._run = tracker.start(info)
         self._name = type(self._run).__name__
@@ -109,4 +105,4 @@ class Guarded:
         except Exception as error:  # no failure of a tracker may cost the records
             reason = f"{type(error).__name__}: {reason_of(error, 200)}"
             tell(f"{self._name} failed and is off for the rest of this run: {reason}")
-            self._run, self._works = None, False
+            self._run, self.works = None, False

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -80,13 +81,10 @@ def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Opti
     """
     if not loop.first:
         return _run(loop, module, optimizer)
-    locks = Locks(loop.folder / "lock")
-    try:
+    with closing(Locks(loop.folder / "lock")) as locks:
         if not locks.take(0):
             raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
         return _run(loop, module, optimizer)
-    finally:
-        locks.close()
 
 
 def _run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:

@@ -6,9 +6,10 @@ launch claims the next missing piece when it is free. A resumed run samples only
 
 from __future__ import annotations
 
-import os
+import io
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -20,7 +21,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
-from dflash_mcmc.store.files import make_folder
+from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.train.recipe import DraftPlan, Prompts
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -133,8 +134,7 @@ def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[
 
 def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
     """Yields the numbers of missing pieces that no other process samples. Ends when all pieces exist."""
-    locks = Locks(pieces[0].parent / "lock")
-    try:
+    with closing(Locks(pieces[0].parent / "lock")) as locks:
         while missing := [index for index, piece in enumerate(pieces) if not piece.is_file()]:
             for index in missing:
                 if locks.take(index) and not pieces[index].is_file():  # it may be there by now
@@ -142,8 +142,6 @@ def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
                 locks.free(index)
             bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
             time.sleep(_POLL_SECONDS)
-    finally:
-        locks.close()
 
 
 def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
@@ -169,14 +167,10 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:
-    temporary = piece.with_name(f".{piece.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        np.savez(file, tokens=np.concatenate([response.tokens for response in drawn]),
-                 lengths=np.array([response.length for response in drawn]),
-                 prompt_lengths=np.array([response.prompt_length for response in drawn]))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, piece)
+    np.savez(content := io.BytesIO(), tokens=np.concatenate([response.tokens for response in drawn]),
+             lengths=np.array([response.length for response in drawn]),
+             prompt_lengths=np.array([response.prompt_length for response in drawn]))
+    write_atomically(piece, content.getvalue())
 
 
 def _read(piece: Path) -> list[Response]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dflash_mcmc.errors import writing
 from dflash_mcmc.report import build, page
 from dflash_mcmc.report import figure as style
-from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section
+from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section, text_of
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import Audit
 from dflash_mcmc.verify.behaviour import Finding
@@ -135,8 +135,8 @@ def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
 
 def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict, the tables and the notes for a terminal."""
-    parts = [each for part in more for each in (*map(page.text_of, part.section.tables), *part.section.text)]
-    return "\n\n".join([first_line(found, more), *(page.text_of(table) for table in tables(found)), *notes(found), *parts])
+    parts = [each for part in more for each in (*map(text_of, part.section.tables), *part.section.text)]
+    return "\n\n".join([first_line(found, more), *(text_of(table) for table in tables(found)), *notes(found), *parts])
 
 
 def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = ()) -> None:

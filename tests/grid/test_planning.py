@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command
 from dflash_mcmc.config import command as cli
 from dflash_mcmc.config.identity import hash_of, identity_hash, identity_of, run_folder
+from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, submission, work
@@ -108,7 +110,9 @@ def test_units_of_a_probe_are_planned(tmp_path):
 
 
 def test_no_job_has_nothing_to_draw():
-    assert [submission.num_shards(pending, 8) for pending in (0, 3, 8, 100)] == [0, 3, 8, 8]
+    jobs = submission._shards((0, 3, 8, 100), Slurm(shards=8))
+    assert Counter(job.point for job in jobs) == {1: 3, 2: 8, 3: 8}
+    assert all(job.shards == Counter(each.point for each in jobs)[job.point] > job.shard for job in jobs)
 
 
 LARGE = """

@@ -10,10 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dflash_mcmc.report import page
 from dflash_mcmc.report.build import Built, build
-from dflash_mcmc.report.parts import ReportTable, counted, named
-from dflash_mcmc.report.probed import csv_of, text_of
+from dflash_mcmc.report.parts import ReportTable, counted, named, text_of
+from dflash_mcmc.report.probed import csv_of, table_of
 from dflash_mcmc.store.described import PROBLEMS, as_lines
 from dflash_mcmc.store.reading import read_records
 from tests.report.chromium import look, needed
@@ -36,8 +35,8 @@ def test_formulas_in_text_are_texts_and_numbers_stay():
 
 def test_tables_of_a_terminal_have_no_control_characters():
     hostile = "a\x1b[31m\nb\u202e"
-    for text in (page.text_of(ReportTable("t", "t", [named(hostile, "run"), counted("n", "n")], [{"run": hostile, "n": 1}])),
-                 text_of([{hostile: hostile}])):
+    for text in (text_of(ReportTable("t", "t", [named(hostile, "run"), counted("n", "n")], [{"run": hostile, "n": 1}])),
+                 text_of(table_of("", "", [{hostile: hostile}]))):
         assert all(line.isprintable() for line in text.splitlines())
         assert len(text.splitlines()) == 3
         assert r"a\x1b[31m\nb\u202e" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.code.programs import program_of, with_tests
@@ -22,11 +21,6 @@ _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR, "lost": UNGRADABLE}
 
 
-class _SubmittedProgram(NamedTuple):
-    tag: Hashable
-    program: str
-
-
 class ProgramPool:
     """Grades programs by their tests. Call `submit`; `finished` then yields the grades that are ready.
 
@@ -38,7 +32,7 @@ class ProgramPool:
         self._limits = Limits(timeout_seconds, memory_gib, num_workers)
         self._sandbox, self.walls = _sandbox(all_walls)
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
-        self._futures: dict[Future, _SubmittedProgram] = {}
+        self._futures: dict[Future, tuple[Hashable, str]] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
@@ -54,7 +48,7 @@ class ProgramPool:
         else:
             tested = with_tests(program, task)
             future = self._threads.submit(timed, _run, self._sandbox, tested, task.entry_point, self._limits)
-            self._futures[future] = _SubmittedProgram(tag, program)
+            self._futures[future] = tag, program
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
@@ -72,14 +66,14 @@ class ProgramPool:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _settle(self, future: Future) -> None:
-        submitted = self._futures.pop(future)
+        tag, program = self._futures.pop(future)
         try:
             ended, seconds = future.result()
         except CannotRun as error:
             raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
         outcome = _OUTCOMES.get(ended.word, WRONG)
-        grade = Grade(outcome, submitted.program, ended.word, ended.detail, walls=self.walls, grade_seconds=seconds)
-        self._decided.append((submitted.tag, grade))
+        grade = Grade(outcome, program, ended.word, ended.detail, walls=self.walls, grade_seconds=seconds)
+        self._decided.append((tag, grade))
 
 
 def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:

@@ -25,7 +25,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Table
-from dflash_mcmc.report.figure import INK, MARKERS, PALETTE, RIGHT, WRONG, rows_size
+from dflash_mcmc.report.figure import INK, MARKERS, PALETTE, RIGHT, WRONG, bars_of, rows_size
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
@@ -382,12 +382,10 @@ def _by_position(axes: Axes, positions: list[dict], shown: list[str]) -> None:
         rows = {(row["from"], row["to_below"]): row for row in positions if row["setting"] == name}
         xs = [x for x, each in enumerate(ranges) if each in rows]
         shown_rows = [rows[ranges[x]] for x in xs]
-        reach = [[row["tau"] - row["tau_low"] if row["tau_low"] is not None else 0.0 for row in shown_rows],
-                 [row["tau_high"] - row["tau"] if row["tau_high"] is not None else 0.0 for row in shown_rows]]
         colour = INK if name == FROZEN else PALETTE[(index - 1) % (len(PALETTE) - 1)]
-        axes.errorbar([x + (index - len(shown) / 2) * aside for x in xs], [row["tau"] for row in shown_rows], reach,
-                      color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4.5, linestyle="-" if index else "--",
-                      linewidth=1.2, elinewidth=0.9, capsize=2.0, label=name)
+        axes.errorbar([x + (index - len(shown) / 2) * aside for x in xs], [row["tau"] for row in shown_rows],
+                      bars_of(shown_rows, "tau"), color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4.5,
+                      linestyle="-" if index else "--", linewidth=1.2, elinewidth=0.9, capsize=2.0, label=name)
     blocks = {(row["from"], row["to_below"]): row["blocks"] for row in positions if row["setting"] == FROZEN}
     axes.set_xticks(range(len(ranges)), [f"{low}-{high - 1 if high else ''}\n{blocks.get((low, high), 0):,} blocks"
                                          for low, high in ranges], fontsize=7.5)

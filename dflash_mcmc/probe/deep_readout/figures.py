@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Polygon, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, PROMPT_AGAIN, REINJECT, TARGET
-from dflash_mcmc.report.figure import INK, ORANGE, OTHER, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, ORANGE, OTHER, RIGHT, WRONG, bars_of, end_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,13 +50,13 @@ def buckets(table: list[dict]) -> Figure:
         xs = [x + (index - (len(readers) - 1) / 2) * width for x in range(len(of_reader))]
         look, heights = LOOKS[reader], [row[column] for row in of_reader]
         axes.bar(xs, heights, width, color=look.colour, edgecolor="white", hatch=look.hatch, label=look.name,
-                 yerr=_errors(of_reader, column), ecolor=INK, error_kw={"linewidth": 0.9})
+                 yerr=bars_of(of_reader, column), ecolor=INK, error_kw={"linewidth": 0.9})
         for x, height in zip(xs, heights, strict=True):
             axes.annotate(_short(height), (x, height), (-1, 1.5), textcoords="offset points", ha="right", va="bottom",
                           fontsize=7, rotation=90)
     axes.set(title="Rank of the token by the target's probability", xlabel="target's probability of the token",
              ylabel="mean rank")
-    _log_ranks(axes, 0.8, 4.0 * max(_end(row, column, "high") for row in rows.values() for column in columns))
+    _log_ranks(axes, 0.8, 4.0 * max(end_of(row, column, "high") for row in rows.values() for column in columns))
     axes.set_xticks(range(len(names)), [f"{name}\nn = {rows[name, MODES[0]]['n']:,}" for name in names])
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=4)
@@ -106,7 +106,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
     for axes, column in zip(figure.subplots(1, 2), columns, strict=True):
         for reader in dict.fromkeys(row["reader"] for row in curves):
             rows, look = [row for row in curves if row["reader"] == reader], LOOKS[reader]
-            lows, highs = ([_end(row, column, end) for row in rows] for end in ("low", "high"))
+            lows, highs = ([end_of(row, column, end) for row in rows] for end in ("low", "high"))
             axes.plot(places, [row[column] for row in rows], look.line, marker=look.marker, markersize=4.5, color=look.colour,
                       label=look.name if column == columns[0] else None)
             axes.fill_between(places, lows, highs, color=look.colour, alpha=0.18, linewidth=0)
@@ -114,7 +114,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
         if column == "mean_p":
             axes.set_ylim(0.0, 1.0)
         else:
-            _log_ranks(axes, 0.9, 1.2 * max(_end(row, column, "high") for row in curves))
+            _log_ranks(axes, 0.9, 1.2 * max(end_of(row, column, "high") for row in curves))
         axes.xaxis.set_minor_locator(NullLocator())
         if sum(max(map(len, tick.split("\n"))) for tick in ticks) < _CROWDED:
             axes.set_xticks(places, ticks, fontsize=7)
@@ -132,17 +132,17 @@ def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
     steps = (("noise", "random baseline", None), ("+ features\n(masks)", "+ features", "random baseline"),
              ("+ gold\ntokens", "+ gold tokens", "+ features"), *again, ("target\n(from noise)", TARGET, None))
     chance = rows["chance"]["mean_rank"]
-    bottom = 0.6 * min(_end(row, "mean_rank", "low") for row in rows.values())
-    _log_ranks(axes, bottom, 3.0 * max(_end(row, "mean_rank", "high") for row in rows.values()))
+    bottom = 0.6 * min(end_of(row, "mean_rank", "low") for row in rows.values())
+    _log_ranks(axes, bottom, 3.0 * max(end_of(row, "mean_rank", "high") for row in rows.values()))
     for x, (_, component, before) in enumerate(steps):
         row = rows[component]
         reached, start = row["mean_rank"], bottom if before is None else rows[before]["mean_rank"]
         worse = before is not None and reached > start
         colour = INK if component == TARGET else OTHER if before is None else WRONG if worse else RIGHT
         axes.bar(x, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
-        axes.errorbar(x, reached, yerr=_errors([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
+        axes.errorbar(x, reached, yerr=bars_of([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
         factor = "" if component == "random baseline" else f"\n{_factor(row['factor'])}"
-        axes.annotate(f"{_short(reached)}{factor}", (x, max(start, _end(row, "mean_rank", "high"))), (0, 3),
+        axes.annotate(f"{_short(reached)}{factor}", (x, max(start, end_of(row, "mean_rank", "high"))), (0, 3),
                       textcoords="offset points", ha="center", va="bottom", fontsize=8)
         if x < 2:
             axes.plot([x + 0.31, x + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
@@ -151,16 +151,6 @@ def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
                   va="bottom", fontsize=8)
     axes.set_xticks(range(len(steps)), [name for name, *_ in steps])
     axes.grid(visible=False, axis="x")
-
-
-def _errors(rows: list[dict], column: str) -> list[list[float]]:
-    """Distances to the ends of the intervals for matplotlib's error bars, 0 without an interval."""
-    return [[abs(row[column] - _end(row, column, end)) for row in rows] for end in ("low", "high")]
-
-
-def _end(row: dict, column: str, end: str) -> float:
-    """The end `low` or `high` of an interval, or the value if there is no interval."""
-    return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
 
 
 def _log_ranks(axes: Axes, bottom: float, top: float) -> None:

@@ -23,7 +23,7 @@ from dflash_mcmc.fields import identity, spec_of
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.mixing.chains import Cell, MixingRecord, StepChain
 from dflash_mcmc.registry import components, name_of, register
-from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, RIGHT, WRONG, bars_of, end_of
 from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.types import UnitCost
@@ -267,10 +267,7 @@ def _rates(axes: Axes, rows: list[dict], name: str) -> None:
 
 
 def _whiskers(axes: Axes, xs: Sequence[float], rows: list[dict], key: str, colour: str, marker: str, label: str) -> None:
-    shares = np.array([row[key] for row in rows], float)
-    ends = np.array([[row[key] if row[f"{key}{end}"] is None else row[f"{key}{end}"] for row in rows]
-                     for end in ("_low", "_high")], float)
-    axes.errorbar(xs, shares, np.abs(ends - shares), color=colour, marker=marker, linestyle="none", capsize=3,
+    axes.errorbar(xs, [row[key] for row in rows], bars_of(rows, key), color=colour, marker=marker, linestyle="none", capsize=3,
                   markersize=5, label=label)
 
 
@@ -322,8 +319,7 @@ def autocorrelation(data: dict[str, list[dict]], window: str) -> Figure:
         axes.plot(lags, values, color=PALETTE[index], linestyle=_DASHES[index], marker=MARKERS[index], markersize=4,
                   label=label)
         axes.plot(lags, [row["independent"] for row in mine], color=INK, linestyle=":", linewidth=0.8)
-        low, high = ([row["autocorrelation"] if row[f"autocorrelation{end}"] is None else row[f"autocorrelation{end}"]
-                      for row in mine] for end in ("_low", "_high"))
+        low, high = ([end_of(row, "autocorrelation", end) for row in mine] for end in ("low", "high"))
         axes.fill_between(lags, low, high, color=PALETTE[index], alpha=0.15, linewidth=0.0)
     axes.set(title="Autocorrelation of log p, second half of the steps (dotted: independent draws)", xlabel="lag, steps",
              ylabel="mean over moving chains")

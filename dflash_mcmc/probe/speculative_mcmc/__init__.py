@@ -21,7 +21,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.registry import register
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG
+from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
@@ -207,7 +207,9 @@ class SpeculativeMCMC(ProblemProbe):
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
-        return figures(summary)
+        if not summary.tables:
+            return {}
+        return {"fig_bimodality": _bimodality(summary), "fig_proposals": _overview(summary)}
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
         """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers."""
@@ -323,13 +325,6 @@ _SHADES = (SKY, RIGHT, "#003B5C")
 """Colours of the draft's temperatures; the sharpest is the darkest."""
 
 
-def figures(summary: Summary) -> dict[str, Figure]:
-    """`fig_bimodality` and `fig_proposals`; none if nothing was measured."""
-    if not summary.tables:
-        return {}
-    return {"fig_bimodality": _bimodality(summary), "fig_proposals": _overview(summary)}
-
-
 def _bimodality(summary: Summary) -> Figure:
     """Histograms of the blocks' simulated acceptance. Each proposal has a panel."""
     from matplotlib.figure import Figure
@@ -401,7 +396,7 @@ def _draw_moves(axes: Axes, summary: Summary) -> None:
     names = [(row["proposal"], row["temperature"]) for row in rows]
     for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
         shares = [row[column] for row in rows]
-        axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=_errors(rows, column), ecolor=INK, capsize=2,
+        axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=bars_of(rows, column), ecolor=INK, capsize=2,
                  label={"moved": "accepted, different block"}.get(column, "accepted"))
     axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
     axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
@@ -416,7 +411,7 @@ def _draw_speed(axes: Axes, summary: Summary) -> None:
         axes.set_axis_off()
         return
     for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
-        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=_errors(rows, column),
+        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=bars_of(rows, column),
                  ecolor=INK, capsize=2, label=column.replace("_", " "))
     axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
                                       for row in rows])
@@ -433,16 +428,8 @@ def _of_best_weights(rows: list[dict]) -> list[dict]:
 
 
 def _points(axes: Axes, at: np.ndarray, rows: list[dict], column: str, colour: str, label: str) -> None:
-    axes.errorbar(at, [row[column] for row in rows], _errors(rows, column), fmt="o", markersize=4, color=colour, capsize=2,
+    axes.errorbar(at, [row[column] for row in rows], bars_of(rows, column), fmt="o", markersize=4, color=colour, capsize=2,
                   label=label)
-
-
-def _errors(rows: list[dict], column: str) -> np.ndarray:
-    """Distances to the lower and upper ends of the intervals, (2, rows); 0 without an interval."""
-    def length(row: dict, end: str) -> float:
-        return 0.0 if row[f"{column}_{end}"] is None else abs(row[f"{column}_{end}"] - row[column])
-
-    return np.array([[length(row, end) for row in rows] for end in ("low", "high")])
 
 
 def _label(proposal: str, temperature: float | None, between: str = ", ") -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from dflash_mcmc.report.sections.paired import adjusted
 from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, outcomes
+from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 if TYPE_CHECKING:
@@ -278,15 +279,10 @@ class _MatchedVotes:
     """The votes of a run over k chains, computed once for each k. Without a rule they are majority votes."""
 
     def __init__(self, run: Run, rule: VoteRule | None):
-        self.run, self.records, self._rule = run, full(run), rule
+        self.run, self.records = run, full(run)
         self.shown = rule.shown if rule else "majority vote"
-        self._of: dict[int, list[Combined]] = {}
-
-    def of(self, k: int) -> list[Combined]:
+        self.of: Callable[[int], list[Combined]] = cache(partial(aggregated, self.records, rule or "majority", None))
         """One record per problem: the vote over k of its chains."""
-        if k not in self._of:
-            self._of[k] = aggregated(self.records, self._rule or "majority", chains=k)
-        return self._of[k]
 
 
 def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | None:
@@ -344,11 +340,8 @@ def _agreement_row(a: Run, b: Run, name: str) -> dict | None:
 
 
 def _values(run: Run, field: str) -> dict[str, list[float]]:
-    values: dict[str, list[float]] = {}
-    for record in run.records:
-        if record["verdict"] not in UNDRAWN:
-            values.setdefault(record["problem"], []).append(record[field])  # type: ignore[literal-required]
-    return values
+    drawn = by_problem([record for record in run.records if record["verdict"] not in UNDRAWN])
+    return {problem: [record[field] for record in chains] for problem, chains in drawn.items()}  # type: ignore[literal-required]
 
 
 def _agreement_columns() -> list[ReportColumn]:

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Section, paragraphs
+from dflash_mcmc.statistics.outcomes import by_problem
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem]) -> Embedd
         asked: question and prompts of the problems, as far as they are known. Their order is that of the page.
     """
     chains, longest = _within(runs, MOST_CHARACTERS)
-    of_run = [_by_problem([record for record in run.records if record["chain"] < chains]) for run in runs]
+    of_run = [by_problem(sorted((record for record in run.records if record["chain"] < chains), key=itemgetter("chain")))
+              for run in runs]
     recorded = dict.fromkeys(problem for run in runs for problem in run.problems)
     ids = [*(problem for problem in asked if problem in recorded), *(problem for problem in recorded if problem not in asked)]
     parts, rows, waiting, size = list[str](), [], list[str](), 0
@@ -99,13 +102,6 @@ def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
         if total > most:
             return chains, most // sum(record["chain"] < chains for run in runs for record in run.records)
     return chains, None
-
-
-def _by_problem(records: Sequence[Record]) -> dict[str, list[Record]]:
-    by_problem: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record["chain"]):
-        by_problem.setdefault(record["problem"], []).append(record)
-    return by_problem
 
 
 def _letters(record: Record) -> str:
