@@ -158,8 +158,8 @@ def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence
              for option, field in _options_with(f"{each}.{last}").items()}
     if override.value() == 0 and (instead := {spec_of(field).at_zero for field in found.values()} - {""}):
         return sorted(instead)
-    condition = OmegaConf.select(composed, "condition.name")  # which allows one sampler and one blend
-    near = [f"{own}.{key}" for key in composed[own] if str(key).endswith(f"_{last}")] if own and condition else []
+    fixed = [each for each in GROUPS if OmegaConf.select(composed, f"condition.{each}") is not None]  # to the chosen option
+    near = [f"{own}.{key}" for key in composed[own] if str(key).endswith(f"_{last}")] if own in fixed else []
     if last == "do_sample":
         return ["sampler=temperature" if override.value() else "sampler=greedy"]
     if last == "name" and group in GROUPS:
@@ -167,8 +167,8 @@ def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence
     here = near if own else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
         *([last] if last in composed else []),
         *(f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node)]
-    without = f" without condition={condition}" if condition else ""
-    return [f"{each}={given_value(override)}{without * each.startswith(('sampler=', 'blend='))}" for each in here or found]
+    without = f" without condition={OmegaConf.select(composed, 'condition.name')}"
+    return [f"{each}={given_value(override)}{without * (each.partition('=')[0] in fixed)}" for each in here or found]
 
 
 def _options_with(name: str) -> dict[str, Field]:

@@ -19,6 +19,8 @@ ROOT = "temperature: unknown field (did you mean sampler=temperature sampler.tem
     (["sampler.temperature=0.7"], "sampler." + ROOT),
     (["condition=ps", "sampler.temperature=0.7"],
      "sampler.temperature: unknown field (did you mean sampler.proposal_temperature=0.7?); allowed in sampler: "),
+    (["condition=ps", "dataset.path=my.jsonl"], "dataset.path: unknown field (did you mean dataset="),
+    (["condition.name=mine", "blend.beta=0.1"], "(did you mean blend=layer blend.beta=0.1 or blend="),
     (["condition=ps", "sampler.beta=0.1"],
      "sampler.beta: unknown field (did you mean blend=layer blend.beta=0.1 without condition=ps or "),
     (["condition=greedy", "sampler.temperature=0.7"],

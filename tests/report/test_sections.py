@@ -129,7 +129,18 @@ class TestGuided:
         assert best["layer"]["trend_low"] < 0.12 < best["layer"]["trend_high"] < 0.2
         assert best["layer"]["p_trend"] < 0.01
         other = best["layer direction=random"]
-        assert (other["trend"], other["p_trend"]) == (0.0, 1.0)
+        assert (other["trend"], other["p_trend"], other["problems"]) == (0.0, 1.0, 40)
+        (gain,) = (row for row in rows(guided.section(study), "guided") if row["source"] == "layer direction=random")
+        assert (other["trend_low"], other["trend_high"]) == pytest.approx((gain["gain_low"], gain["gain_high"]))
+        assert other["trend_low"] < 0 < other["trend_high"]
+
+    def test_a_beta_without_common_problems_is_no_part_of_the_trend(self, study, tmp_path):
+        made = identity("blend_greedy", blend__beta=0.4)
+        others = [{**record, "problem": f"other-{record['problem']}"} for record in solved(3)]
+        write(tmp_path / "demo", "blend_greedy", others, made)
+        best = {row["source"]: row for row in rows(guided.section(study_over(tmp_path)), "guided_best")}
+        assert (best["layer"]["betas"], best["layer"]["problems"]) == (3, 40)
+        assert best["layer"]["trend"] == pytest.approx(0.12)
 
     def test_figures_have_a_line_for_each_source_and_fill_what_is_resolved(self, study):
         over_beta, over_agreement = (drawing.make() for drawing in guided.section(study).drawings)

@@ -24,9 +24,9 @@ from dflash_mcmc.report.parts import (
 )
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import ProbeRun, Study, same_but
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import aligned, outcomes, restricted
-from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm, sign_flip
+from dflash_mcmc.statistics.paired import LEVEL, Paired, compare, holm, mean_difference, sign_flip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ class _Curve(NamedTuple):
     points: list[_AtBeta]
     trend: IntervalEstimate
     """Slope of accuracy over beta, as a share per 0.1."""
-    p_trend: float
+    p_trend: float | None
     probed: Mapping[str, float | None] | None
     """What a probe says of the source, a row of its table `agreement`; None without one."""
 
@@ -159,8 +159,8 @@ def _curves(study: Study) -> list[_Curve]:
             "none", firsts[place].component("draft")) and same_but(run, firsts[place], "blend", "seed", "draft")]
         points = _points(part, alone)
         if points:
-            curves.append(_Curve(names[0][place], names[1][place], points, *_trend({0.0: alone, **part}),
-                                 _probed(firsts[place], study.probes)))
+            trend = _trend({0.0: alone, **{point.beta: part[point.beta] for point in points}})
+            curves.append(_Curve(names[0][place], names[1][place], points, *trend, _probed(firsts[place], study.probes)))
     return curves
 
 
@@ -190,13 +190,17 @@ def _points(part: Mapping[float, Sequence[Run]], alone: Sequence[Run]) -> list[_
             for (beta, paired, same), p_value in zip(found, adjusted, strict=True)]
 
 
-def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float]:
-    """The slope of accuracy over beta on the problems that all betas have, and its p-value."""
+def _trend(runs_at: Mapping[float, Sequence[Run]]) -> tuple[IntervalEstimate, float | None]:
+    """The slope of accuracy over beta on the problems that all betas have, and its p-value; without such problems neither."""
     sides = [outcomes([record for run in runs for record in run.records]) for runs in runs_at.values()]
     problems = sorted(set.intersection(*(set(side.problems) for side in sides)))
+    if not problems:
+        return IntervalEstimate(None, None, None, 0), None
     betas = np.array([*runs_at]) - np.mean([*runs_at])
-    slopes = 0.1 * betas @ np.stack([restricted(side, problems).correct for side in sides]) / (betas @ betas)
-    return Clusters(problems).mean(slopes), sign_flip(slopes)
+    slopes = betas @ np.stack([restricted(side, problems).correct for side in sides]) / np.maximum(betas, 0.0).sum()
+    widest = 0.1 * np.maximum(betas, 0.0).sum() / (betas @ betas)  # of a problem
+    estimate = mean_difference(slopes, int(min(side.chains.min() for side in sides)))
+    return estimate.mapped(lambda value: float(widest * value)), sign_flip(slopes)
 
 
 def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
@@ -216,13 +220,14 @@ def _agreement(runs: Sequence[Run], alone: Sequence[Run]) -> float | None:
 def _best_table(curves: Sequence[_Curve]) -> ReportTable:
     rows = [{"sampler": curve.sampler, "source": curve.source, "betas": len(curve.points), "beta": curve.best.beta,
              **_gain(curve.best), "resolved": "yes" if curve.best.is_resolved and curve.best.gain > 0 else "no",
-             **curve.trend.columns("trend"), "p_trend": curve.p_trend}
+             **curve.trend.columns("trend"), "p_trend": curve.p_trend, "problems": curve.trend.n}
             for curve in curves]
     columns = [named("sampler", "sampler"), named("source", "source"), numbered("betas", "betas", "d"),
                numbered("best beta", "beta", "g"), differing("gain", "gain"),
                ReportColumn("p", lambda row: probability(row["p"])), named("resolved", "resolved"),
                differing("trend, points per 0.1", "trend"),
-               ReportColumn("p of the trend", lambda row: probability(row["p_trend"]))]
+               ReportColumn("p of the trend", lambda row: probability(row["p_trend"])),
+               numbered("of problems", "problems", ",d")]
     return ReportTable("guided_best", "The best beta of each source", columns, rows)
 
 
