@@ -78,8 +78,6 @@ PICTURES = (
             "outputs/signflip/report/figures/fig_gain_over_beta.png"),
     Picture("signflip_all", "findings/sign-of-beta.md", _stored("signflip164"),
             "outputs/signflip164/report/figures/fig_gain_over_beta.png"),
-    Picture("study_beta", "findings/sign-of-beta.md", _stored("study_code"),
-            "outputs/study_code/report/figures/fig_sweep_beta.png"),
 )
 
 

@@ -148,16 +148,24 @@ def test_the_curves_over_beta_follow_from_the_records():
             for beta, count in zip(betas, re.findall(r"\d+", counts), strict=True)} == correct
 
 
+def slopes_over(right: dict[float, dict[str, bool]]) -> list[float]:
+    """The slope over beta of each problem's verdict, in points per 0.1."""
+    middle = statistics.mean(right)
+    squares = sum((beta - middle) ** 2 for beta in right)
+    return [10 * sum((beta - middle) * of[problem] for beta, of in right.items()) / squares for problem in sorted(right[0.0])]
+
+
 def test_the_runs_on_all_problems_follow_from_the_records():
     """Each run against the same sampler at beta 0, and the slope of power sampling; `two products` are of the conditions."""
     page, runs, layer = (FINDINGS / "sign-of-beta.md").read_text(), {}, {}
+    said = " ".join(page.split())
     for run in stored("signflip164").values():
         sampler, beta, records = run.identity["sampler"], run.identity.get("blend.beta"), run.records
         name = f"beta {beta:g}" if beta is not None else f"alpha {run.identity['sampler.alpha']:g}"
         colder = beta is None and run.identity["sampler.proposal_temperature"] == 0.25
         runs[sampler, "random " * ("blend.direction" in run.identity) + name + ", colder proposals" * colder] = records
-        if sampler == "power_mh" and name.startswith("beta") and "blend.direction" not in run.identity:
-            layer[beta] = {one: record["verdict"] == "correct" for one, record in records.items()}
+        if beta is not None and "blend.direction" not in run.identity:
+            layer.setdefault(sampler, {})[beta] = {one: record["verdict"] == "correct" for one, record in records.items()}
     for run in stored("programs").values():
         published = "published" in (run.identity.get("sampler.rule"), run.identity.get("sampler.schedule"))
         if run.identity["blend"] == "none" and not published:
@@ -173,15 +181,19 @@ def test_the_runs_on_all_problems_follow_from_the_records():
         won, lost = sum(right[one] > before[one] for one in right), sum(right[one] < before[one] for one in right)
         others = sum(mine[one]["text"] != base[one]["text"] for one in mine)
         assert shown == ([""] * 4 if name == "beta 0" else [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"])
-    middle = statistics.mean(layer)
-    squares = sum((beta - middle) ** 2 for beta in layer)  # slopes are points per 0.1 of beta
-    slopes = [10 * sum((beta - middle) * right[one] for beta, right in layer.items()) / squares for one in layer[0]]
-    differing = [slope for slope in slopes if abs(slope) > 1e-9]
+    slopes = {sampler: slopes_over(of) for sampler, of in layer.items()}  # points per 0.1 of beta
+    differing = [slope for slope in slopes["power_mh"] if abs(slope) > 1e-9]
     flipped = [abs(sum(map(operator.mul, differing, signs))) for signs in product((1, -1), repeat=len(differing))]
     p = statistics.mean(each >= abs(sum(differing)) - 1e-9 for each in flipped)
-    assert f"{statistics.mean(slopes):.1f} points per 0.1 of beta" in page
-    assert f"{len(differing)} problems whose verdict depends on beta" in page
-    assert f"p = {p:.3f}" in page
+    flip = list(map(operator.sub, slopes["power_mh"], slopes["greedy"]))
+    means = {sampler: f"{statistics.mean(each):.1f}" for sampler, each in {**slopes, "flip": flip}.items()}
+    reach = 1.96 * statistics.stdev(flip) / math.sqrt(len(flip))
+    ends = statistics.mean(flip) - reach, statistics.mean(flip) + reach
+    assert f"{means['power_mh']} points per 0.1 of beta" in said
+    assert f"slope is {means['greedy']} points per 0.1 of beta" in said
+    assert f"differ by {means['flip']} points ({ends[0]:.1f} to {ends[1]:.1f})" in said
+    assert f"{len(differing)} problems whose verdict depends on beta" in said
+    assert f"p = {p:.3f}" in said
 
 
 def test_every_archive_has_a_page_and_names_no_machine():
