@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.errors import ConfigError, note
-from dflash_mcmc.process import machine, ranks
+from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of, register
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
 
-    if model.device.type == "cpu":
-        machine.keep_memory()
     companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen

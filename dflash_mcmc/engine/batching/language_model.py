@@ -28,6 +28,7 @@ from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, ma
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.model.files import stop_ids_of
+from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
 
 _IN_VLLM = frozenset((
@@ -186,6 +187,8 @@ class LanguageModel:
         self._loop: layer_loop.LayerLoop | None = None
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
+        if self.device.type == "cpu":
+            machine.keep_memory()
         self.layers = _find(self.decoder, _LAYER_NAMES)
         self.final_norm = _find(self.decoder, _NORM_NAMES)
         self.vocab_size = self.head.weight.shape[0]
