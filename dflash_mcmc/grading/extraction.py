@@ -53,7 +53,7 @@ _SEPARATED = re.compile(r"\d(?:\{,\}|,?\\[,!]|['’\u00a0\u2007\u2009\u202f])\d"
 _HASHES = re.compile(rf"#### ?[*_]*(?:\\\(|\$)?({NUMBER})(?![.)]\s*\w|[.,]?\d|\{{,\}}\d|\\,\d)")
 _STATED = re.compile(
     r"^[#*_ \t]{1,9}(?:final\s+)?answer[*_ \t]*\n"
-    r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must)\s+be)\b)[*_:]*"
+    r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must|should)\s+be)\b)[*_:]*"
     r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|exactly|precisely|equal\s+to|approximately|roughly|about)\b)?",
     re.IGNORECASE | re.MULTILINE)
 _END = re.compile(r"\n|(?<![A-Z])[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
@@ -61,8 +61,9 @@ _WRAPPED = re.compile(r"\$\$([^$]+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.
 """Mathematical delimiters. As in Pandoc, no space follows the first dollar sign or precedes the second, and no digit follows
 it, so that `$5 and $6` are two amounts."""
 _OF_THE_VALUE = (r"(?:pi|sqrt|times|plus|minus|and|or|to|over|hundred|thousand|million|billion|trillion|dozen|percent|"
-                 r"degrees?)\b")
-_WITH_UNIT = re.compile(rf"({NUMBER})\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?![(=^_])")
+                 r"degrees?|more|less|fewer|off|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|base|repeating|"
+                 r"hal(?:f|ves)|thirds?|quarters?)\b")
+_WITH_UNIT = re.compile(rf"({NUMBER})\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?![a-zA-Z(=^_]|,?\s+(?:and\s+)?\d)")
 _CLAUSE = (r"(?:\s*[,;]\s+(?!(?:and|or|but|where|if|when|unless|with|except|mod|base|for|plus|minus|times)\b)(?=[a-zA-Z]{2})"
            r"|\s*[—–]\s?(?=[a-zA-Z]{2})|\s+-\s+(?=[a-zA-Z]{2})|\s+\((?!(?:mod|base|in|to|or|and|if|when|not)\b)(?=[a-zA-Z]{2,}[\s)])"
            r"|\s*,?\s+and\s+(?=(?:we|so|she|he|they|thus|hence|therefore)\b)"

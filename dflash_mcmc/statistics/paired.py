@@ -250,7 +250,7 @@ def power_of(problems: int, difference: float, discordant: float, level: float =
 
 
 def problems_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
-    """The smallest number of problems that detects the difference with this power. Raises UserError."""
+    """A number of problems that detects the difference with this power, and one fewer does not. Raises UserError."""
     _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
     return _smallest(lambda problems: power_of(problems, difference, discordant, level) >= power, difference)
 

@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
     """Its most frequent text; in a tie, the first one."""
     number: int
     correct: bool
-    """Whether any of its texts was graded correct."""
+    """Whether that text was graded correct. Texts of one vote may differ in what the normal form drops."""
 
 
 class VoteCounts(NamedTuple):
@@ -56,11 +56,12 @@ class Votes(NamedTuple):
     def of(cls, chains: Sequence[Record]) -> Votes:
         """The votes in the records of one problem."""
         texts = [(record["answer"] or "").strip() for record in chains]
-        correct = {normal_form(text) for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
+        correct = {text for text, record in zip(texts, chains, strict=True) if record["verdict"] == "correct"}
         written: dict[str, Counter[str]] = {}
         for text in filter(None, texts):
             written.setdefault(normal_form(text), Counter())[text] += 1
-        candidates = [Candidate(votes.most_common(1)[0][0], votes.total(), vote in correct) for vote, votes in written.items()]
+        candidates = [Candidate(text, votes.total(), text in correct)
+                      for votes in written.values() for text, _ in votes.most_common(1)]
         index_of = {vote: index for index, vote in enumerate(written)}
         return cls(tuple(candidates), texts.count(""), tuple(index_of[normal_form(text)] if text else -1 for text in texts))
 

@@ -32,6 +32,9 @@ TEXTS = {
     "The answer is Vitamin C": None, "It cannot be that the answer is A.": None, "I don't think the answer is A": None,
     "It cannot be A, so the answer is B.": "B", "The answer is not B but C.": None, "The answer isn't A": None,
     "The answer is A, B, or C": None, "The answer is A.\nThe answer is B or C": None, "The answer is A and (B)": None,
+    "The answer is A. However, the correct answer should be D.": "D", "The answer is therefore D.": "D",
+    "First the answer is A, it seems. But B is the correct answer.": "B", "Statement B is the best. The answer is C": "C",
+    "The answer is A. In general, the answer to the question is C.": "C", "Statement B is correct": None,
     "The answer is A good idea": None, "The answer is A mix of B and gold": None, "The answer is K": None,
 }
 
@@ -57,6 +60,7 @@ LOOPS = {
     "Option A is not correct. ": None, "It cannot be the answer is A ": None, "not be answer is A ": None,
     "The answer is that.\n": None, "answer": None, "answer ": None, " ": None, "\\text{": None, "\\text ": None,
     "\\boxed{": None, "not be ": None, "A. ": "A", "(": None, "option A ": None,
+    "A**": None, "the answer to ": None, "A is the ": None, "A is the best answer ": "A",
 }
 
 

@@ -82,6 +82,8 @@ TESTED = {
     "stdin, exits": (STDIN, "import os\nos._exit(0)", "failed_test"),
     "stdin, verdict": (STDIN, "import os, sys\nos.write(int(sys.argv[1]), b'x')", "raised"),
     "stdin, crash": (STDIN, "import ctypes\nctypes.string_at(0)", "killed"),
+    "stdin, deep": (STDIN, "def f(n):\n    return n and 1 + f(n - 1)\nassert f(5000) == 5000\n"
+                    "print(sum(map(int, input().split())))", "tests"),
     "digits": (json.dumps({"inputs": [""], "outputs": ["1" + "0" * 5000]}), "print(10 ** 5000)", "tests"),
     "digits, input": (json.dumps({"inputs": ["1" + "0" * 5000], "outputs": ["2"]}), "print(int(input()) % 7)", "tests"),
     "reals": (json.dumps({"inputs": [""], "outputs": ["0.333333333333"]}), "print('%.6f' % (1 / 3))", "tests"),

@@ -21,6 +21,7 @@ from hypothesis import strategies as some
 
 from dflash_mcmc.config import command
 from dflash_mcmc.fields import spec_of, walk
+from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grid.folder import Grid, Point
 from dflash_mcmc.grid.snapshot import write_point
 from dflash_mcmc.process import program
@@ -207,7 +208,7 @@ def test_wrong_options_are_one_line(capsys, name, arguments):
         refused_in_one_line(code, lines, (name, arguments))
 
 
-LINES = [record(f"p{number}", "correct", chain, text="so \\boxed{1}", grader="math 5") for number in range(2)
+LINES = [record(f"p{number}", "correct", chain, text="so \\boxed{1}", grader=f"math {VERSION}") for number in range(2)
          for chain in range(2)]
 READERS = {"report": ("report.__main__", []), "regrade": ("regrade", ["grader.timeout_seconds=8"]), "runs": ("runs", []),
            "export": ("export", ["--to", "inspect"])}

@@ -76,6 +76,14 @@ def test_a_vote_is_a_normalised_text_for_right_and_wrong_answers():
     assert (row["answer"], row["correct"]) == ("1/3", 0.0)
 
 
+def test_a_vote_is_right_if_the_text_that_it_returns_is():
+    """The normal form drops words, and texts of one vote may differ in their verdicts."""
+    row, = majority(graded(("2", "correct"), *4 * [(r"2 \text{ or } -2", "wrong")]))
+    assert (row["answer"], row["votes"], row["correct"]) == (r"2 \text{ or } -2", 5, 0.0)
+    row, = majority(graded((r"2 \text{ or } -2", "wrong"), *4 * [("2", "correct")]))
+    assert (row["answer"], row["votes"], row["correct"]) == ("2", 5, 1.0)
+
+
 def test_a_vote_does_not_know_the_gold_answer():
     """Texts that only the grader recognises as equal are different votes, as wrong answers are."""
     found = graded(("2/4", "correct"), (r"\\frac{3}{6}", "correct"), ("0.50", "correct"), ("3", "wrong"), ("3", "wrong"))

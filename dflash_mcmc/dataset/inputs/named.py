@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,9 @@ def _rendered(field: str, source: str, row: dict, where: str) -> str:
 
 def _written(value: Any, decimal: bool = False) -> Any:
     """A whole number as text, and with `decimal` a finite number too; any other value unchanged."""
-    return str(value) if type(value) is int or (decimal and type(value) is float and abs(value) < float("inf")) else value
+    if decimal and type(value) is float and abs(value) < float("inf"):
+        return format(Decimal(repr(value)), "f")  # without an exponent, whose e may be read as Euler's number
+    return str(value) if type(value) is int else value
 
 
 def _level(value: object, problem: object) -> int | None:

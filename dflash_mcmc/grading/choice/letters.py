@@ -17,11 +17,13 @@ from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPO
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
-_STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+(?:is|would\s+be|must\s+be|:)|\s*[:=])\s*:?"
+_STATED = re.compile(r"(?:answer|choice|option)[*_]*(?:\s+(?:choice|option))?(?:\s+to\s+[^.\n:=]{1,80}?)?"
+                   r"(?:\s+(?:is|(?:will|would|must|should)\s+be|:)|\s*[:=])\s*:?(?:\s*(?:therefore|thus|simply|clearly)\b)?"
                    r"(?:\s*(?:the\s+)?(?:option|choice|letter)\b)?", re.IGNORECASE)
 _PREFIX = re.compile(r"(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:option|choice|answer|letter)"
                      r"\s*(?:is\b|[:=])?\s*(?=\W*[A-Za-z]\b)", re.IGNORECASE)
-_CONFIRMED = r"(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
+_CONFIRMED = (r"(?:(?i:option|choice|answer)\s+[*_(]*([{letters}])[*_)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right|true|best))\b"
+              r"|(?<![A-Za-z0-9'’])([{letters}])[*_)]{{0,3}}\s+(?i:is\s+the\s+(?:correct|right|best)\s+(?:answer|option|choice))\b)")
 _DENIED = re.compile(r"(?P<denial>(?:\bnot|n['’]t|\bcannot|\bnever)\s+(?:be|think|believe|mean|say|true|the\s+case)\b)"
                      r"|[.,;!?\n]+", re.IGNORECASE)
 """A denial, or punctuation, which ends the scope of a denial."""
@@ -110,7 +112,7 @@ def _statements(answer: str, letters: str) -> Iterator[set[str]]:
         before = bisect_right(ends, statement.start())
         if before and marks[before - 1]["denial"]:
             continue
-        confirmed = statement.group(1) if statement.re.groups else None
+        confirmed = next(filter(None, statement.groups()), None)
         yield {confirmed} if confirmed else _at_start(_sentence(answer[statement.end():statement.end() + MAX_LENGTH]), letters)
 
 

@@ -41,6 +41,9 @@ _CODE = re.compile(r"^(?:import |from \w+ import |(?:async )?def \w|class \w|@\w
 _STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```")
 """Ends of a completion: the stop sequences of HumanEval (Chen et al. 2021, section 2.1), and the end of a fenced block."""
 _INDENT = "    "
+_INDENTED = re.compile(r"\s*^[ \t]+\S", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
+"""An import that must precede all other code."""
 _HARNESS = Path(__file__).parent / "inside" / "examples.py"
 _BEGIN, _DONE = "[BEGIN]", "[DONE]"
 """The marks around a program in MBPP's few-shot prompt (Austin et al. 2021, appendix)."""
@@ -50,8 +53,9 @@ def program_of(text: str, task: CodeTask) -> str | None:
     """The program in a text; None if the text is empty or its thinking does not end.
 
     If a fenced block defines the entry point, the program is the prompt's imports and helpers, followed by the last such
-    block. A text without fences counts as one block, and so does the text before a closing fence whose opening fence is in the
-    prompt. Any other text is a completion of the prompt, which is cut at the first stop sequence.
+    block. A text without fences counts as one block, unless it begins with the indented body of a function, and so does the
+    text before a closing fence whose opening fence is in the prompt. Any other text is a completion of the prompt, which is
+    cut at the first stop sequence.
 
     Without a prompt (MBPP, LiveCodeBench) there is nothing to complete. The program is the last fenced block that defines the
     entry point, or else the last fenced block. Without fences, it is the text between the marks of MBPP's few-shot prompt, or
@@ -64,10 +68,10 @@ def program_of(text: str, task: CodeTask) -> str | None:
         return _whole_program(answer, task)
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\b", re.MULTILINE)
     whole = [block for block in _blocks(answer) if defines.search(block)]
-    if not whole and "```" not in answer and defines.search(answer):
-        whole = [answer]
+    if not whole and "```" not in answer and defines.search(answer) and not _INDENTED.match(answer):
+        whole = [_code(answer)]
     if whole:
-        return _preamble(task, defines) + whole[-1]
+        return "".join(_FUTURE.findall(whole[-1])) + _preamble(task, defines) + _FUTURE.sub("", whole[-1])
     return task.prompt + _completion(_OPENED.sub("", answer, count=1) if _OPENED.match(answer) else answer)
 
 

@@ -116,11 +116,13 @@ class AnswerComparison:
         self._set_rule("relation")
         if not isinstance(related, Related) or not isinstance(other, Related) or related.sign != other.sign:
             return False
+        sides, other_sides = ([token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
+        if sides == other_sides:
+            return True
         try:
             difference, other_difference = left_minus_right(related), left_minus_right(other)
         except NotParsed:
-            sides, other_sides = ([token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
-            return sides == other_sides
+            return False
         factor = values.ratio(difference, other_difference)
         if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
             return False

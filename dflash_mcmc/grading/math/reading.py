@@ -356,6 +356,8 @@ def is_name(tokens: Sequence[Token]) -> bool:
         return False
     if any(token.value.lower().split()[-1:] in ([word] for word in _NEGATIONS) for token in tokens):
         return False  # `\text{not } x = 5`
+    if [token.value for token in tokens[1:6]] == ["^", "{", "-", "1", "}"] and tokens[6:7] and tokens[6].value == "(":
+        tokens = [tokens[0], *tokens[6:]]  # the inverse of a function, `f^{-1}(x)`
     if any(token.value in (r"\frac", "/") for token in tokens):  # a ratio of lengths such as AB/CD is a name too
         tokens = [token for token in tokens if token.value not in (r"\frac", "/", "{", "}")]
         if any(token.kind == "number" for token in tokens):

@@ -127,7 +127,10 @@ def _agree(a: mpc, b: mpc) -> bool:
 
 
 def ratio(a: Node, b: Node) -> Fraction | None:
-    """The rational factor r with a = r * b at all of a few fixed points; None if there is none."""
+    """The rational factor r with a = r * b at all of a few fixed points; None if there is none.
+
+    Where a formula has no rational value there, as one with pi or a root, it is that of one point, found in `DIGITS` digits.
+    """
     names = sorted(symbols(a) | symbols(b))
     ratios = set()
     for shift in _SCALES:
@@ -136,10 +139,31 @@ def ratio(a: Node, b: Node) -> Fraction | None:
             over, under = exact(a, point), exact(b, point)
         except NoValue:
             return None
-        if not over or not under:  # None or 0
+        if over is None or under is None:
+            return _numeric_ratio(a, b)
+        if not over or not under:
             return None
         ratios.add(over / under)
     return ratios.pop() if len(ratios) == 1 else None
+
+
+def _numeric_ratio(a: Node, b: Node) -> Fraction | None:
+    """The simple fraction that a / b is at the first point at which both have real values; None if it is no such fraction."""
+    import mpmath
+
+    with mpmath.workdps(DIGITS):
+        for point in _points(symbols(a) | symbols(b)):
+            try:
+                found = _numeric(a, point) / _numeric(b, point)
+                factor = Fraction(str(mpmath.re(found))).limit_denominator(_MOST_DENOMINATOR)
+            except (NoValue, ArithmeticError, ValueError, TypeError):
+                continue
+            return factor if factor and _agree(found, mpmath.mpf(factor.numerator) / factor.denominator) else None
+    return None
+
+
+_MOST_DENOMINATOR = 10_000
+"""The largest denominator of a factor between two equations."""
 
 
 def _points(names: set[str]) -> Iterator[dict[str, mpc]]:
@@ -290,6 +314,8 @@ def verified(gold: Node, answer: Node) -> bool:
     """Whether math-verify finds two formulas equal. Its settings are those with the fewest false accepts on labelled pairs."""
     from math_verify import verify
 
+    if "symbol" in (gold.kind, answer.kind):  # math-verify compares the names if a side is one
+        gold, answer = (Node("add", (node, Node("number", value=Fraction(1)))) for node in (gold, answer))
     names = sorted(symbols(gold) | symbols(answer))
     if len(names) > len(_LETTERS):
         raise Unsupported("number of symbols")

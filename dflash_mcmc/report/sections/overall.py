@@ -48,7 +48,8 @@ algebra), for comparison only; the verdicts do not use it.
 _VOTES = """
 A majority or best-of-N row combines the given number of chains into one answer per problem, for the problems that have all
 chains. A tied vote counts as its expected value. If a vote uses fewer chains than are recorded, the row is the mean over all
-ways to choose them. Its tokens and token-forwards are sums over its chains. Its time is that of the slowest chain. Answers
+ways to choose them. Its tokens and token-forwards are sums over its chains. Its time is that of the slowest chain, for an
+adaptive vote the sum over the chains until it stops. Answers
 count as the same vote if their normalised strings are equal; the gold answer has no influence. Independent draws have a row
 for each number of chains that costs as much as another run, as a baseline of equal compute. The weighted votes that a run's
 `aggregate` names have rows too; the section on rules of votes explains them and compares all of them.
@@ -128,8 +129,8 @@ Token-forwards are the positions that the target evaluates for an answer: prompt
 seconds are the answer's share of the engine's time in its batch. Prefill and draw are their two parts: reading prompts and
 prefixes, and everything else. The grader works beside the engine; its seconds are no part of the device seconds. Seconds to
 the answer are the time from its start to its end, while other answers run in the same batch. A vote costs the sum of its
-chains; its seconds to the answer are those of its slowest chain. A dash means that the seconds were not measured: engine=vllm
-measures no prefill, and a vote has no parts of its own.
+chains; its seconds to the answer are those of its slowest chain, and an adaptive vote adds those of its chains. A dash means
+that the seconds were not measured: engine=vllm measures no prefill, and a vote has no parts of its own.
 
 A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
 cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only the

@@ -33,6 +33,9 @@ WHOLE = "def f(x):\n    return 0\n"
     (f"```python\ndef f(x):\n    return 1\n```\nBetter:\n```python\n{WHOLE}```", HEAD + WHOLE),
     (f"```python\n{WHOLE}```\nUsage:\n```python\nprint(f([]))\n```", HEAD + WHOLE),
     (WHOLE, HEAD + WHOLE),
+    ("Here is the code:\n\n" + WHOLE, HEAD + WHOLE),
+    ("    return 0\n\n\n" + TASK.prompt + "    return 1\n", TASK.prompt + "    return 0\n\n\nfrom typing import List\n\n"),
+    (f"```python\nfrom __future__ import annotations\n{WHOLE}```", "from __future__ import annotations\n" + HEAD + WHOLE),
     (f"<think>def f(x): hm</think>\n```python\n{WHOLE}```", HEAD + WHOLE),
     ("<think>unfinished", None), ("", None), (" \n", None),
 ])

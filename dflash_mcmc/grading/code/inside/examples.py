@@ -17,8 +17,9 @@ _PRELUDE = "\n".join([
     "from itertools import *", "from functools import *", "from operator import *", "from io import *", "from sys import *",
     "from json import *", "from builtins import *", "from typing import *",
     *(f"import {name}" for name in ("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
-                                    "statistics", "itertools", "functools", "operator", "io", "sys", "json"))])
-"""Imports that LiveCodeBench's evaluation puts before a program: starter code uses `List` without an import."""
+                                    "statistics", "itertools", "functools", "operator", "io", "sys", "json")),
+    "sys.setrecursionlimit(50000)"])
+"""What LiveCodeBench's evaluation puts before a program: starter code uses `List` without an import."""
 _SIGNALLED = 128
 _MAX_INT_DIGITS = 50000
 """The largest number of digits of an integer that is read or written, as in LiveCodeBench's evaluation; Python has 4,300."""
