@@ -32,7 +32,7 @@ from dflash_mcmc.config.overrides import (
 )
 from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points_of
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.registry import GROUPS
 from dflash_mcmc.types import Lengths
 
@@ -136,6 +136,9 @@ def check_command(arguments: Sequence[str]) -> Command:
             jobs = list(jobs_of(composing, points, optional))
             if sweep is None:
                 note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
+            elif len(seeds := {job.config.seed for job in jobs}) > 1:
+                note(f"seed: {len(seeds)} values make runs of their own, which no row pools; num_chains={len(seeds)} draws as "
+                     "many samples of each problem in one run, and its rows have their mean")
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(points), optional)

@@ -23,8 +23,14 @@ from dflash_mcmc.registry import GROUPS, components
 
 SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
-             "num_return_sequences": "num_chains", "batch_size": "hardware.num_slots"}
+             "num_return_sequences": "num_chains", "batch_size": "hardware.num_slots", "num_problems": "dataset.limit",
+             "num_shots": "dataset.fewshot", "num_fewshot": "dataset.fewshot", "output_dir": "paths.outputs",
+             "assistant_model": "draft=model draft.model", "steps": "sampler.num_steps", "mcmc_steps": "sampler.num_steps",
+             **dict.fromkeys(("num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens", "gamma"),
+                             "draft.num_drafted")}
 """Fields by the names that they have in other programs."""
+_SWITCHES = {"do_sample": ("sampler=greedy", "sampler=temperature"), "wandb": ("tracker=none", "tracker=wandb")}
+"""What other programs switch off and on, and the options for it here."""
 _USUAL = ("temperature", "power_mh", "layer", "hf", "local")  # named first; alone, where a Python program gives the field
 
 
@@ -112,6 +118,7 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
         hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
+    more += f"; a hub name of one part is model=hf model.path={option}" if group == "model" else ""
     for other in {"sampler": ["condition"], "blend": ["condition"], "condition": ["sampler", "blend"]}.get(group, ()):
         if option in option_files()[other]:
             more = f"; or the {other} of this name: {other}={option}"
@@ -160,11 +167,13 @@ def _meant(name: str, override: Override, composed: DictConfig, fields: Sequence
         return sorted(instead)
     fixed = [each for each in GROUPS if OmegaConf.select(composed, f"condition.{each}") is not None]  # to the chosen option
     near = [f"{own}.{key}" for key in composed[own] if str(key).endswith(f"_{last}")] if own in fixed else []
-    if last == "do_sample":
-        return ["sampler=temperature" if override.value() else "sampler=greedy"]
+    if last in _SWITCHES:
+        return [_SWITCHES[last][bool(override.value())]]
     if last == "name" and group in GROUPS:
         return [f"{group}={given_value(override)}"]
-    here = near if own else [_KNOWN_AS[last]] if last in _KNOWN_AS else [
+    known = _KNOWN_AS.get(last, "")
+    node = OmegaConf.select(composed, known.rpartition(".")[0]) if "." in known else composed
+    here = near if own else [known] if "=" in known or (known and known.rpartition(".")[2] in node) else [
         *([last] if last in composed else []),
         *(f"{key!s}.{last}" for key, node in composed.items_ex(resolve=False) if OmegaConf.is_dict(node) and last in node)]
     without = f" without condition={OmegaConf.select(composed, 'condition.name')}"

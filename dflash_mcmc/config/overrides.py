@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dflash_mcmc.errors import UserError, did_you_mean, note, shortened
+from dflash_mcmc.errors import UserError, did_you_mean, shortened
 from dflash_mcmc.registry import GROUPS, components
 
 _FIELD = re.compile(r"(?P<field>\+{0,2}(?!hydra\.)\w+(?:\.\w+)+)=(?P<text>.*[{}].*)", re.DOTALL)
@@ -74,7 +74,7 @@ def option_for(group: str, path: str) -> str:
 def readable(text: str) -> str:
     """The override as Hydra's grammar can read it. An unreadable value with braces is put in quotes, as one text.
 
-    Any other override is returned unchanged. If the quoted value has a comma, a note explains that it is no sweep.
+    Any other override is returned unchanged. Raises UserError for a text that is rather several: a comma without a space.
     """
     braced = _FIELD.fullmatch(text)
     if braced is None:
@@ -82,8 +82,11 @@ def readable(text: str) -> str:
     with suppress(HydraException):
         OverridesParser.create().parse_override(text)
         return text
-    if "," in braced["text"]:
-        note(f"{braced['field'].lstrip('+')}: read as one text, {braced['text']!r}; a sweep needs quotes around each value")
+    if re.search(r",(?!\s)", braced["text"].rstrip(",")):
+        field, text = braced["field"], braced["text"]
+        each = ",".join(map(quoted, text.split(",")))
+        raise UserError(f"{field.lstrip('+')}: given {text}; allowed: quotes around each value of a sweep, {field}='{each}', "
+                        f"or around one text with commas, {field}='{quoted(text)}'")
     return f"{braced['field']}={quoted(braced['text'])}"
 
 

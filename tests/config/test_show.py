@@ -186,9 +186,12 @@ def test_a_field_that_is_no_text_still_refuses_it():
     command_is_refused(["sampler.alpha={2"], "allowed: a number >= 1e-06", start="sampler.alpha: given ")
 
 
-def test_a_comma_in_a_text_gives_a_note(capsys):
-    readable("dataset.prompt={question} A,{question} B2")
-    assert "dataset.prompt: read as one text, '{question} A,{question} B2'; a sweep needs quotes" in capsys.readouterr().err
+def test_texts_of_a_sweep_need_quotes():
+    with refused("dataset.prompt: given {question} A,{question} B2; allowed: quotes around each value of a sweep, "
+                 """dataset.prompt='"{question} A","{question} B2"', or around one text with commas, """
+                 """dataset.prompt='"{question} A,{question} B2"'"""):
+        readable("dataset.prompt={question} A,{question} B2")
+    assert readable("dataset.prompt={question} Think, then answer.") == 'dataset.prompt="{question} Think, then answer."'
 
 
 # The fields of hydra/launcher=slurm: typed, bounded, and named in one line where they are wrong.

@@ -165,6 +165,13 @@ def test_only_points_that_do_the_same_are_one_job():
     assert shown("-m", "seed=1,1") == [("seed=1", "")]
 
 
+def test_a_sweep_of_seeds_says_what_pools_draws(capsys):
+    cli.check_command(["-m", "condition=temp", "seed=0,1,2", "tracker=none"])
+    assert "num_chains=3 draws as many samples of each problem in one run" in capsys.readouterr().err
+    cli.check_command(["-m", "condition=temp,ps", "seed=1", "tracker=none"])
+    assert "num_chains" not in capsys.readouterr().err
+
+
 def test_a_probe_leaves_out_the_groups_that_it_does_not_use():
     assert shown("-m", "probe=none,layer_rank", "condition=ps,temp", "sampler.alpha=2") == [
         ("probe=none condition=ps alpha=2", ""), ("probe=none condition=temp alpha=2", ""),

@@ -391,6 +391,21 @@ def test_interaction_ignores_the_seed_of_greedy_runs(tmp_path):
     assert len(compared.interaction_section(study_over(tmp_path)).tables[0].rows) == 1
 
 
+def test_the_front_is_of_the_runs_with_the_most_answers(tmp_path):
+    """Votes over five problems are many rows, and of fewer answers than two runs over forty."""
+    write(tmp_path / "demo", "greedy", solved(10, 40, token_forwards=100))
+    write(tmp_path / "demo", "ps", solved(20, 40, token_forwards=900))
+    draws = [record(f"p{number:02d}", "correct", chain, answer="1", token_forwards=50) for number in range(5)
+             for chain in range(8)]
+    write(tmp_path / "demo", "temp", draws)
+    section = overall.cost_section(study_over(tmp_path))
+    fronts = {row["run"]: row["front_token_forwards"] for row in section.tables[0].rows}
+    assert [name for name, is_best in fronts.items() if is_best] == ["greedy", "ps"]
+    assert len(fronts) > 4
+    column = next(each for each in section.tables[0].columns if each.header == "on front by token-forwards")
+    assert [column.text(row) for row in section.tables[0].rows][-1] == "other problems"
+
+
 def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
     """Ten easy problems of forty, all solved, do not count, whatever they cost."""
     write(tmp_path / "demo", "greedy", solved(10, 40, token_forwards=100))

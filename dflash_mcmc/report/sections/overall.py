@@ -133,16 +133,16 @@ chains; its seconds to the answer are those of its slowest chain, and an adaptiv
 that the seconds were not measured: engine=vllm measures no prefill, and a vote has no parts of its own.
 
 A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
-cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only the
-largest group of runs over the same problems, because accuracies over different problems are not comparable.
+cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only runs over the same
+problems, because accuracies over different problems are not comparable: of several such groups, that with the most answers.
 """
 
 
 def cost_section(study: Study) -> Section:
     """One row per run and per vote."""
     rows = [_row(entry) for entry in study.entries]
-    problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete)
-    largest = max(problems, key=lambda ids: (problems[ids], len(ids)), default=frozenset())
+    problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete and not entry.voted)
+    largest = max(problems, key=lambda ids: problems[ids] * len(ids), default=frozenset())
     for row, entry in zip(rows, study.entries, strict=True):
         row["comparable"] = entry.run.complete and frozenset(entry.outcomes.problems) == largest
     for cost in _COSTS:
@@ -171,7 +171,8 @@ def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
 
 def _cost_columns() -> list[ReportColumn]:
     def front(header: str, cost: str) -> ReportColumn:
-        return ReportColumn(header, lambda row: "yes" if row[f"front_{cost}"] else "-", number=False)
+        return ReportColumn(header, lambda row: "yes" if row[f"front_{cost}"] else "-" if row["comparable"] else
+                            "other problems" if row["complete"] else "not complete", number=False)
 
     return [named("run", "run"), shared("accuracy", "accuracy"),
             numbered("token-forwards", "token_forwards", ",.0f"),
