@@ -159,10 +159,21 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
 def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: frozenset[str]) -> Iterator[Job]:
     """The checked job of each point of a grid, in order. Points that do the same share the job of the first one.
 
-    A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError.
+    A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError, whose line
+    names the point.
     """
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
-    jobs = {texts: job_of(composing, texts) for texts in dict.fromkeys(kept)}  # points that keep the same texts are one job
+    everywhere = set(kept[0]).intersection(*kept)
+
+    def checked(texts: Texts) -> Job:
+        try:
+            return job_of(composing, texts)
+        except UserError as error:
+            if own := [text for text in texts if text not in everywhere]:
+                error.args = (f"{error}; at the point {' '.join(own)}",)
+            raise
+
+    jobs = {texts: checked(texts) for texts in dict.fromkeys(kept)}  # points that keep the same texts are one job
     effects = {texts: _effects(job) for texts, job in jobs.items()}
     alike: dict[str, list[int]] = {}
     for index, texts in enumerate(kept):

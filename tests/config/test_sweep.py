@@ -32,7 +32,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner.preflight import CheckedJob
 from dflash_mcmc.runner.tasks import RunResult
-from tests.refusals import command_is_refused
+from tests.refusals import command_is_refused, refused
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +163,11 @@ def test_only_points_that_do_the_same_are_one_job():
         ("alpha=2 temperature=null", ""), ("temperature=0.1", "sampler.alpha"), ("alpha=4 temperature=null", "")]
     assert shown("-m", "condition=ps", "sampler.proposal=base,matched") == [("condition=ps", "sampler.proposal")]
     assert shown("-m", "seed=1,1") == [("seed=1", "")]
+
+
+def test_a_mistake_at_one_point_names_it():
+    with refused("sampler.alpha: given -1.0; allowed: ", "; at the point sampler.alpha=-1"):
+        cli.check_command(["-m", "condition=ps", "sampler.alpha=2,-1", "blend.beta=0.1", "--if-present=blend.beta"])
 
 
 def test_a_sweep_of_seeds_says_what_pools_draws(capsys):
