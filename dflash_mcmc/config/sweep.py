@@ -159,8 +159,8 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
 def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: frozenset[str]) -> Iterator[Job]:
     """The checked job of each point of a grid, in order. Points that do the same share the job of the first one.
 
-    A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError, whose line
-    names the point.
+    A job leaves out overrides that do not apply to it, and swept values that have no effect in it. Raises UserError, whose
+    line names the point.
     """
     kept = [_applying(composing, tuple(texts), optional) for texts in points]
     everywhere = set(kept[0]).intersection(*kept)
