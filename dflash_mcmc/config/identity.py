@@ -114,15 +114,25 @@ def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
               configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The labels of runs that are shown together.
 
-    If several runs have the same name, the settings that vary among them are in the labels of all of them. Models, drafts and
-    data sets have the names of their folders or their hub names.
+    If several runs have the same name, the settings that vary among them are in the labels of all of them. The fields of a
+    component are settings of the runs that have it. Models, drafts and data sets have the names of their folders or their hub
+    names.
     """
     shown = [followed(identity) for identity in with_names(identities, configs)]
     labels = []
     for name, identity, config in zip(names, shown, configs, strict=True):
         alike = [other for other_name, other in zip(names, shown, strict=True) if other_name == name]
-        labels.append(run_label(name, config, {key: identity[key] for key in varying(alike) if key in identity}))
+        labels.append(run_label(name, config, {key: identity[key] for key in _own(identity, alike)}))
     return labels
+
+
+def _own(identity: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields that vary among runs: options of groups, and fields among the runs that have the option of this one."""
+    def shown(name: str) -> bool:
+        group, is_field, _ = name.partition(".")
+        return not is_field or name in varying([other for other in alike if other.get(group) == identity.get(group)])
+
+    return [name for name in varying(alike) if name in identity and shown(name)]
 
 
 def varying(identities: Sequence[Mapping[str, Any]]) -> list[str]:

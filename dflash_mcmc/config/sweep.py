@@ -42,8 +42,8 @@ _INPUTS = ("model", "draft", "dataset")
 """Groups whose options can be left out, because some experiments do not use these groups."""
 _MOST_POINTS = 100_000
 """The most points of a sweep. More are a mistake in a range, which would take minutes and gigabytes to compose."""
-_IN_A_LABEL = ("condition", "blend", "draft", "sampler", "decoder")
-"""Groups whose options the label of a run names."""
+_IN_A_LABEL = ("condition", "blend", "sampler", "draft", "decoder")
+"""Groups whose options the label of a run names; the label of a condition names the first three."""
 
 
 class Sweep(NamedTuple):
@@ -277,7 +277,8 @@ def point_labels(jobs: Sequence[Job]) -> list[str]:
 
 def _point_label(job: Job, swept: Sequence[str]) -> str:
     values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
-    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in _IN_A_LABEL})
+    named = _IN_A_LABEL[: 3 if job.config.condition.name else None]
+    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in named})
 
 
 class _JobOutcome(NamedTuple):
