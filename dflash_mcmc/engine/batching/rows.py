@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import Operation, SamplingParams
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.vllm.ledger import Ticket
 
 
 class Status(enum.IntEnum):
@@ -318,26 +321,8 @@ class TwoPartStepper(Stepper, Protocol):
 
 _LAW = 3
 """Columns of a law: log q, and the two ends of the interval."""
-
-
-class AsksColumns(Protocol):
-    """What tells the columns of tokens: an operation, or a group of them."""
-
-    @property
-    def params(self) -> SamplingParams:
-        """The law of the draw."""
-
-    @property
-    def laws(self) -> tuple[SamplingParams, ...]:
-        """Further laws."""
-
-    @property
-    def entropy(self) -> bool:
-        """Whether the entropy of p is asked for."""
-
-    @property
-    def kept(self) -> bool:
-        """Whether the kept set is asked for."""
+AsksColumns: TypeAlias = "Operation | Group | Ticket"
+"""What tells the columns of tokens."""
 
 
 def num_columns(asked: AsksColumns) -> int:
