@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -292,30 +292,6 @@ class Stepper(Protocol):
             groups: the sampling parameters of the rows.
             floors: whether any row has a floor. If not, floors are not checked.
             riders: rows after these that draw from the logits of other rows. Only plain steps can have them.
-        """
-
-
-class TwoPartStepper(Stepper, Protocol):
-    """A stepper whose steps consist of a proposal, one forward of the target over it, and a decision."""
-
-    @property
-    def window(self) -> int | None:
-        """Number of tokens that the target attends to; None for all."""
-
-    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
-                groups: tuple[Group, ...]) -> Any:
-        """What the target has to read for the first `batch` rows. Arguments are those of `step`.
-
-        The result has `fed` and `at`, int64 (rows, slots): tokens and their positions.
-        """
-
-    def settle(self, cache: SlotCache, state: Rows, proposed: Any, hidden: torch.Tensor, groups: tuple[Group, ...],
-               floors: bool) -> None:
-        """Gives live rows their tokens.
-
-        Args:
-            proposed: the result of `propose`.
-            hidden: the target's hidden states for it, (rows, slots, width).
         """
 
 

@@ -11,7 +11,7 @@ that starts inside a block keeps the tokens in the first slots. The answers equa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,19 +19,13 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import (
-    Group,
-    RowCounts,
-    Rows,
-    SharedForwards,
-    Status,
-    Stepper,
-    TwoPartStepper,
-    num_columns,
-)
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, num_columns
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import joined
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.speculative.speculator import Speculator
 
 
 class GridBlocks(NamedTuple):
@@ -61,7 +55,6 @@ class GridBlocks(NamedTuple):
 class BlockSteps:
     """Draws a block per step for rows that draw from the draft."""
 
-    window = None
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
         self.runner, self.drafter = runner, grid.drafter
         self.tokens_a_step = self.reach = grid.block_size
@@ -79,7 +72,7 @@ class BlockSteps:
         self.settle(cache, state, drawn, states, groups, floors)
 
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
-        """See `TwoPartStepper.propose`."""
+        """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
@@ -114,7 +107,12 @@ class BlockSteps:
 
     def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
-        """See `TwoPartStepper.settle`."""
+        """Gives live rows their tokens.
+
+        Args:
+            drawn: the result of `propose`.
+            states: the target's hidden states for it, (rows, slots, width).
+        """
         fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
         batch = len(fed)
         target = self._target(states, hidden, started)
@@ -172,7 +170,7 @@ class MixedSteps:
     """
 
     def __init__(self, runner: ModelRunner, blocks: Stepper, tokens: Stepper, others: Stepper,
-                 joined: tuple[TwoPartStepper, ...] = ()):
+                 joined: tuple[BlockSteps | Speculator, ...] = ()):
         self._runner, self._blocks, self._tokens, self._others, self._joined = runner, blocks, tokens, others, joined
         self._all = tuple(dict.fromkeys((blocks, tokens, others)))
         self.tokens_a_step = max(stepper.tokens_a_step for stepper in self._all)

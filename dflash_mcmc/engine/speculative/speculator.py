@@ -109,7 +109,7 @@ class Speculator:
         return self.speculation.fault.window
 
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
-        """See `TwoPartStepper.propose`."""
+        """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions[:, : self.tokens_a_step])
@@ -119,7 +119,7 @@ class Speculator:
 
     def settle(self, cache: SlotCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
-        """See `TwoPartStepper.settle`."""
+        """See `BlockSteps.settle`."""
         fed, positions, draft, offered, uniforms = drafted
         batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
         sources = {group.source for group in groups}
