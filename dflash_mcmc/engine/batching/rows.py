@@ -6,7 +6,7 @@ A step is plain, block by block, speculative, or a captured graph.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -357,6 +357,25 @@ def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dic
                                 history if group.rows is None else history.of_rows(group.slots(slots)))
             all_columns[mine, : columns.shape[1]] = columns
     return all_columns
+
+
+def processed(logits: torch.Tensor | Mapping[str, torch.Tensor], groups: Sequence[Group], slots: int,
+              history: laws.History = laws.NO_HISTORY,
+              params_of: Callable[[SamplingParams], SamplingParams] = lambda params: params) -> torch.Tensor:
+    """Logits processed by each row's group, (rows * slots, vocabulary).
+
+    Args:
+        logits: those of every group, or by the names of sources.
+        params_of: the law for a group's parameters.
+    """
+    of_groups = [logits if isinstance(logits, torch.Tensor) else logits[group.source] for group in groups]
+    if len(groups) == 1:
+        return laws.process(of_groups[0], params_of(groups[0].params), history)
+    result = torch.zeros_like(of_groups[0])
+    for group, values in zip(groups, of_groups, strict=True):
+        mine = group.slots(slots)
+        result[mine] = laws.process(values[mine], params_of(group.params), history.of_rows(mine))
+    return result
 
 
 def entropy(weights: laws.Weights) -> torch.Tensor:

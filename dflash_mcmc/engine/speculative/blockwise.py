@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, num_columns
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, num_columns, processed
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import joined
@@ -87,7 +87,7 @@ class BlockSteps:
 
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
             slots = slice(first, first + logits.shape[1])
-            parts.append(laws.weigh(self._processed(logits.flatten(0, 1), groups, logits.shape[1])))
+            parts.append(laws.weigh(processed(logits.flatten(0, 1), groups, logits.shape[1])))
             drawn, interval = laws.draw(parts[-1], uniforms[:, slots].reshape(-1))
             intervals.append(interval.view(batch, -1, 2))
             return torch.where(taken[:, slots], known[:, slots], drawn.view(batch, -1))
@@ -117,7 +117,7 @@ class BlockSteps:
         batch = len(fed)
         target = self._target(states, hidden, started)
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
-        own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
+        own = laws.weigh(processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
         tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
         log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
@@ -139,16 +139,6 @@ class BlockSteps:
             (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
         return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
-
-    def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
-        """Logits processed by each row's group, (rows * slots, vocabulary)."""
-        if len(groups) == 1:
-            return laws.process(logits, groups[0].params, laws.NO_HISTORY)
-        processed = torch.zeros_like(logits)
-        for group in groups:
-            mine = group.slots(slots)
-            processed[mine] = laws.process(logits[mine], group.params, laws.NO_HISTORY)
-        return processed
 
 
 _Parts: TypeAlias = Mapping[Stepper, tuple[Group, ...]]
