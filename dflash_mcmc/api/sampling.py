@@ -21,8 +21,8 @@ from dflash_mcmc.api.prompts import array_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
-from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.ops import Chain, SamplingParams, Score
 from dflash_mcmc.process import bars

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset.inputs import template_limits
-from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import stopping
 from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes

@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.engine.batching.interface import Hidden, TargetBlend
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import name_of
@@ -26,18 +27,15 @@ if TYPE_CHECKING:
     from dflash_mcmc.model import Model
     from dflash_mcmc.types import Problem
 
-Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 MASK_HELP = "only tokens with at least this share of the target's largest probability can be drawn; 0 = all tokens"
 
 
-class Blend(Component):
+class Blend(Component, TargetBlend):
     """Base class of blends. A subclass defines `mix`, and what `mix` reads: layers of the target, a draft, or a companion."""
 
     __slots__ = ()
 
     group = "blend"
-    mixes_logits: ClassVar[bool] = False
-    """Whether `mix` takes logits of the target and of another forward or layers, and need not be linear."""
     needs_companion: ClassVar[bool] = False
     """Whether `mix` takes the logits of another model that is fed the same tokens."""
     has_prompts: ClassVar[bool] = False
@@ -78,10 +76,6 @@ class Blend(Component):
     def check_model(self, model: Model) -> None:
         """Checks, without loading weights, that the companion fits a target. Raises UserError."""
 
-    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""
-        return ()
-
     def auxiliary(self, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden | None:
         """What `mix` adds a share of, made from the tapped layers. None for a blend that taps none."""
         return None
@@ -104,14 +98,6 @@ class Blend(Component):
         own: Any = self  # every blend but `none` has the field
         alone: Self = replace(own, beta=1.0)
         return alone
-
-    def norms_layers(self) -> bool:
-        """Whether the tapped layers' states pass the final norm before the head, for a blend with `mixes_logits`."""
-        return False
-
-    def restarts_grid(self) -> bool:
-        """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
-        return False
 
 
 @dataclass(kw_only=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import ConfigError, note
+from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model.files import Checkpoint, CheckpointSize, precision_name, size_of
 from dflash_mcmc.registry import name_of, options_with
 
@@ -64,10 +66,17 @@ class Draft(Component):
         return None
 
 
+@dataclass(kw_only=True)
 class CheckpointDraft(Draft):
-    """Base class of drafts in a checkpoint with DFlash's layout. A subclass declares fields, `family` and `load`."""
+    """Base class of drafts in a checkpoint with DFlash's layout. A subclass declares `family` and `load`."""
 
     __slots__ = ()
+
+    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
+                        "location is not")
+    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
+        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
 
     has_block_network: ClassVar[bool] = True
     """Whether one forward of the network serves a block, as DFlash's does."""
@@ -75,11 +84,6 @@ class CheckpointDraft(Draft):
     """Whether the law of a drafted token depends on the tokens drafted before it in the block."""
     example: ClassVar[str]
     """A hub name, for errors."""
-
-    if TYPE_CHECKING:  # dataclass fields of the subclass
-        path: str
-        revision: str | None
-        dtype: str
 
     @abstractmethod
     def family(self) -> Family:

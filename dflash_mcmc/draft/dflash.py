@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_mcmc.draft import CheckpointDraft, check_adapting
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ class DFlashDraft(CheckpointDraft):
     The tokens of a block are drawn independently of each other, given the target's features up to the anchor.
     """
 
-    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
-                        "location is not")
-    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
-        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
     block_size: int | None = identity(None, "positions of a block, including its anchor; null takes the number that the draft "
                                       "was trained for, which is also the largest", ge=2)
     adapt: Literal["none", "context", "online"] = identity(

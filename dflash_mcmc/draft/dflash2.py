@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -23,12 +22,6 @@ class DFlash2Draft(CheckpointDraft):
     One forward of the network serves a block. Its tokens are drawn one after another: the selector rescores the candidates of
     each slot by the token before it. A token that is no candidate has probability 0 under the draft.
     """
-
-    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
-                        "location is not")
-    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
-        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
 
     presets = ("tiny_dflash2",)
     is_slotwise = True

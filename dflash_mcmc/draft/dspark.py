@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.errors import ConfigError
@@ -28,9 +28,6 @@ class DSparkDraft(CheckpointDraft):
 
     path: str = runtime("deepseek-ai/dspark_qwen3_4b_block7", "folder of a checkpoint, or a hub name; its content is part of "
                         "the identity, but its location is not")
-    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
-        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
     confidence_threshold: float = identity(0.0, "a block ends before the first slot whose confidence is below it; 0 proposes "
                                            "whole blocks. It changes no law", ge=0, le=1)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ class Eagle3Draft(CheckpointDraft):
     the anchor. This law is the q of every rule. Tokens that the draft's vocabulary lacks have probability 0.
     """
 
-    path: str = runtime(MISSING, "folder of a checkpoint, or a hub name; its content is part of the identity, but its "
-                        "location is not")
-    revision: str | None = identity(None, "commit, tag or branch of a hub name; null takes the newest")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = identity(
-        "auto", "precision of the draft's weights and activations; auto = the checkpoint's own")
     num_drafted: int = identity(4, "number of tokens of a block", ge=1, le=1024)
 
     example = "RedHatAI/Qwen3-8B-speculator.eagle3"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from dflash_mcmc.draft.network.dflash import DFlash, block_pass
 from dflash_mcmc.engine.batching import attention
@@ -194,7 +194,7 @@ class Tree:
         self._model, self._length = model, length
         self._attention = attention.implementation("auto", model.device, model.dtype, model.attention_needs)
         layers: Any = cache.layers
-        self._cache = Cache(layers=[_BranchLayer(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in layers])
+        self._cache = DynamicCache([(layer.keys[:, :, :length], layer.values[:, :, :length]) for layer in layers])
         self._paths: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
@@ -302,35 +302,3 @@ def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
             yield slice(start, row)
             start, total = row, width
     yield slice(start, len(rows))
-
-
-class _BranchLayer(CacheLayerMixin):
-    """Keys and values of a prefix and of the tokens after it. The tensors of the prefix are not changed."""
-
-    is_sliding = False
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing, because the prefix exists already."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args,
-               **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends keys and values, each (1, heads, queries, dim). Returns all keys and all values."""
-        self.keys = torch.cat([self.keys, key_states], dim=2)
-        self.values = torch.cat([self.values, value_states], dim=2)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[2] + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.keys.shape[2]
-
-    def get_max_length(self) -> int:
-        return -1

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.errors import UserError
@@ -28,9 +28,6 @@ from dflash_mcmc.store.described import json_object
 from dflash_mcmc.store.files import append_line, open_to_extend, read_regular, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.store.schema import Count, Damaged, Schema, from_line, shown, to_line, whole_lines
-
-if TYPE_CHECKING:
-    from dflash_mcmc.grid.submission import Planned
 
 GRIDS = "grids"
 _FILE = "grid.json"
@@ -50,13 +47,6 @@ class Point:
     """The run folder."""
     num_asked: int | None = None
     """Number of samples that the point requests; None in a grid of an older version."""
-
-    @classmethod
-    def of(cls, planned: Planned) -> Point:
-        """The point as `grid.json` keeps it."""
-        job = planned.job
-        return cls(label=planned.label, overrides=list(job.overrides), choices=dict(job.choices), digest=planned.digest,
-                   folder=str(planned.folder), num_asked=planned.num_asked)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -46,19 +46,19 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
     launcher = _with_groups([job.config for job in command.jobs], launcher)
     cluster.check(launcher.partition)
     _submitit()
-    points = plan(command.jobs)
+    planned = plan(command.jobs)
     print(estimate.of(command))
-    shards = _shards([point.num_pending for point in points], launcher)
-    _say_complete(points)
+    shards = _shards([each.num_pending for each in planned], launcher)
+    _say_complete(planned)
     if not shards:
         return None
-    outputs, name = Path(points[0].job.config.paths.outputs).absolute(), points[0].job.config.name
+    outputs, name = Path(planned[0].job.config.paths.outputs).absolute(), planned[0].job.config.name
     made = [parent for parent in (outputs / name / GRIDS, outputs / name, outputs) if not parent.exists()]
-    grid = Grid.create(outputs, name, [*sys.orig_argv], launcher, [Point.of(point) for point in points])
+    grid = Grid.create(outputs, name, [*sys.orig_argv], launcher, [each.point for each in planned])
     try:
         snapshot.copy_code(grid.folder / "code")
-        for index, point in enumerate(points):
-            snapshot.write_point(grid.point_file(index), point.job.config, grid.folder / "code")
+        for index, each in enumerate(planned):
+            snapshot.write_point(grid.point_file(index), each.job.config, grid.folder / "code")
         _submit(grid, launcher, shards)
     except BaseException:
         shutil.rmtree(grid.folder)
@@ -66,7 +66,7 @@ def submit(command: Command, launcher: Slurm) -> Grid | None:
             if not any(parent.iterdir()):
                 parent.rmdir()
         raise
-    _say(grid, grid.jobs, sum(point.num_pending for point in points))
+    _say(grid, grid.jobs, sum(each.num_pending for each in planned))
     return grid
 
 
@@ -201,9 +201,9 @@ def _again(max_requeues: int) -> list[str]:
 
 
 def _say_complete(points: Sequence[Planned]) -> None:
-    complete = [point for point in points if not point.num_pending]
+    complete = [planned for planned in points if not planned.num_pending]
     if complete:
-        samples = sum(point.num_asked for point in complete)
+        samples = sum(len(planned.asked) for planned in complete)
         which = f"{len(complete)} of {len(points)} points" if len(complete) < len(points) else (
             "all points; nothing is submitted" if len(points) > 1 else "the run; nothing is submitted")
         print(f"already complete, with {samples:,} samples: {which}")
@@ -225,15 +225,9 @@ class Planned(NamedTuple):
     """A point and the samples that it lacks."""
 
     job: Job
-    label: str
-    digest: str
-    folder: Path
+    point: Point
     asked: frozenset[SampleKey]
     num_pending: int
-
-    @property
-    def num_asked(self) -> int:
-        return len(self.asked)
 
 
 class Recorded(NamedTuple):
@@ -256,11 +250,13 @@ def plan(jobs: Sequence[Job]) -> list[Planned]:
         digest = hash_of(identity_of(config))
         folder, keys = run_folder(config, digest).absolute(), asked(config)
         of_run = planned.setdefault(folder, [])
-        if any(keys <= point.asked for point in of_run):
+        if any(keys <= other.asked for other in of_run):
             continue
-        of_run[:] = [point for point in of_run if not point.asked <= keys]
-        of_run.append(Planned(job, label, digest, folder, keys, num_pending(folder, keys)))
-    return [point for of_run in planned.values() for point in of_run]
+        of_run[:] = [other for other in of_run if not other.asked <= keys]
+        point = Point(label=label, overrides=list(job.overrides), choices=dict(job.choices), digest=digest, folder=str(folder),
+                      num_asked=len(keys))
+        of_run.append(Planned(job, point, keys, num_pending(folder, keys)))
+    return [each for of_run in planned.values() for each in of_run]
 
 
 def asked(config: Config) -> frozenset[SampleKey]:

@@ -25,13 +25,13 @@ from dflash_mcmc.kernel import (
     doubling,
     doubling_cost,
     mh_cost,
+    published,
     result,
     stage_horizon,
     trace_entry,
     why_lengths_matter,
     why_weights_rise,
 )
-from dflash_mcmc.kernel.published import NO_EARLY_REJECTION, PublishedMH, check_published
 from dflash_mcmc.ops import Chain, Draw, Floor, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -92,7 +92,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.rule == "published":
-            check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
+            published.check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
             if config.dataset.must_end:
                 raise ConfigError("dataset.must_end", True, "false with sampler.rule=published, whose ratio leaves out the "
                                   "end of the longer answer")
@@ -122,7 +122,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""
-        eps = NO_EARLY_REJECTION if self.rule == "published" else why_lengths_matter(self.alpha)
+        eps = published.NO_EARLY_REJECTION if self.rule == "published" else why_lengths_matter(self.alpha)
         if not eps and self.rescore:
             eps = "sampler.rescore=true gives a suffix another weight at each step"
         exact = eps or why_weights_rise(self.alpha, self.law())
@@ -190,8 +190,7 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
         if self.rule == "published":
-            published = PublishedMH(self.alpha, self.num_blocks, self.num_steps, self.law(), self.source(), self.rescore)
-            return (yield from published.chain(prompt, horizon, key))
+            return (yield from published.chain(self, prompt, horizon, key))
         path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
         for block in self.blocks():
             block_key = key.fold_in("block", block)

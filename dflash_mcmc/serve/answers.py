@@ -8,8 +8,8 @@ from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_mcmc.engine.batching.stop_strings import cut
 from dflash_mcmc.errors import one_line
+from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import finishes

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, submission, work
-from dflash_mcmc.grid.folder import Grid, Point
+from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.runner.tracking import readable_name, tags
@@ -47,27 +48,27 @@ def lay(folder, *keys, torn: str = "") -> None:
 
 def test_points_are_those_of_the_sweep_with_what_differs_as_label(tmp_path):
     points = planned("condition=greedy,ps", "seed=1,2", outputs=tmp_path)
-    assert [point.label for point in points] == ["greedy seed=1", "greedy seed=2", "ps seed=1", "ps seed=2"]
-    assert len({point.folder for point in points}) == 4
+    assert [each.point.label for each in points] == ["greedy seed=1", "greedy seed=2", "ps seed=1", "ps seed=2"]
+    assert len({each.point.folder for each in points}) == 4
     assert [point.num_pending for point in points] == [4, 4, 4, 4]
     assert {point.job.choices["condition"] for point in points} == {"greedy", "ps"}
 
 
 def test_points_that_come_to_one_run_are_one_and_the_larger_counts(tmp_path):
     points = planned("condition=greedy", "sampler.alpha=1,2,3", outputs=tmp_path)
-    assert [point.num_asked for point in points] == [4]
+    assert [each.point.num_asked for each in points] == [4]
     points = planned("condition=ps", "num_chains=1,3,2", outputs=tmp_path)
-    assert [(point.label, point.num_asked) for point in points] == [("ps num_chains=3", 12)]
+    assert [(each.point.label, each.point.num_asked) for each in points] == [("ps num_chains=3", 12)]
 
 
 def test_what_is_recorded_is_not_pending(tmp_path):
     (point,) = planned("condition=ps", "num_chains=2", outputs=tmp_path)
     first, second, *_ = sorted(point.asked)
-    lay(point.folder, (*first, "correct"), (*second, "not_drawn"), ("of another", 0, "wrong"),
+    lay(Path(point.point.folder), (*first, "correct"), (*second, "not_drawn"), ("of another", 0, "wrong"),
         torn=json.dumps({"problem": "torn", "chain": 0})[:-1])
     (again,) = planned("condition=ps", "num_chains=2", outputs=tmp_path)
-    assert (again.num_asked, again.num_pending) == (8, 6)
-    recorded = submission.recorded(point.folder)
+    assert (again.point.num_asked, again.num_pending) == (8, 6)
+    recorded = submission.recorded(Path(point.point.folder))
     assert recorded.share_seconds == 2.0
     assert submission.failed(recorded.verdicts) == 1
 
@@ -106,7 +107,7 @@ def test_a_corrupt_record_is_told(tmp_path):
 
 def test_units_of_a_probe_are_planned(tmp_path):
     (point,) = planned("probe=mixing", "num_chains=2", outputs=tmp_path)
-    assert point.num_pending == point.num_asked == len(point.job.config.probe.units(point.job.config))
+    assert point.num_pending == point.point.num_asked == len(point.job.config.probe.units(point.job.config))
 
 
 def test_no_job_has_nothing_to_draw():
@@ -146,11 +147,12 @@ def test_a_large_grid_is_planned_in_little_memory_without_the_models_libraries(t
 def test_a_run_that_lacks_nothing_but_its_summary_takes_one_job(tmp_path):
     """Its last process was killed behind the last record."""
     (point,) = planned("condition=ps", outputs=tmp_path)
-    lay(point.folder, *((*key, "correct") for key in sorted(point.asked)))
+    folder = Path(point.point.folder)
+    lay(folder, *((*key, "correct") for key in sorted(point.asked)))
     assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
-    (point.folder / "summary.json").write_text(json.dumps({"num_samples": 3}))
+    (folder / "summary.json").write_text(json.dumps({"num_samples": 3}))
     assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 1
-    (point.folder / "summary.json").write_text(json.dumps({"num_samples": 4}))
+    (folder / "summary.json").write_text(json.dumps({"num_samples": 4}))
     assert planned("condition=ps", outputs=tmp_path)[0].num_pending == 0
 
 
@@ -285,7 +287,7 @@ def grid(make_grid, tmp_path) -> Grid:
     snapshot.copy_code(grid.folder / "code")
     for number, point in enumerate(planned):
         snapshot.write_point(grid.point_file(number), point.job.config, grid.folder / "code")
-    grid.points = [Point.of(point) for point in planned]
+    grid.points = [each.point for each in planned]
     grid.save()
     return grid
 

@@ -63,13 +63,8 @@ def graphed(stepper: Stepper, reason: str | None, endings: Endings) -> Stepper:
     """The stepper with graphs. If there is a reason against them, it is the stepper itself, with a note once in a process."""
     if reason is None:
         return GraphedSteps(stepper, endings)
-    _note(reason)
-    return stepper
-
-
-@cache
-def _note(reason: str) -> None:
     note(f"hardware.cuda_graphs: decode steps run without CUDA graphs, because {reason}")
+    return stepper
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from dflash_mcmc.types import ChainResult, Cost
 
@@ -161,21 +161,18 @@ class ChainRunner(Protocol):
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
-class TargetBlend(Protocol):
+class TargetBlend:
     """Changes the target's last hidden state before its head. The bodies here are those of a blend that changes nothing."""
 
-    @property
-    def needs_draft(self) -> bool:
-        """Whether `mix` takes the draft's hidden state instead of outputs of the target's layers."""
-        return False
+    __slots__ = ()
 
-    @property
-    def mixes_logits(self) -> bool:
-        """Whether `mix` takes logits: the target's, and those of a companion model or of the tapped layers."""
-        return False
+    needs_draft: ClassVar[bool] = False
+    """Whether `mix` takes the draft's hidden state instead of outputs of the target's layers."""
+    mixes_logits: ClassVar[bool] = False
+    """Whether `mix` takes logits of the target and of another forward or layers, and need not be linear."""
 
     def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The decoder layers of the target, 0-based, whose outputs `mix` takes."""
+        """The decoder layers of the target, 0-based, whose outputs `mix` takes. Raises ConfigError for a missing layer."""
         return ()
 
     def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden:
@@ -183,13 +180,9 @@ class TargetBlend(Protocol):
         return last
 
     def norms_layers(self) -> bool:
-        """Whether the tapped layers' states pass the final norm before the head, for a blend that mixes logits."""
+        """Whether the tapped layers' states pass the final norm before the head, for a blend with `mixes_logits`."""
         return False
 
     def restarts_grid(self) -> bool:
-        """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the generation."""
+        """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
         return False
-
-
-class Unblended(TargetBlend):
-    """The model itself as target. An engine uses this class if it is given no blend."""

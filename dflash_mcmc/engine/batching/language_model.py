@@ -27,6 +27,7 @@ from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
@@ -336,7 +337,7 @@ class LanguageModel:
         Think tags are kept, because graders search after them.
         """
         text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return text if self.stop_strings is None else self.stop_strings.cut(text)
+        return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
 
     def _pack(self) -> None:
         """Replaces the linear layers, and takes the place of the modules of transformers where it keeps their bits."""

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.attention import Reach
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.delta_net import replay
-from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
+from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
@@ -71,7 +71,7 @@ class ModelRunner:
         self.beside = [*self._companions, *([] if drafting is None else [drafting])]
         self._beside, self._drafted = list[torch.Tensor](), list[torch.Tensor]()
         self.adaptive = drafter if isinstance(drafter, AdaptiveDrafter) else None
-        self.blend: TargetBlend = Unblended() if blend is None else blend
+        self.blend = TargetBlend() if blend is None else blend
         self.key_step, self.prefill_chunk = key_step, prefill_chunk
         self._blended_layers = self.blend.tapped_layers(len(model.layers))
         self._tapped: list[torch.Tensor] = []

@@ -6,8 +6,8 @@ A step is plain, block by block, speculative, or a captured graph.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import Operation, SamplingParams
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.vllm.ledger import Ticket
 
 
 class Status(enum.IntEnum):
@@ -292,52 +295,10 @@ class Stepper(Protocol):
         """
 
 
-class TwoPartStepper(Stepper, Protocol):
-    """A stepper whose steps consist of a proposal, one forward of the target over it, and a decision."""
-
-    @property
-    def window(self) -> int | None:
-        """Number of tokens that the target attends to; None for all."""
-
-    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
-                groups: tuple[Group, ...]) -> Any:
-        """What the target has to read for the first `batch` rows. Arguments are those of `step`.
-
-        The result has `fed` and `at`, int64 (rows, slots): tokens and their positions.
-        """
-
-    def settle(self, cache: SlotCache, state: Rows, proposed: Any, hidden: torch.Tensor, groups: tuple[Group, ...],
-               floors: bool) -> None:
-        """Gives live rows their tokens.
-
-        Args:
-            proposed: the result of `propose`.
-            hidden: the target's hidden states for it, (rows, slots, width).
-        """
-
-
 _LAW = 3
 """Columns of a law: log q, and the two ends of the interval."""
-
-
-class AsksColumns(Protocol):
-    """What tells the columns of tokens: an operation, or a group of them."""
-
-    @property
-    def params(self) -> SamplingParams:
-        """The law of the draw."""
-
-    @property
-    def laws(self) -> tuple[SamplingParams, ...]:
-        """Further laws."""
-
-    @property
-    def entropy(self) -> bool:
-        """Whether the entropy of p is asked for."""
-
-    @property
-    def kept(self) -> bool:
-        """Whether the kept set is asked for."""
+AsksColumns: TypeAlias = "Operation | Group | Ticket"
+"""What tells the columns of tokens."""
 
 
 def num_columns(asked: AsksColumns) -> int:
@@ -396,6 +357,25 @@ def columns_of_groups(groups: Sequence[Group], tokens: torch.Tensor, logits: dic
                                 history if group.rows is None else history.of_rows(group.slots(slots)))
             all_columns[mine, : columns.shape[1]] = columns
     return all_columns
+
+
+def processed(logits: torch.Tensor | Mapping[str, torch.Tensor], groups: Sequence[Group], slots: int,
+              history: laws.History = laws.NO_HISTORY,
+              params_of: Callable[[SamplingParams], SamplingParams] = lambda params: params) -> torch.Tensor:
+    """Logits processed by each row's group, (rows * slots, vocabulary).
+
+    Args:
+        logits: those of every group, or by the names of sources.
+        params_of: the law for a group's parameters.
+    """
+    of_groups = [logits if isinstance(logits, torch.Tensor) else logits[group.source] for group in groups]
+    if len(groups) == 1:
+        return laws.process(of_groups[0], params_of(groups[0].params), history)
+    result = torch.zeros_like(of_groups[0])
+    for group, values in zip(groups, of_groups, strict=True):
+        mine = group.slots(slots)
+        result[mine] = laws.process(values[mine], params_of(group.params), history.of_rows(mine))
+    return result
 
 
 def entropy(weights: laws.Weights) -> torch.Tensor:

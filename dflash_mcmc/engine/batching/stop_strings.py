@@ -178,10 +178,6 @@ class StopStrings:
         """Whether the last of these generated tokens is the first at which their text contains a string."""
         return bool(len(tokens)) and self.state(tokens) == _FOUND
 
-    def cut(self, text: str) -> str:
-        """See `cut`."""
-        return cut(text, self.strings)
-
     def _compiled(self) -> tuple[np.ndarray, np.ndarray]:
         """(classes, table). Tokens are divided further with each state from which some of them lead elsewhere."""
         pieces = self._texts.pieces
@@ -252,12 +248,6 @@ class StopStrings:
                 high = bisect.bisect_left(pieces, begin + bytes([byte + 1]), low, stop) if byte < 255 else stop
                 if high > low:
                     waiting.append((low, high, piece, one, other))
-
-
-def cut(text: str, strings: Sequence[str]) -> str:
-    """A text up to the first place at which one of the strings begins."""
-    positions = [position for string in strings if (position := text.find(string)) >= 0]
-    return text[:min(positions)] if positions else text
 
 
 def _steps(patterns: Sequence[bytes]) -> list[list[_State]]:

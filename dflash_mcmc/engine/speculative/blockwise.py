@@ -11,7 +11,7 @@ that starts inside a block keeps the tokens in the first slots. The answers equa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,19 +19,13 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import (
-    Group,
-    RowCounts,
-    Rows,
-    SharedForwards,
-    Status,
-    Stepper,
-    TwoPartStepper,
-    num_columns,
-)
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, num_columns, processed
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, DraftStates
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import joined
+
+if TYPE_CHECKING:
+    from dflash_mcmc.engine.speculative.speculator import Speculator
 
 
 class GridBlocks(NamedTuple):
@@ -61,7 +55,6 @@ class GridBlocks(NamedTuple):
 class BlockSteps:
     """Draws a block per step for rows that draw from the draft."""
 
-    window = None
     def __init__(self, runner: ModelRunner, grid: BlockGrid):
         self.runner, self.drafter = runner, grid.drafter
         self.tokens_a_step = self.reach = grid.block_size
@@ -79,7 +72,7 @@ class BlockSteps:
         self.settle(cache, state, drawn, states, groups, floors)
 
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
-        """See `TwoPartStepper.propose`."""
+        """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
         started, offset = last >= 0, torch.remainder(last.clamp(min=0), self.reach)
@@ -94,7 +87,7 @@ class BlockSteps:
 
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
             slots = slice(first, first + logits.shape[1])
-            parts.append(laws.weigh(self._processed(logits.flatten(0, 1), groups, logits.shape[1])))
+            parts.append(laws.weigh(processed(logits.flatten(0, 1), groups, logits.shape[1])))
             drawn, interval = laws.draw(parts[-1], uniforms[:, slots].reshape(-1))
             intervals.append(interval.view(batch, -1, 2))
             return torch.where(taken[:, slots], known[:, slots], drawn.view(batch, -1))
@@ -114,12 +107,17 @@ class BlockSteps:
 
     def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
-        """See `TwoPartStepper.settle`."""
+        """Gives live rows their tokens.
+
+        Args:
+            drawn: the result of `propose`.
+            states: the target's hidden states for it, (rows, slots, width).
+        """
         fed, at, offset, started, drafting, uniforms, hidden, draft, interval = drawn
         batch = len(fed)
         target = self._target(states, hidden, started)
         slot = torch.where(started, self.drafter.num_drafted, 0)  # the slot whose token is drawn from the target
-        own = laws.weigh(self._processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
+        own = laws.weigh(processed(target.logits.view(batch, self.reach, -1)[state.ids[:batch], slot], groups, 1))
         token, own_interval = laws.draw(own, uniforms.gather(1, slot[:, None])[:, 0])
         tokens = torch.nn.functional.pad(fed[:, 1:], (0, 1)).scatter(1, slot[:, None], token[:, None])
         log_q = draft.log_probability(tokens[:, :-1].reshape(-1)).view(batch, -1)
@@ -142,16 +140,6 @@ class BlockSteps:
         tapped = [tap.flatten(0, 1) for tap in self.runner.tapped]
         return laws.weigh(self.runner.logits(states.flatten(0, 1), tapped, (), said)["blended"])
 
-    def _processed(self, logits: torch.Tensor, groups: tuple[Group, ...], slots: int) -> torch.Tensor:
-        """Logits processed by each row's group, (rows * slots, vocabulary)."""
-        if len(groups) == 1:
-            return laws.process(logits, groups[0].params, laws.NO_HISTORY)
-        processed = torch.zeros_like(logits)
-        for group in groups:
-            mine = group.slots(slots)
-            processed[mine] = laws.process(logits[mine], group.params, laws.NO_HISTORY)
-        return processed
-
 
 _Parts: TypeAlias = Mapping[Stepper, tuple[Group, ...]]
 
@@ -172,7 +160,7 @@ class MixedSteps:
     """
 
     def __init__(self, runner: ModelRunner, blocks: Stepper, tokens: Stepper, others: Stepper,
-                 joined: tuple[TwoPartStepper, ...] = ()):
+                 joined: tuple[BlockSteps | Speculator, ...] = ()):
         self._runner, self._blocks, self._tokens, self._others, self._joined = runner, blocks, tokens, others, joined
         self._all = tuple(dict.fromkeys((blocks, tokens, others)))
         self.tokens_a_step = max(stepper.tokens_a_step for stepper in self._all)

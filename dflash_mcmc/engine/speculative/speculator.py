@@ -8,7 +8,7 @@ same values from both kinds of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import SlotCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups
+from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups, processed
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter, ModelDrafter, shortened
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
@@ -33,7 +33,6 @@ from dflash_mcmc.engine.speculative.speculation import (
     joined,
     of_slots,
 )
-from dflash_mcmc.ops import SamplingParams
 
 
 class BlockTrace(NamedTuple):
@@ -109,7 +108,7 @@ class Speculator:
         return self.speculation.fault.window
 
     def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
-        """See `TwoPartStepper.propose`."""
+        """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
         uniforms = self._uniforms(state, batch, positions[:, : self.tokens_a_step])
@@ -119,7 +118,7 @@ class Speculator:
 
     def settle(self, cache: SlotCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
-        """See `TwoPartStepper.settle`."""
+        """See `BlockSteps.settle`."""
         fed, positions, draft, offered, uniforms = drafted
         batch, position, proposed = len(fed), positions[:, 0], fed[:, 1:]
         sources = {group.source for group in groups}
@@ -194,9 +193,7 @@ class Speculator:
             if certain:
                 return logits.flatten(0, 1).argmax(dim=-1).view(batch, -1)
             raw = logits.flatten(0, 1)
-            drawn = laws.weigh(self._processed(
-                {"": raw}, groups, lambda group: (self.speculation.draft_params(group.params), ""), logits.shape[1],
-                laws.NO_HISTORY))
+            drawn = laws.weigh(processed(raw, groups, logits.shape[1], params_of=self.speculation.draft_params))
             weights.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
             if self.tree is not None:
                 return candidates(self.tree, first, all_slots(drawn, batch), uniforms, self.speculation)
@@ -220,8 +217,8 @@ class Speculator:
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
         """Weights of the processed logits, (rows * slots)."""
-        processed = self._processed(logits, groups, lambda group: (group.params, group.source), self.num_read, history)
-        return target if processed is target.logits else laws.weigh(processed)
+        own = processed(logits, groups, self.num_read, history)
+        return target if own is target.logits else laws.weigh(own)
 
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
@@ -240,20 +237,6 @@ class Speculator:
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
-
-    def _processed(self, logits: dict[str, torch.Tensor], groups: Sequence[Group],
-                   setting_of: Callable[[Group], tuple[SamplingParams, str]], slots: int,
-                   history: laws.History) -> torch.Tensor:
-        """Logits processed by each row's group, (rows * slots, vocabulary)."""
-        if len(groups) == 1:
-            params, source = setting_of(groups[0])
-            return laws.process(logits[source], params, history)
-        processed = torch.zeros_like(next(iter(logits.values())))
-        for group in groups:
-            params, source = setting_of(group)
-            mine = group.slots(slots)
-            processed[mine] = laws.process(logits[source][mine], params, history.of_rows(mine))
-        return processed
 
 
 def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.Tensor | None:

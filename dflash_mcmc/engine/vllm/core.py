@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, Drawn, StopTable, Ticket
 from dflash_mcmc.errors import UserError, reason_of
@@ -178,28 +178,6 @@ class EndedRequest(NamedTuple):
     """Tokens of its prompt whose keys and values vLLM had already."""
 
 
-class Core(Protocol):
-    """What a session needs of vLLM."""
-
-    def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
-        """Adds a request that goes on after `tokens`."""
-
-    def step(self) -> list[EndedRequest]:
-        """One step of all requests. Returns those that have ended."""
-
-    def capacity(self) -> float:
-        """Requests of the longest length whose keys and values fit together."""
-
-    def stop_at(self, stops: StopTable | None) -> None:
-        """Sets the stop strings of the requests that are added from now on."""
-
-    def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
-        """The tokens of requests that have ended or were aborted."""
-
-    def abort(self, numbers: Sequence[int]) -> None:
-        """Ends requests."""
-
-
 class VllmCore:
     """vLLM's engine. Raises UserError for what vLLM refuses."""
 
@@ -234,7 +212,7 @@ class VllmCore:
         atexit.register(self.close)
 
     def add(self, ticket: Ticket, tokens: Sequence[int]) -> None:
-        """See `Core.add`."""
+        """Adds a request that goes on after `tokens`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -245,23 +223,32 @@ class VllmCore:
         self._engine.add_request(str(ticket.number), {"prompt_token_ids": [int(token) for token in tokens]}, params)
 
     def step(self) -> list[EndedRequest]:
-        """See `Core.step`. Raises UserError for what vLLM refuses only now, and for a worker that has died or hangs."""
+        """One step of all requests. Returns those that have ended.
+
+        Raises UserError for what vLLM refuses only now, and for a worker that has died or hangs.
+        """
         with self._failures():
             outputs = self._engine.step()
         return [EndedRequest(int(output.request_id), output.num_cached_tokens or 0) for output in outputs if output.finished]
 
     def capacity(self) -> float:
-        """See `Core.capacity`. vLLM counts what each family's layers keep: windows, latents, states."""
+        """Requests of the longest length whose keys and values fit together.
+
+        vLLM counts what each family's layers keep: windows, latents, states.
+        """
         requests = self._engine.vllm_config.cache_config.kv_cache_max_concurrency
         return math.inf if requests is None else requests  # without layers that keep anything
 
     def stop_at(self, stops: StopTable | None) -> None:
-        """See `Core.stop_at`. Raises UserError as `step`."""
+        """Sets the stop strings of the requests that are added from now on. Raises UserError as `step`."""
         with self._failures():
             self._engine.collective_rpc("dflash_mcmc_stop_at", _patience(), (stops,))
 
     def take(self, numbers: Sequence[int]) -> dict[int, Drawn]:
-        """See `Core.take`. With several workers, each that draws has the same tokens. Raises UserError as `step`."""
+        """The tokens of requests that have ended or were aborted. Raises UserError as `step`.
+
+        With several workers, each that draws has the same tokens.
+        """
         drawn: dict[int, Drawn] = {}
         with self._failures():
             for of_worker in self._engine.collective_rpc("dflash_mcmc_take", _patience(), (list(numbers),)):
@@ -269,7 +256,7 @@ class VllmCore:
         return drawn
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """See `Core.abort`. After a failure there is nothing to end."""
+        """Ends requests. After a failure there is nothing to end."""
         if self._has_failed:
             return
         self._engine.abort_request([str(number) for number in numbers])

@@ -13,7 +13,7 @@ from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Turns
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
 from dflash_mcmc.engine.batching.operations import is_abandoned, uniforms_of, until_abandoned
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.vllm.core import Core, EndedRequest
+from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
 from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.ops import Chain, Draw, Operation, Score
@@ -41,7 +41,7 @@ class VllmEngine:
         skip_identical: whether the tokens that a draw shares with `Draw.along` are taken without a forward.
     """
 
-    def __init__(self, model: VllmTarget, core: Core, num_chains: int, skip_identical: bool = True):
+    def __init__(self, model: VllmTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
         self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
         self._meter, self._numbers = Meter(), itertools.count()
         self._asked: dict[int, _Asked] = {}

@@ -18,6 +18,7 @@ from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
+from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
 from dflash_mcmc.process import ranks
 from dflash_mcmc.registry import name_of
@@ -72,7 +73,7 @@ class VllmTarget(NamedTuple):
     def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens, without special tokens, up to a stop string."""
         text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        return text if self.stop_strings is None else self.stop_strings.cut(text)
+        return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
 
 
 def read(folder: Path, dtype: str, device: str, tokenizer: Any) -> VllmTarget:

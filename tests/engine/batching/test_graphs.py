@@ -11,6 +11,7 @@ from dflash_mcmc.engine.batching.decode_loop import PlainSteps
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.engine.batching.stop_strings import Endings, StopStrings, TokenTexts
+from dflash_mcmc.errors import note
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -26,9 +27,9 @@ ENDINGS = Endings([1], None, torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def first_note():
-    batched._note.cache_clear()
+    note.cache_clear()
     yield
-    batched._note.cache_clear()
+    note.cache_clear()
 
 
 def test_a_reason_against_graphs_is_noted_once(capsys):
