@@ -21,7 +21,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config.help import config_folder, option_files
-from dflash_mcmc.config.schema import Config, component_of, groups_of, parts_of, unused
+from dflash_mcmc.config.schema import Config, Job, component_of, groups_of, parts_of, unused
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -32,6 +32,8 @@ IDENTITY_VERSION = 3
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
 _GROUPS = ("blend", "sampler", "decoder")
 """The groups whose fields a label names."""
+_IN_A_LABEL = ("condition", "blend", "sampler", "draft", "decoder")
+"""Groups whose options the label of a run names; the label of a condition names the first three."""
 _LONGEST = 24
 _EQUAL = 1e-9
 _DIGITS = 8
@@ -139,6 +141,25 @@ def varying(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     """The fields whose values are not the same in all identities, sorted. A field that an identity lacks is null."""
     names = sorted({name for identity in identities for name in identity})
     return [name for name in names if len({json.dumps(identity.get(name)) for identity in identities}) > 1]
+
+
+def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the overrides that are not common to all jobs, in the order of the command line."""
+    common = set.intersection(*map(set, jobs)) if jobs else set()
+    return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
+
+
+def point_labels(jobs: Sequence[Job]) -> list[str]:
+    """The labels of the points of a command. A value that differs between them is shown even where it is the default."""
+    swept = swept_names([job.overrides for job in jobs])
+    return [point_label(job, swept) for job in jobs]
+
+
+def point_label(job: Job, swept: Sequence[str]) -> str:
+    """The label of one point, with its values of the swept names."""
+    values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
+    named = _IN_A_LABEL[: 3 if job.config.condition.name else None]
+    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in named})
 
 
 def run_label(name: str, values: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})) -> str:

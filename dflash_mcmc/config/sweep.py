@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.identity import effects_of, label_of
+from dflash_mcmc.config.identity import effects_of, point_label, swept_names
 from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
@@ -33,7 +33,6 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Job
     from dflash_mcmc.runner.tasks import RunResult
 
 
@@ -42,8 +41,6 @@ _INPUTS = ("model", "draft", "dataset")
 """Groups whose options can be left out, because some experiments do not use these groups."""
 _MOST_POINTS = 100_000
 """The most points of a sweep. More are a mistake in a range, which would take minutes and gigabytes to compose."""
-_IN_A_LABEL = ("condition", "blend", "sampler", "draft", "decoder")
-"""Groups whose options the label of a run names; the label of a condition names the first three."""
 
 
 class Sweep(NamedTuple):
@@ -263,24 +260,6 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(text for text in job if text not in common) for job in jobs]
 
 
-def swept_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The names of the overrides that are not common to all jobs, in the order of the command line."""
-    common = set.intersection(*map(set, jobs)) if jobs else set()
-    return list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if text not in common))
-
-
-def point_labels(jobs: Sequence[Job]) -> list[str]:
-    """The labels of the points of a command. A value that differs between them is shown even where it is the default."""
-    swept = swept_names([job.overrides for job in jobs])
-    return [_point_label(job, swept) for job in jobs]
-
-
-def _point_label(job: Job, swept: Sequence[str]) -> str:
-    values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
-    named = _IN_A_LABEL[: 3 if job.config.condition.name else None]
-    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in named})
-
-
 class _JobOutcome(NamedTuple):
     overrides: Sequence[str]
     state: str
@@ -324,7 +303,7 @@ class SweepOutcomes:
 
     def _title(self, job: Job) -> str:
         """The place of the next job in the sweep, and its label."""
-        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {_point_label(job, self._swept)}"
+        return f"[{len(self._outcomes) + 1}/{self._num_jobs}] {point_label(job, self._swept)}"
 
     def _fail(self, overrides: Sequence[str], error: Exception) -> None:
         of_user = isinstance(error, UserError)

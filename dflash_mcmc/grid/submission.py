@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_mcmc.config.identity import hash_of, identity_of, run_folder
+from dflash_mcmc.config.identity import hash_of, identity_of, point_labels, run_folder
 from dflash_mcmc.config.launcher import MOST_JOBS, Slurm
 from dflash_mcmc.config.schema import PACKAGE, Config, Job
-from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.grid import cluster, snapshot

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
-from dflash_mcmc.config.identity import settings_of
+from dflash_mcmc.config.identity import point_labels, settings_of
 from dflash_mcmc.config.schema import groups_of
-from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of

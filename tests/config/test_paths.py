@@ -11,9 +11,8 @@ import yaml
 import dflash_mcmc as dm
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command, prepare
-from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.config.identity import identity_of, point_labels
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.config.sweep import point_labels
 from dflash_mcmc.runner.commands import checked
 from tests.refusals import refused
 
