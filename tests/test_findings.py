@@ -155,45 +155,97 @@ def slopes_over(right: dict[float, dict[str, bool]]) -> list[float]:
     return [10 * sum((beta - middle) * of[problem] for beta, of in right.items()) / squares for problem in sorted(right[0.0])]
 
 
-def test_the_runs_on_all_problems_follow_from_the_records():
-    """Each run against the same sampler at beta 0, and the slope of power sampling; `two products` are of the conditions."""
-    page, runs, layer = (FINDINGS / "sign-of-beta.md").read_text(), {}, {}
+def flipped(slopes: list[float]) -> float:
+    """Two-sided p of the mean if both signs of each slope are equally likely."""
+    differing = [slope for slope in slopes if abs(slope) > 1e-9]
+    sums = [abs(sum(map(operator.mul, differing, signs))) for signs in product((1, -1), repeat=len(differing))]
+    return statistics.mean(each >= abs(sum(differing)) - 1e-9 for each in sums)
+
+
+def interval(slopes: list[float], widest: float) -> tuple[float, float]:
+    """Student's interval with a problem more on each side, whose slope is the widest that a problem can have."""
+    added = [*slopes, widest, -widest]
+    quantile = 1.959964 + (1.959964**3 + 1.959964) / (4 * (len(added) - 1))  # Cornish and Fisher
+    half = quantile * statistics.stdev(added) / math.sqrt(len(added))
+    return statistics.mean(added) - half, statistics.mean(added) + half
+
+
+def widest_slope(betas: list[float]) -> float:
+    """Of a problem that is right above the mean beta alone, in points per 0.1."""
+    away = [beta - statistics.mean(betas) for beta in betas]
+    return 10 * sum(max(each, 0.0) for each in away) / sum(each**2 for each in away)
+
+
+BETAS = (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
+
+
+def test_the_curves_on_all_problems_follow_from_the_records():
+    """Correct answers, slopes and texts that differ, by sampler and direction; both directions share beta 0."""
+    page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
     said = " ".join(page.split())
     for run in stored("signflip164").values():
-        sampler, beta, records = run.identity["sampler"], run.identity.get("blend.beta"), run.records
+        assert len(run.records) == 164
+        if (beta := run.identity.get("blend.beta")) is not None:
+            direction = "random" if "blend.direction" in run.identity else "layer"
+            runs.setdefault((run.identity["sampler"], direction), {})[beta] = run.records
+    for sampler in ("power_mh", "greedy"):
+        runs[sampler, "random"][0.0] = runs[sampler, "layer"][0.0]
+    right = {curve: {beta: {one: record["verdict"] == "correct" for one, record in records.items()}
+                     for beta, records in of.items()} for curve, of in runs.items()}
+    slopes = {curve: slopes_over(of) for curve, of in right.items()}
+    cells = r"((?: \d* \|){7})"
+    table = re.findall(rf"^\| `(\w+)` \| (layer|random) \|{cells} (.*) \|$", page, re.MULTILINE)
+    assert [row[:2] for row in table] == list(product(("power_mh", "greedy"), ("layer", "random")))
+    for sampler, direction, counts, slope in table:
+        of = right[sampler, direction]
+        assert [text.strip() for text in counts.split("|")[:7]] == [
+            str(sum(of[beta].values())) if beta in of else "" for beta in BETAS]
+        mine = slopes[sampler, direction]
+        low, high = interval(mine, widest_slope(list(of)))
+        assert slope == f"{statistics.mean(mine):.1f} ({low:.1f} to {high:.1f})"
+    texts = re.findall(rf"^\| (\w+) \| (layer|random) \|{cells}$", page, re.MULTILINE)
+    assert {row[:2] for row in texts} == set(runs)
+    for sampler, direction, counts in texts:
+        of = runs[sampler, direction]
+        assert [text.strip() for text in counts.split("|")[:7]] == [
+            str(sum(of[beta][one]["text"] != of[0.0][one]["text"] for one in of[0.0])) if beta in of and beta else ""
+            for beta in BETAS]
+    p, random_p = (flipped(slopes["power_mh", direction]) for direction in ("layer", "random"))
+    assert f"p = {p:.3f} for the layer and {random_p:.3f} for the random direction" in said
+    flip = list(map(operator.sub, slopes["power_mh", "layer"], slopes["greedy", "layer"]))
+    shared = set(right["power_mh", "layer"]) & set(right["power_mh", "random"])
+    own, control = (slopes_over({beta: of for beta, of in right["power_mh", direction].items() if beta in shared})
+                    for direction in ("layer", "random"))
+    for text, each in ("slopes of the two samplers differ by", flip), ("slope minus that of the random direction is", list(
+            map(operator.sub, own, control))):
+        reach = 1.96 * statistics.stdev(each) / math.sqrt(len(each))
+        mean = statistics.mean(each)
+        assert f"{text} {mean:.1f} points ({mean - reach:.1f} to {mean + reach:.1f})" in said
+
+
+def test_the_controls_on_all_problems_follow_from_the_records():
+    """Each run against the same sampler at beta 0; `two products` are of the conditions."""
+    page, runs = (FINDINGS / "sign-of-beta.md").read_text(), {}
+    for run in stored("signflip164").values():
+        sampler, beta = run.identity["sampler"], run.identity.get("blend.beta")
         name = f"beta {beta:g}" if beta is not None else f"alpha {run.identity['sampler.alpha']:g}"
         colder = beta is None and run.identity["sampler.proposal_temperature"] == 0.25
-        runs[sampler, "random " * ("blend.direction" in run.identity) + name + ", colder proposals" * colder] = records
-        if beta is not None and "blend.direction" not in run.identity:
-            layer.setdefault(sampler, {})[beta] = {one: record["verdict"] == "correct" for one, record in records.items()}
+        runs[sampler, "random " * ("blend.direction" in run.identity) + name + ", colder proposals" * colder] = run.records
     for run in stored("programs").values():
         published = "published" in (run.identity.get("sampler.rule"), run.identity.get("sampler.schedule"))
         if run.identity["blend"] == "none" and not published:
             runs[run.identity["sampler"], "two products"] = run.records
     rows = re.findall(r"^\| `(\w+)` \| ((?:random )?beta [-\d.]+|alpha [^|]+|two products) \| (\d+) "
                       + r"\| ([\d.]*) " * 4 + r"\|$", page, re.MULTILINE)
-    assert {row[:2] for row in rows} == {each for each in runs if each[0] != "temperature"}
+    assert {row[:2] for row in rows} >= {each for each in runs if each[0] != "temperature" and "beta" not in each[1]}
+    assert len(rows) == 10
     for sampler, name, correct, *shown in rows:
         mine, base = runs[sampler, name], runs[sampler, "beta 0"]
         right, before = ({one: record["verdict"] == "correct" for one, record in each.items()} for each in (mine, base))
-        assert len(mine) == 164
         assert int(correct) == sum(right.values())
         won, lost = sum(right[one] > before[one] for one in right), sum(right[one] < before[one] for one in right)
         others = sum(mine[one]["text"] != base[one]["text"] for one in mine)
-        assert shown == ([""] * 4 if name == "beta 0" else [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"])
-    slopes = {sampler: slopes_over(of) for sampler, of in layer.items()}  # points per 0.1 of beta
-    differing = [slope for slope in slopes["power_mh"] if abs(slope) > 1e-9]
-    flipped = [abs(sum(map(operator.mul, differing, signs))) for signs in product((1, -1), repeat=len(differing))]
-    p = statistics.mean(each >= abs(sum(differing)) - 1e-9 for each in flipped)
-    flip = list(map(operator.sub, slopes["power_mh"], slopes["greedy"]))
-    means = {sampler: f"{statistics.mean(each):.1f}" for sampler, each in {**slopes, "flip": flip}.items()}
-    reach = 1.96 * statistics.stdev(flip) / math.sqrt(len(flip))
-    ends = statistics.mean(flip) - reach, statistics.mean(flip) + reach
-    assert f"{means['power_mh']} points per 0.1 of beta" in said
-    assert f"slope is {means['greedy']} points per 0.1 of beta" in said
-    assert f"differ by {means['flip']} points ({ends[0]:.1f} to {ends[1]:.1f})" in said
-    assert f"{len(differing)} problems whose verdict depends on beta" in said
-    assert f"p = {p:.3f}" in said
+        assert shown == [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"]
 
 
 def test_every_archive_has_a_page_and_names_no_machine():
