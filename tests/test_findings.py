@@ -202,7 +202,7 @@ def test_the_curves_on_all_problems_follow_from_the_records():
             str(sum(of[beta].values())) if beta in of else "" for beta in BETAS]
         mine = slopes[sampler, direction]
         low, high = interval(mine, widest_slope(list(of)))
-        assert slope == f"{statistics.mean(mine):.1f} ({low:.1f} to {high:.1f})"
+        assert slope == f"{statistics.mean(mine):z.1f} ({low:.1f} to {high:.1f})"
     texts = re.findall(rf"^\| (\w+) \| (layer|random) \|{cells}$", page, re.MULTILINE)
     assert {row[:2] for row in texts} == set(runs)
     for sampler, direction, counts in texts:
