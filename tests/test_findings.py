@@ -203,7 +203,8 @@ def test_the_curves_on_all_problems_follow_from_the_records():
         mine = slopes[sampler, direction]
         low, high = interval(mine, widest_slope(list(of)))
         assert slope == f"{statistics.mean(mine):z.1f} ({low:.1f} to {high:.1f})"
-    texts = re.findall(rf"^\| (\w+) \| (layer|random) \|{cells}$", page, re.MULTILINE)
+    texts = [row for row in re.findall(rf"^\| `(\w+)` \| (layer|random) \|{cells}$", page, re.MULTILINE)
+             if not row[2].split("|")[3].strip()]  # the table of 50 problems has a number at beta 0
     assert {row[:2] for row in texts} == set(runs)
     for sampler, direction, counts in texts:
         of = runs[sampler, direction]
