@@ -24,6 +24,7 @@ from dflash_mcmc.config.identity import (
     labels_of,
     name_of_path,
     plain,
+    point_labels,
     run_folder,
     with_fields,
 )
@@ -163,6 +164,16 @@ def test_only_points_that_do_the_same_are_one_job():
         ("alpha=2 temperature=null", ""), ("temperature=0.1", "sampler.alpha"), ("alpha=4 temperature=null", "")]
     assert shown("-m", "condition=ps", "sampler.proposal=base,matched") == [("condition=ps", "sampler.proposal")]
     assert shown("-m", "seed=1,1") == [("seed=1", "")]
+
+
+def test_labels_have_a_component_s_fields_beside_runs_that_have_it_alone():
+    jobs = cli.check_command(["-m", "condition=temp", "decoder=plain,speculative_match,speculative_rejection", "draft=tiny",
+                              "tracker=none"]).jobs
+    assert point_labels(jobs) == [f"temp decoder={name}" for name in ("plain", "speculative_match", "speculative_rejection")]
+    configs = [job.config for job in jobs]
+    assert labels_of(["temp"] * 3, list(map(identity_of, configs)), list(map(plain, configs))) == [
+        "temp decoder=plain draft=none", "temp decoder=speculative_match draft=dflash",
+        "temp decoder=speculative_rejection draft=dflash"]
 
 
 def test_a_mistake_at_one_point_names_it():
