@@ -301,6 +301,11 @@ def test_the_tables_of_the_probes_follow_from_the_records():
         assert better == ("" if name == "target" else f"{100 * statistics.mean(map(operator.lt, ranks, target)):.1f}")
         assert hard == f"{statistics.mean(rank for rank, p in zip(ranks, sure, strict=True) if p < 0.01):,.0f}"
     blocks = [block for record in read for block in record["block"]]
+    again = [(mask, rank) for mask, rank, block in zip(readers["mask"], readers["reinject"], blocks, strict=True)
+             if block and block % 3 == 0]
+    worse, better = (100 * statistics.mean(order(rank, mask) for mask, rank in again) for order in (operator.gt, operator.lt))
+    assert f"{worse:.0f} % of the ranks get worse and {better:.0f} % better" in " ".join(page.split())
+    assert statistics.median(abs(rank - mask) for mask, rank in again) == 2
     by_block = re.findall(r"^\| (\d) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
     assert len(by_block) == 6
     for number, *means in by_block:

@@ -162,9 +162,12 @@ class Samplers:
     def adapted(self, fields: Mapping[str, Any], common: Mapping[str, float],
                 policy: str) -> tuple[Mapping[str, Any], dict[str, float], dict[str, float]]:
         """The fields and the common fields of a request, and what of it is ignored, by `serve.client_temperature`."""
-        registered = components("sampler").get(fields.get("name", name_of(self._config.sampler)))
+        sampler = fields.get("name", name_of(self._config.sampler))
+        registered = components("sampler").get(sampler)
         cls = registered and registered.cls
         lacks = [name for name in ("temperature", "top_p") if name in common and cls and _lacks(cls, name, common[name])]
+        if common.get("temperature") == 0.0 and cls and "temperature" in _names(cls) and sampler != "temperature":
+            lacks.append("temperature")  # no value of theirs: their temperature is that of a proposal
         if policy == "refuse" or not lacks:
             return fields, dict(common), {}
         kept, ignored = {name: common[name] for name in common if name not in lacks}, {name: common[name] for name in lacks}
@@ -194,8 +197,10 @@ class Samplers:
         if name not in options:
             raise ConfigError("sampler", name, f"one of {', '.join(options)}{did_you_mean(name, options)}")
         cls = options[name].cls
-        if common.get("temperature") == 0.0 and "temperature" in _names(cls):
-            cls, name, fields = options["greedy"].cls, "greedy", {}
+        if common.get("temperature") == 0.0 and name == "temperature":
+            if name == own and base.law().has_penalty:
+                raise ConfigError("temperature", 0.0, "a number > 0 with this server's penalties, which sampler=greedy lacks")
+            cls, name = options["greedy"].cls, "greedy"
         if "self" in fields:  # Python's own argument of every constructor
             raise ConfigError("sampler.self", fields["self"], f"fields of sampler={name}: {', '.join(sorted(_names(cls)))}")
         defaults = {field: getattr(base, field) for field in _names(cls)} if name == own else {}

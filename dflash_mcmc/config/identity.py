@@ -313,6 +313,14 @@ def _component(group: str, fields: Mapping[str, object] | None) -> Any:
     return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
 
 
+def completed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity, with the fields that it leaves out because they are off (`Spec.off`)."""
+    options = {group: option for group in GROUPS if (option := components(group).get(str(identity.get(group))))}
+    off = {f"{group}.{name}": spec.off for group, option in options.items() for name, spec in specs_of(option.cls).items()
+           if spec.has_off() and spec.role == "identity"}
+    return {**off, **identity}
+
+
 def followed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity, with a text such as `1/alpha` in place of a value that is the inverse of another (`Spec.inverse_of`)."""
     shown = dict(identity)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from dflash_mcmc.components import Component
 from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
+from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE
+from dflash_mcmc.process import stopping
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -37,6 +39,13 @@ class GradingPool(Protocol):
 
     def close(self) -> None:
         """Ends the pool's processes."""
+
+
+def settled(pool: GradingPool, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+    """What `pool.finished` yields, without what is no grade: a signal to every process of a job also ends those that grade."""
+    for tag, grade in pool.finished(wait):
+        if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT, UNGRADABLE)):
+            yield tag, grade
 
 
 class Grader(Component):

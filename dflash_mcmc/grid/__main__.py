@@ -25,7 +25,10 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.grid.folder import find
 
     command.prepare()
-    grids = find([name for name in options.grid if "=" not in name], options.outputs)
+    fields = [name for name in options.grid if "=" in name]
+    if fields and options.do != "resume":
+        raise UserError(f"{options.do}: given {fields[0]}; allowed: names and folders of grids")
+    grids = find([name for name in options.grid if name not in fields], options.outputs)
     {"status": _status, "cancel": _cancel, "resume": _resume}[options.do](grids, options)
 
 

@@ -33,6 +33,8 @@ from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import GROUPS, PLUGINS, name_of
 
+_PATHS = ("path", "prompt_file", "fewshot_path", "model", "anti_model")
+"""Last parts of the fields that may name a file or a folder. `grader.model` is a name of an endpoint."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 """For a distribution whose metadata has another file name, as in an old kind of installation."""
@@ -90,7 +92,7 @@ def _moved(name: str, value: str, code: Path) -> str:
     if Path(value).is_relative_to(assets):
         return str(code / PACKAGE.name / "assets" / Path(value).relative_to(assets))
     is_path = name in ("paths.outputs", "tracker.folder") or (
-        name.rpartition(".")[2] == "path" and Path(value).expanduser().exists())
+        name.rpartition(".")[2] in _PATHS and name != "grader.model" and Path(value).expanduser().exists())
     return os.path.abspath(Path(value).expanduser()) if is_path else value
 
 

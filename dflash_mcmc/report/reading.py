@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
+from dflash_mcmc.config.identity import completed, configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.registry import components
@@ -127,6 +127,8 @@ class Run(NamedTuple):
     """The condition, followed by settings that distinguish the run from the other runs of the report."""
     identity: dict[str, Any]
     """The settings that make up the identity, as in run.json."""
+    settings: dict[str, Any]
+    """The identity, with the fields that it leaves out because they are off."""
     config: dict[str, Any]
     """The content of config.yaml."""
     sessions: list[dict]
@@ -240,7 +242,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = name_of_run(identity, config)
-    return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
+    return Run(folder, str(config["name"]), condition, condition, identity, completed(identity), config, sessions, records,
                *_expected(folder, config, sessions, records), _asked(folder, left_out if lenient else None)
                ), _few(left_out, folder)
 

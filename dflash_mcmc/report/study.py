@@ -108,12 +108,13 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 def same_but(run: Run, other: Run, *groups: str) -> bool:
     """Whether two runs differ only in these groups.
 
-    Fields that are null or missing in one of them are ignored. The seed is also ignored if one of them is greedy, because
-    greedy decoding draws nothing at random.
+    Fields that one of them does not have, or that have no effect there (null), are ignored. The seed is also ignored if one of
+    them is greedy, because greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
-    return all(run.identity[key] == other.identity[key] for key in run.identity.keys() & other.identity.keys()
-               if key.partition(".")[0] not in ignored and None not in (run.identity[key], other.identity[key]))
+    return all(run.settings[key] == other.settings[key] for key in run.settings.keys() & other.settings.keys()
+               if key.partition(".")[0] not in ignored
+               and None not in (run.identity.get(key, "off"), other.identity.get(key, "off")))
 
 
 def full(run: Run) -> list[Record]:
@@ -123,8 +124,10 @@ def full(run: Run) -> list[Record]:
 
 
 def votes(run: Run) -> bool:
-    """Whether a majority vote is possible. It needs a problem with several chains, and answers that are not programs."""
-    return run.num_chains > 1 and run.component("grader") != "code" and bool(full(run))
+    """Whether a majority vote is possible. It needs a problem with several chains, and answers that can be the same."""
+    grader = components("grader").get(run.component("grader"))
+    unlike = grader is not None and (grader.cls.runs_answers or grader.cls.judges)
+    return run.num_chains > 1 and not unlike and bool(full(run))
 
 
 def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.errors import note
-from dflash_mcmc.grading import check_golds, extraction, label
-from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NOT_DRAWN, TIMEOUT, UNDRAWN, UNGRADABLE
-from dflash_mcmc.process import stopping
+from dflash_mcmc.grading import check_golds, extraction, label, settled
+from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, UNDRAWN
 from dflash_mcmc.runner import build, cost, fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of
@@ -168,10 +167,8 @@ class SampleWorker(Worker[Record]):
         while self._too_long:
             key = self._too_long.pop(0)
             yield fitting.too_long(self.failed(key, ""), self._problems[key[0]])
-        for key, grade in self._pool.finished(wait):
-            # A signal to every process of a job also ends the grading processes. Their result is then not a grade.
-            if not (stopping.requested() and grade.verdict in (ERROR, TIMEOUT, UNGRADABLE)):
-                yield self._record(grade, self._grading.pop(key))
+        for key, grade in settled(self._pool, wait):
+            yield self._record(grade, self._grading.pop(key))
 
     def failed(self, key: SampleKey, reason: str) -> Record:
         from dflash_mcmc.engine.batching.interface import Finished

@@ -203,7 +203,8 @@ def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
     answer, tokens = reply.answer, reply.path.tokens.tolist()
     listed = _chat_logprobs if chat else _logprobs
     text = ((reply.scored.echo or "") if reply.scored else "") + reply.text
-    content = {key: {"role": "assistant", "content": text}} if chat else {"text": text}
+    role = {"role": "assistant"} if reply.begin == 0 else {}  # the first part alone, since clients join the parts
+    content = {key: {**role, "content": text}} if chat else {"text": text}
     ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
     ids |= {name: sets[reply.begin:] for name, sets in reply.path.sampling_mask().items()}
     end = {} if answer is None else {"dflash_mcmc": answer.details()}

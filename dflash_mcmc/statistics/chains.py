@@ -3,7 +3,7 @@
 A vote is an extracted answer. Two answers are the same vote if their normalised strings are equal
 (`grading.math.string_rule.normal_form`). Equivalent answers that are written differently are different votes, whether they are
 right or wrong: merging votes with the grader would use the gold answer, and would merge right answers only. An answer is
-correct if any of its texts was graded correct. A sample without an answer does not vote. A tied vote counts as the expected
+as correct as its most frequent text. A sample without an answer does not vote. A tied vote counts as the expected
 value of a uniform draw among the winners; if no sample votes, the problem is wrong. Programs are not voted on, because
 different programs can solve the same problem.
 """

@@ -121,6 +121,20 @@ def test_the_folder_of_a_grid_has_no_secret(submitted, tmp_path, monkeypatch):
     assert found_in(tmp_path) == []
 
 
+def test_every_file_of_a_point_is_absolute(make_config, tmp_path):
+    """A job starts in another folder. `grader.model` is a name of an endpoint, even where a folder has it."""
+    for name in ("prompt.txt", "shots.jsonl"):
+        (tmp_path / name).write_text("{question}")
+    (tmp_path / "mine").mkdir()
+    config = make_config("sampler=greedy", "dataset.prompt_file=prompt.txt", "dataset.fewshot_path=shots.jsonl",
+                         "grader=judge", "grader.url=http://127.0.0.1:9/v1", "grader.model=mine")
+    snapshot.write_point(tmp_path / "point.yaml", config, tmp_path / "code")
+    point = yaml.safe_load((tmp_path / "point.yaml").read_text())
+    assert (point["dataset"]["prompt_file"], point["dataset"]["fewshot_path"]) == (
+        str(tmp_path / "prompt.txt"), str(tmp_path / "shots.jsonl"))
+    assert point["grader"]["model"] == "mine"
+
+
 def test_a_single_job_has_no_array(submitted):
     grid = submitted("condition=temp")
     assert [job.id for job in grid.jobs] == ["7"]
@@ -259,6 +273,7 @@ def test_a_failed_later_array_cancels_the_earlier_ones(slurm_commands, tmp_path,
 @pytest.mark.parametrize(("arguments", "part"), [
     (["stauts"], "invalid choice"), ([], "required"), (["status", "nowhere"], "nowhere: no grid"),
     (["status"], "no grid was submitted"), (["resume", "--outputs"], "--outputs"),
+    (["cancel", "name=mine"], "cancel: given name=mine; allowed: names and folders of grids"),
 ])
 def test_mistakes_of_looking_after_are_one_line(capsys, arguments, part):
     assert ended(*arguments) == 2

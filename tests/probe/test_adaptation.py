@@ -96,6 +96,8 @@ def test_a_change_is_paired():
     assert (found.value, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
     assert walks.change(problems, ours, theirs, relative=True).value == pytest.approx(2.0)
     assert problems.ratio(*map(np.array, (tokens, [2, 9, 6, 8]))).low != problems.ratio(tokens, [2, 9, 6, 8]).high
+    alone = walks.change(problems, ([0, 0, 0, 40], [0, 0, 0, 8]), ([0, 0, 0, 40], [0, 0, 0, 16]))
+    assert (alone.value, alone.low, alone.high) == (2.5, None, None)
 
 
 @pytest.mark.slow

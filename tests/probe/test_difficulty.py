@@ -15,6 +15,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, steps, tables
+from dflash_mcmc.process import stopping
 from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
@@ -169,6 +170,14 @@ class LatePool:
         self.closed = True
 
 
+class EndedPool(LatePool):
+    """A pool whose processes are ended by a signal."""
+
+    def finished(self, wait=False):
+        for tag in self.texts if wait else ():
+            yield tag, Grade("ungradable", None)
+
+
 def test_late_grades_are_matched_to_their_answers(make_config, monkeypatch, result):
     config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
     monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
@@ -200,6 +209,19 @@ def test_skipped_answers_are_counted(make_config, monkeypatch):
     assert values["num_skipped_not_correct"] == sum(record["verdict"] != "correct" for record in found)
     with pytest.raises(UserError, match=r"^dataset\.max_new_tokens: given 7; allowed: at least 8, a block$"):
         measured(make_config(*GREEDY, "dataset.limit=2", "dataset.max_new_tokens=7"))
+
+
+def test_what_a_stop_ends_is_no_verdict(monkeypatch):
+    """A signal to every process of a job ends the grading processes too. The next start measures the answer again."""
+    path = SimpleNamespace(length=3, tokens=np.arange(3), prompt=np.arange(4))
+    finished = [SimpleNamespace(tag=Unit("a"), result=SimpleNamespace(trajectory=path), failure="")]
+    model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
+    engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
+    config = SimpleNamespace(grader=SimpleNamespace(start=EndedPool))
+    problems = {"a": SimpleNamespace(level=2, answer="7")}
+    assert len(list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))) == 1
+    monkeypatch.setattr(stopping, "requested", lambda: True)
+    assert not list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))
 
 
 def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():

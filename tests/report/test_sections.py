@@ -13,7 +13,7 @@ from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, swept
-from dflash_mcmc.report.study import ProbeRun, Study, study_of
+from dflash_mcmc.report.study import ProbeRun, Study, same_but, study_of
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, write
@@ -81,6 +81,18 @@ class TestSwept:
         assert [(row["num_steps"], row["accuracy"], row["n"], row["runs"]) for row in rows(section, "sweep_num_steps")] == [
             (0, 0.3, 20, 2), (2, 0.6, 20, 2)]
         assert [drawing.name for drawing in section.drawings] == ["fig_sweep_num_steps"]
+
+    def test_a_field_that_a_run_leaves_out_is_at_its_off_value(self, tmp_path):
+        """The identity of a run without worked examples has no field for them."""
+        for shots, correct in ((0, 2), (2, 6), (4, 6)):
+            made = identity("ps", **({"dataset__fewshot": shots} if shots else {}))
+            write(tmp_path / "demo", "ps", solved(correct), made)
+        study = study_over(tmp_path)
+        assert [(row["fewshot"], row["accuracy"]) for row in rows(swept.section(study), "sweep_fewshot")] == [
+            (0, 0.2), (2, 0.6), (4, 0.6)]
+        settings = {row["setting"]: {row[run.label] for run in study.runs} for row in rows(
+            configuration.section(study), "configuration")}
+        assert settings["dataset.fewshot"] == {0, 2, 4}
 
     def test_no_axes(self, tmp_path):
         for seed in (0, 1):
@@ -310,9 +322,10 @@ class TestSeveralChains:
         expected = "1 of 2 problems have fewer than 3 chains; votes omit these problems"
         assert any(expected in warning for warning in found.warnings)
 
-    def test_programs_are_not_voted_on(self, tmp_path):
+    @pytest.mark.parametrize("grader", ["code", "judge"])
+    def test_programs_and_judged_texts_are_not_voted_on(self, tmp_path, grader):
         write(tmp_path / "demo", "temp", [record("a", "correct", chain) for chain in range(3)],
-              identity("temp", grader="code"), num_chains=3)
+              identity("temp", grader=grader), num_chains=3)
         found = study_over(tmp_path)
         assert [entry.by for entry in found.entries] == ["sample", "log_p", "drawn"]
         section = chains.section(found)
@@ -385,6 +398,18 @@ def test_interaction_uses_runs_that_differ_only_in_blend_and_sampler(tmp_path):
     assert (row["both_on"], row["interaction"]) == ("blend_ps beta=0.05 num_steps=2", 0.0)
 
 
+@pytest.mark.parametrize(("field", "value"), [("dataset__fewshot", 4), ("dataset__system", "Be brief."),
+                                              ("sampler__cut_grid", 8)])
+def test_runs_are_not_alike_if_only_one_of_them_has_a_setting(tmp_path, field, value):
+    """An identity leaves out fields that are off."""
+    for condition, more in (("ps", {}), ("blend_ps", {field: value})):
+        write(tmp_path / "demo", condition, solved(5), identity(condition, **more))
+    one, other = study_over(tmp_path).runs
+    assert not same_but(one, other, "blend")
+    assert not same_but(other, one, "blend")
+    assert same_but(one, other, "blend", field.partition("__")[0])
+
+
 def test_interaction_ignores_the_seed_of_greedy_runs(tmp_path):
     for name, seed in (("greedy", 0), ("blend_greedy", 0), ("ps", 1), ("blend_ps", 1)):
         write(tmp_path / "demo", name, solved(5), identity(name, seed=seed))
@@ -427,6 +452,9 @@ def test_runs_are_matched_to_published_methods(tmp_path):
     own = {row["method"] for row in rows(section, "published") if row["model"] == "these runs"}
     assert own == {"greedy", "power sampling"}
     assert "blend_sources" not in {table.name for table in section.tables}
+    write(tmp_path / "other", "greedy", solved(5), identity("greedy", model__content="e" * 32))  # of another model
+    write(tmp_path / "other", "ps", solved(6))
+    assert compared.section(study_over(tmp_path / "other")) is None
     write(tmp_path / "demo", "blend_ps", solved(9))
     section = compared.section(study_over(tmp_path))
     assert {row["method"] for row in rows(section, "published") if row["model"] == "these runs"} == {
@@ -441,7 +469,7 @@ def test_rates_are_shares_of_proposals(tmp_path):
     write(tmp_path / "demo", "greedy", solved(5))
     (row,) = rows(chains.section(study_over(tmp_path)), "chains")
     assert {name: row[name] for name in ("accepted", "moved", "identical", "abandoned", "skipped")} == {
-        "accepted": 0.7, "moved": 0.3, "identical": 0.4, "abandoned": 0.1, "skipped": 0.25}
+        "accepted": 0.7, "moved": 0.3, "identical": 0.4, "abandoned": 0.1, "skipped": 0.2}
 
 
 def test_sections_without_data_are_left_out(tmp_path):

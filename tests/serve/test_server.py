@@ -140,6 +140,21 @@ def test_openai_fields_choose_the_law_of_plain_samplers(running):
     assert drawn.choices[0].text == mine.text
 
 
+@pytest.mark.parametrize(("server", "fields", "common", "refused"), [
+    (("sampler=temperature",), {"repetition_penalty": 5.0}, {}, "sampler.repetition_penalty: given 5.0"),
+    (("sampler=temperature",), {"nonsense": 1}, {}, "sampler.nonsense: given 1"),
+    (("sampler=temperature",), {}, {"frequency_penalty": 1.5}, "frequency_penalty: given 1.5"),
+    (("sampler=temperature", "sampler.presence_penalty=1"), {}, {}, "temperature: given 0.0; allowed: a number > 0 with"),
+    (("sampler=best_of_n",), {}, {}, "sampler.temperature: given 0.0"),
+], ids=str)
+def test_temperature_0_is_greedy_decoding_of_plain_draws_alone(tmp_path, server, fields, common, refused):
+    samplers = Samplers(composed(tmp_path, *server))
+    with pytest.raises(UserError, match=re.escape(refused)):
+        samplers.config_for(*samplers.adapted(fields, {"temperature": 0.0, **common}, "refuse")[:2], 8)
+    if server == ("sampler=best_of_n",):
+        assert samplers.adapted({}, {"temperature": 0.0}, "ignore")[1:] == ({}, {"temperature": 0.0})
+
+
 def test_a_clients_temperature_is_ignored_refused_or_that_of_proposals(running, monkeypatch):
     import openai
 
@@ -228,6 +243,7 @@ def test_streams_have_the_final_answer(running):
     whole = client.chat.completions.create(**asked)
     assert text == whole.choices[0].message.content
     assert parts[-1].usage == whole.usage
+    assert [part.choices[0].delta.role for part in parts if part.choices] == ["assistant", *[None] * (len(parts) - 2)]
     assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.choices[0].finish_reason
 
 

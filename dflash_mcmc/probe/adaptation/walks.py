@@ -347,7 +347,9 @@ def change(problems: Clusters, ours: Counts, theirs: Counts, relative: bool = Fa
             compared = first / second if relative else first - second
         return np.where(np.isfinite(compared), compared, np.nan)
 
-    return problems.statistic(statistic)
+    estimate = problems.statistic(statistic)
+    # Where one problem has all blocks, every resample has the same value.
+    return estimate if min(np.count_nonzero(b), np.count_nonzero(d)) > 1 else estimate._replace(low=None, high=None)
 
 
 _LINES = 6

@@ -120,7 +120,7 @@ class TokenSubset(NamedTuple):
         return self.tokens.mean(selected, self.among)
 
 
-_MODE = ("mode", "how the draft reads the block: `mask` (as in drafting), `gold` (with the gold tokens before each position), "
+_MODE = ("mode", "how the draft reads the block: `mask` (as in drafting), `gold` (with all gold tokens of the block), "
                  "`random` (with noise instead of the target's features), `reinject` (with the prompt's features again)",
          lambda part: part.mode)
 _RANK = "of a gold token among all tokens by logit, from 1 (best)"

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import runtime
+from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
@@ -161,7 +162,7 @@ def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], c
     measured: dict[Unit, dict] = {}
 
     def decided(wait: bool = False) -> Iterator[tuple[Unit, dict]]:
-        for unit, grade in pool.finished(wait):
+        for unit, grade in settled(pool, wait):
             yield unit, {"level": problems[unit.problem].level, "verdict": grade.verdict, **measured.pop(unit)}
 
     try:

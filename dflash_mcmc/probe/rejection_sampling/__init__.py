@@ -126,8 +126,8 @@ class RejectionSampling(Probe):
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The table of samplers, a row per token, and the largest deviation after each chunk.
 
-        `overlap` is the sum of min(p, q), the share of drafts that rejection accepts. `standard_error` is the standard error
-        of the token whose frequency varies most.
+        `overlap` is the sum of min(p, q), with laws=synthetic the share of drafts that rejection accepts. `standard_error` is
+        the standard error of the token whose frequency varies most.
         """
         from dflash_mcmc.probe.rejection_sampling import samplers
 

@@ -334,7 +334,7 @@ COURSE = Table("course", (
 ))
 VALUES = Table("values", (
     ("num_draws", "draws of each sampler", lambda of: int(of.draws[-1])),
-    ("overlap", "sum of min(p, q): the share of drafts that rejection sampling accepts",
+    ("overlap", "sum of min(p, q) over the cells: with laws=synthetic the share of drafts that rejection sampling accepts",
      lambda of: float(np.minimum(of.p, of.q).sum())),
     Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of.counts}, (
         ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: of.largest(sampler)),)),

@@ -88,10 +88,11 @@ def _diagnosed(run: Run) -> dict:
     proposals = [record["proposals"] for record in run.records]
     became = {name: [record[name] for record in run.records] for name in ("accepted", "moved", "abandoned")}
     became["identical"] = [record["accepted"] - record["moved"] for record in run.records]
-    drawn = sum(record["tokens_drawn"] for record in run.records)
+    skipped = sum(record["tokens_skipped"] for record in run.records)
+    proposed = skipped + sum(record["tokens_drawn"] for record in run.records)
     return {"run": run.shown, "samples": len(run.records), "proposals": sum(proposals),
             **{key: end for name, counts in became.items() for key, end in of.ratio(counts, proposals).columns(name).items()},
-            "skipped": sum(record["tokens_skipped"] for record in run.records) / drawn if drawn else None,
+            "skipped": skipped / proposed if proposed else None,
             "mean_log_p": _mean_log_p(run),
             "law_error": max(record["law_error"] for record in run.records)}
 

@@ -85,7 +85,7 @@ def _candidates(study: Study) -> dict[str, list[Run]]:
 
 
 def _roles(study: Study) -> dict[str, Run]:
-    """The run that represents each method. The chosen power-sampling runs differ only in blend and draft.
+    """The run that represents each method. The chosen runs differ only in sampler, blend and draft.
 
     If several settings are possible, the one that covers the most methods is used. In a tie, the first one is used.
     """
@@ -95,9 +95,10 @@ def _roles(study: Study) -> dict[str, Run]:
     for first in (run for runs in power.values() for run in runs):
         alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
         settings.append({role: matching[0] for role, matching in alike.items() if matching})
-    others = {role: runs[0] for role, runs in candidates.items() if role not in power}
     best: dict[str, Run] = max(settings, key=len, default={})
-    return {**others, **best}
+    others = {role: [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())]
+              for role, runs in candidates.items() if role not in power}
+    return {**{role: runs[0] for role, runs in others.items() if runs}, **best}
 
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:

@@ -52,7 +52,7 @@ def _settings(run: Run) -> dict[str, object]:
     return {"model": str(model.get("path") or run.component("model")).rstrip("/").rpartition("/")[2],
             "problems": len(run.problems), "chains": run.num_chains,
             "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
-            **{key: value for key, value in run.identity.items() if key not in (*_LEFT_OUT, "model")}}
+            **{key: value for key, value in run.settings.items() if key not in (*_LEFT_OUT, "model")}}
 
 
 def _differences(columns: Mapping[str, Mapping[str, object]]) -> ReportTable:

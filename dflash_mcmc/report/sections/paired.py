@@ -191,12 +191,12 @@ def overlap_section(study: Study) -> Section | None:
         ("both correct", paired.both, f"solved by both {a} and {b}"),
         (f"{a} only", paired.only_a, f"solved by {a}, not by {b}"),
         (f"{b} only", paired.only_b, f"solved by {b}, not by {a}"), ("neither", paired.neither, "solved by neither"))]
-    same, compared = _same_answers(first.run.records, second.run.records)
+    same = _same_answers(first.run.records, second.run.records)
     left = f" ({left_out:,} problems left out)" if left_out else ""
     text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
             f"{_comparison_text(paired, a, b)}",
-            f"Their answers are the same text on {same:,} of the {compared:,} problems that both runs answer." if compared else
-            "With several chains per problem, the counts are expected values for one random chain of each run."]
+            "With several chains per problem, the counts are expected values for one random chain of each run." if same is None
+            else f"Their answers are the same text on {sum(same):,} of the {len(same):,} problems that both runs answer."]
     columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
                named("description", "description")]
     return Section("overlap", "Answer overlap", text, [ReportTable("overlap", f"{a} and {b}", columns, rows)],
@@ -211,16 +211,13 @@ def _comparison_text(paired: Paired, a: str, b: str) -> str:
             f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {outcome}.")
 
 
-def _same_answers(first: list[Record], second: list[Record]) -> tuple[int, int]:
-    """(equal, answered): the number of problems with equal answers, and the number of problems that both runs answer.
-
-    Both are 0 if a problem has several chains.
-    """
+def _same_answers(first: list[Record], second: list[Record]) -> list[bool] | None:
+    """Whether the answers are equal, for each problem that both runs answer; None if a problem has several chains."""
     answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
     if any(len(by_problem) < len(records) for by_problem, records in zip(answers, (first, second), strict=True)):
-        return 0, 0
+        return None
     both = [problem for problem in answers[0].keys() & answers[1].keys() if answers[0][problem] and answers[1][problem]]
-    return sum(answers[0][problem] == answers[1][problem] for problem in both), len(both)
+    return [answers[0][problem] == answers[1][problem] for problem in both]
 
 
 def _overlap_figure(rows: list[dict], paired: Paired, n: int) -> Figure:
