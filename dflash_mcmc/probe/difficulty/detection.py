@@ -30,7 +30,6 @@ DRAFT, TARGET, OTHER = "draft", "target", "other"
 
 _RIDGE = 1e-3
 """Weight of the penalty on squared coefficients. It keeps them finite if a signal separates the cases or all labels agree."""
-_MOST_STEPS = 50
 
 
 class Signal(NamedTuple):
@@ -164,13 +163,15 @@ def predict(cases: Cases, signals: Sequence[np.ndarray], fold_of: np.ndarray) ->
     Args:
         fold_of: the result of `folds`, for at least two problems.
     """
+    from scipy.special import expit
+
     features, labels, fold = np.stack(signals, axis=1), cases.wrong.astype(np.float64), fold_of[cases.place]
     chance, base = np.empty(cases.size), np.empty(cases.size)
     for index in np.unique(fold):
         held, fitted = fold == index, fold != index
         centre, scale = features[fitted].mean(axis=0), features[fitted].std(axis=0)
         seen, unseen = ((features[rows] - centre) / np.where(scale > 0, scale, 1.0) for rows in (fitted, held))
-        chance[held] = _sigmoid(_with_one(unseen) @ fit(seen, labels[fitted]))
+        chance[held] = expit(_with_one(unseen) @ fit(seen, labels[fitted]))
         base[held] = labels[fitted].mean()
     return Predictions(chance, base)
 
@@ -187,23 +188,18 @@ def folds(problems: Sequence[str], num_folds: int) -> np.ndarray:
 
 
 def fit(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Coefficients of logistic regression, float64 (1 + features,), constant first, by Newton's method with step halving."""
+    """Coefficients of logistic regression, float64 (1 + features,), constant first."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
     design = _with_one(features)
-    coefficients = np.zeros(design.shape[1])
-    loss = _loss(design, labels, coefficients)
-    for _ in range(_MOST_STEPS):
-        chance = _sigmoid(design @ coefficients)
-        gradient = design.T @ (chance - labels) + _RIDGE * coefficients
-        curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design + _RIDGE * np.eye(len(coefficients))
-        step = np.linalg.solve(curvature, gradient)
-        while (lower := _loss(design, labels, coefficients - step)) > loss:
-            step = step / 2.0
-            if np.abs(step).max() < 1e-12:
-                return coefficients
-        coefficients, loss = coefficients - step, lower
-        if np.abs(step).max() < 1e-9:
-            break
-    return coefficients
+
+    def loss(coefficients: np.ndarray) -> tuple[float, np.ndarray]:
+        score = design @ coefficients
+        value = (np.logaddexp(0.0, score) - labels * score).sum() + 0.5 * _RIDGE * (coefficients**2).sum()
+        return float(value), design.T @ (expit(score) - labels) + _RIDGE * coefficients
+
+    return minimize(loss, np.zeros(design.shape[1]), jac=True, options={"gtol": 1e-9}).x
 
 
 def score(cases: Cases, predictions: Predictions, num_bins: int) -> Scores:
@@ -223,15 +219,6 @@ def bins(values: np.ndarray, num_bins: int) -> np.ndarray:
     order = np.sort(values)
     first = np.searchsorted(order, values)
     return np.unique(first * num_bins // len(values), return_inverse=True)[1]
-
-
-def _loss(design: np.ndarray, labels: np.ndarray, coefficients: np.ndarray) -> float:
-    score = design @ coefficients
-    return float((np.logaddexp(0.0, score) - labels * score).sum() + 0.5 * _RIDGE * (coefficients**2).sum())
-
-
-def _sigmoid(score: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * score))
 
 
 def _with_one(features: np.ndarray) -> np.ndarray:

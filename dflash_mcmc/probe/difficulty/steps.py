@@ -3,7 +3,7 @@
 An equation is a chain of two or more sides of numbers, + - * / x × ÷ · (and their LaTeX commands) and parentheses, with at
 least one operator. It is wrong if two sides differ as exact rational numbers, so a rounded side (`10/3=3.33`) is wrong too.
 An equation next to letters, powers, percent signs and similar (`2x+3=7`, `2^3+1=9`) is skipped, because the whole expression
-may mean something else. Only text that this parser has read is evaluated.
+may mean something else. Sides are read and evaluated as answers are.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import bisect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+
+from dflash_mcmc.grading.math.syntax import NotParsed, parse
+from dflash_mcmc.grading.math.tokens import Token
+from dflash_mcmc.grading.math.values import NoValue, exact
 
 _MOST_DIGITS = 15
 """Maximal number of digits of a number. Equations with longer numbers are skipped."""
@@ -32,6 +35,9 @@ _PART = re.compile(r"""
     |(?P<edge>\n|\\[()\[\]]|\\(?:text|quad)(?![a-zA-Z])|[.,;:?"'<>|$\[\]{}])
     |(?P<word>[^\W\d_]+)
     |(?P<other>.)""", re.VERBOSE | re.MULTILINE | re.DOTALL)
+_NOT_PLAIN = re.compile(r"[n)][n(]|[-+*/][-+*/]|(?:^|[=(])[+*/]")
+"""What answers may have and plain arithmetic has not: products without a sign, and signs in a row. `n` is a number."""
+_OPERATION = re.compile(r"[n)][-+*/]")
 _IN_EQUATION = ("number", "operator", "bracket", "equals")
 
 
@@ -126,9 +132,8 @@ def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, 
         if (left and parts[first].group() != "(") or (right and parts[last - 1].group() != ")"):
             continue
         own = [part for part in parts[start:stop] if part.lastgroup != "space"]
-        try:
-            wrong = _wrong([(part.lastgroup, part.group()) for part in own])
-        except (_NoEquationError, ZeroDivisionError):
+        wrong = _wrong([(part.lastgroup, part.group()) for part in own])
+        if wrong is None:
             continue
         while parts[start].lastgroup == "space":
             start += 1
@@ -138,63 +143,20 @@ def _judged(parts: list[re.Match], first: int, last: int) -> tuple[bool | None, 
     return None, first, last
 
 
-class _NoEquationError(Exception):
-    """The parts are not an equation."""
-
-
-def _wrong(parts: Sequence[tuple[str | None, str]]) -> bool:
-    """Whether the sides of an equation differ. Raises _NoEquationError, ZeroDivisionError."""
-    reader = _Reader(parts)
-    sides = [reader.sum()]
-    while reader.take("equals"):
-        sides.append(reader.sum())
-    if reader.left() or len(sides) < 2 or not reader.operations:
-        raise _NoEquationError
-    return len(set(sides)) > 1
-
-
-class _Reader:
-    """Reads sums of products from parts (kind, text), from left to right. A sum may begin with a sign."""
-
-    def __init__(self, parts: Sequence[tuple[str | None, str]]):
-        self._parts, self._next, self.operations = parts, 0, 0
-
-    def left(self) -> bool:
-        """Whether unread parts are left."""
-        return self._next < len(self._parts)
-
-    def take(self, kind: str, allowed: str = "") -> str | None:
-        """The next part if it has this kind and, for signs, is one of those allowed; otherwise None."""
-        if not self.left():
-            return None
-        own, text = self._parts[self._next]
-        text = _OPERATORS.get(text, text)
-        if own != kind or (allowed and text not in allowed):
-            return None
-        self._next += 1
-        return text
-
-    def sum(self) -> Fraction:
-        value = -self._product() if self.take("operator", "-") else self._product()
-        while sign := self.take("operator", "+-"):
-            self.operations += 1
-            value = value + self._product() if sign == "+" else value - self._product()
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._factor()
-        while sign := self.take("operator", "*/"):
-            self.operations += 1
-            value = value * self._factor() if sign == "*" else value / self._factor()
-        return value
-
-    def _factor(self) -> Fraction:
-        if self.take("bracket", "("):
-            value = self.sum()
-            if not self.take("bracket", ")"):
-                raise _NoEquationError
-            return value
-        number = self.take("number")
-        if number is None or sum(character.isdigit() for character in number) > _MOST_DIGITS:
-            raise _NoEquationError
-        return Fraction(number.replace(",", ""))
+def _wrong(parts: Sequence[tuple[str | None, str]]) -> bool | None:
+    """Whether the sides of an equation differ; None if the parts (kind, text) are no equation or have no value."""
+    texts = [_OPERATORS.get(text, text).replace(",", "") for _, text in parts]
+    shape = "".join("n" if kind == "number" else text for (kind, _), text in zip(parts, texts, strict=True))
+    digits = [sum(map(str.isdigit, text)) for text in texts]
+    if "=" not in shape or not _OPERATION.search(shape) or _NOT_PLAIN.search(shape) or max(digits) > _MOST_DIGITS:
+        return None
+    sides: list[list[Token]] = [[]]
+    for (kind, _), text in zip(parts, texts, strict=True):
+        if text == "=":
+            sides.append([])
+        else:
+            sides[-1].append(Token("number" if kind == "number" else "sign", text.replace("*", r"\cdot")))
+    try:
+        return len({exact(parse(tuple(side))) for side in sides}) > 1
+    except (NotParsed, NoValue):
+        return None
