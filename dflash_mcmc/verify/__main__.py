@@ -155,14 +155,17 @@ def _stated(overrides: list[str]) -> Config:
         return fixed
 
     config = single_job("verify", overrides, _GIVEN, added).config
+    if config.dataset.must_end:
+        raise ConfigError("dataset.must_end", True, "false: answers that are drawn until one ends have no law of a token")
     if _token_law(config) is None:
         raise ConfigError("sampler", name_of(config.sampler), "temperature or greedy: the law of each token")
     return config
 
 
 def _token_law(config: Config) -> SamplingParams | None:
-    """The law of each token; None for a chain's sampler, whose tokens have none."""
-    return config.sampler.law() if config.sampler.draws_once or config.sampler.is_deterministic else None
+    """The law of each token; None for a chain's sampler, and for answers that are drawn until one ends: tokens have none."""
+    in_order = config.sampler.draws_once or config.sampler.is_deterministic
+    return config.sampler.law() if in_order and not config.dataset.must_end else None
 
 
 def _of_run(folder: Path, overrides: list[str]) -> Config:
@@ -176,6 +179,7 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     try:
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
             setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
+        config.dataset.must_end = values["dataset"].get("must_end", False)
         config.paths.outputs = values["paths"]["outputs"]
     except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "

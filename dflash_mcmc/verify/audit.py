@@ -31,7 +31,8 @@ class Audit(NamedTuple):
     """What an audit has found.
 
     Attributes:
-        law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain.
+        law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain or were
+            drawn until one ended.
         bets: the bets, and `each` the evidence of each.
         together: the evidence of all, which decides.
         course: (texts, 2), tokens and log10 of the evidence of all together after each text.

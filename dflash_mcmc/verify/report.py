@@ -41,7 +41,8 @@ def verdict(found: Audit) -> str:
         assert found.log_p_error is not None
         return f"RED: the stated log p is off by {found.log_p_error[0]:.3f} nats a token on average ({size})"
     if found.law is None:
-        return f"GREEN: the stated log p is right. The texts are states of a chain, whose law has no test here ({size})"
+        return ("GREEN: the stated log p is right. The law of a token has no test here: the texts are states of a chain, or "
+                f"were drawn until one ended (dataset.must_end) ({size})")
     if found.top is None:
         return f"GREEN: every token is the most likely one ({size})"
     return (f"GREEN: no evidence against the stated law in {size} (10^{found.together.evidence:.1f}, red at "

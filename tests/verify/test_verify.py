@@ -284,6 +284,17 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
     assert found.is_red
 
 
+def test_answers_that_are_drawn_until_one_ends_have_their_log_p_checked(make_config, capsys, monkeypatch, tmp_path):
+    """Few answers of 12 tokens end, so that those that do have other tokens."""
+    monkeypatch.chdir(tmp_path)
+    result = runs.execute(make_config("sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4",
+                                      "dataset.max_new_tokens=12", "dataset.must_end=true"))
+    code, out, _ = told([str(result.folder)], capsys)
+    assert code == 0
+    assert "GREEN: the stated log p is right." in out.splitlines()[0]
+    assert "(dataset.must_end)" in out.splitlines()[0]
+
+
 def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_config):
     """Not in that of the file, where chains are as they end."""
     config = make_config("sampler=temperature", "dataset.limit=2", "num_chains=3", "dataset.max_new_tokens=6")
@@ -439,6 +450,7 @@ def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
     ([".", "--level", "2"], "--level: given 2"), ([".", "--fast"], "--fast: not an option"),
     ([__file__, "decoder=plain"], "decoder: given with verify; allowed: model, dataset, sampler"),
     ([__file__, "sampler=power_mh"], "temperature or greedy: the law of each token"),
+    ([__file__, "dataset.must_end=true"], "dataset.must_end: given True; allowed: false: "),
 ])
 def test_a_wrong_command_is_one_line(arguments, says, capsys):
     code, _, err = told(arguments, capsys)
