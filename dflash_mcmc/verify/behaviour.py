@@ -137,8 +137,8 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, bl
                 for place, each in of(one).items() if place in of(other)]
         findings.append(compare(model, check, both, one == "greedy", blend) if both else told(check, one, [], ""))
     alone = of("alone")
-    some = answers.get("n 0") or []
-    wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if isinstance(some, list) and len(some) != _NUM_ANSWERS else []
+    some = choices if isinstance(choices := answers.get("n 0"), list) else []
+    wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if len(some) != _NUM_ANSWERS else []
     if law.temperature > 0.0 and not wrong and len({tuple(each["ids"]) for each in some}) == 1 and len(some[0]["ids"]) > _LONG:
         wrong = [f"all {_NUM_ANSWERS} answers are equal"]
     findings.append(told("n", "n", wrong, f"{len(some)} answers"))

@@ -97,6 +97,7 @@ def test_what_a_server_refuses_is_not_offered_and_other_tokens_differ(tiny, answ
     refused = {f"logprobs {place}": "refused with 400: no logprobs" for place in range(3)}
     found = outcomes(tiny, {key: value for key, value in answers.items() if not key.startswith("logprobs")} | refused)
     assert found["log p"] == ("not offered", "refused with 400: no logprobs")
+    assert outcomes(tiny, answers | {"n 0": "refused with 400: no n"})["n"] == ("not offered", "refused with 400: no n")
     ignored = outcomes(tiny, answers | {f"again {place}": answers["n 0"][1:2] for place in range(3)})
     assert ignored["the same seed again"][0] == "differs"
     assert " of 3 pairs part, " in ignored["the same seed again"][1]
