@@ -116,7 +116,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if server is not None:
         drawn.draw(server, config, model, read, path)
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
-        found += behaviour.judge(model, answers, read, config.blend)
+        found += behaviour.judge(model, answers, read, given.level, config.blend)
     texts, left_out = of(path)
     if given.against is not None:
         pairs, is_greedy = behaviour.twice(texts, of(given.against)[0]), read.temperature == 0.0

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
-_PROMPTS, _NUM_ANSWERS, _LONG = 4, 3, 8
-"""Problems of which a server is asked everything; answers in one request (`n`); tokens that are not equal by chance."""
+_PROMPTS, _NUM_ANSWERS = 4, 3
+"""Problems of which a server is asked everything; answers in one request (`n`)."""
 
 
 class Finding(NamedTuple):
@@ -117,8 +117,9 @@ def _cut(answer: dict[str, Any]) -> tuple[int, str]:
     return len(answer["ids"]) // 2, answer["text"][len(answer["text"]) // 2 :][:3]
 
 
-def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, blend: Blend | None = None) -> list[Finding]:
-    """The findings about a server's answers (`ask`)."""
+def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, level: float,
+          blend: Blend | None = None) -> list[Finding]:
+    """The findings about a server's answers (`ask`). `level`: the probability of a false alarm for equal answers."""
     prompts = [np.array(ids) for ids in answers["prompts"]]
 
     def of(name: str) -> dict[int, dict[str, Any]]:
@@ -139,8 +140,10 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, bl
     alone = of("alone")
     some = choices if isinstance(choices := answers.get("n 0"), list) else []
     wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if len(some) != _NUM_ANSWERS else []
-    if law.temperature > 0.0 and not wrong and len({tuple(each["ids"]) for each in some}) == 1 and len(some[0]["ids"]) > _LONG:
-        wrong = [f"all {_NUM_ANSWERS} answers are equal"]
+    if not wrong and len({tuple(each["ids"]) for each in some}) == 1:
+        log_p = read_text(model, DrawnText("", prompts[0], np.array(some[0]["ids"])), law, blend).log_p
+        again = (_NUM_ANSWERS - 1) * float(log_p[np.isfinite(log_p)].sum())  # that the others equal the first one
+        wrong = [f"all {_NUM_ANSWERS} answers are equal: probability {np.exp(again):.1g}"] if again < np.log(level) else []
     findings.append(told("n", "n", wrong, f"{len(some)} answers"))
     long = [f"{len(each['ids'])} tokens for max_tokens={limit}" for place, each in of("max_tokens").items()
             if len(each["ids"]) > (limit := _cut(alone[place])[0])]

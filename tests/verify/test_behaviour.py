@@ -49,8 +49,8 @@ def answers(tiny, tmp_path_factory) -> dict[str, Any]:
     return asked
 
 
-def outcomes(tiny, answers: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, LAW)}
+def outcomes(tiny, answers: dict[str, Any], law: SamplingParams = LAW) -> dict[str, tuple[str, str]]:
+    return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, law, 1e-3)}
 
 
 def test_our_server_keeps_its_promises(tiny, answers):
@@ -101,6 +101,13 @@ def test_what_a_server_refuses_is_not_offered_and_other_tokens_differ(tiny, answ
     ignored = outcomes(tiny, answers | {f"again {place}": answers["n 0"][1:2] for place in range(3)})
     assert ignored["the same seed again"][0] == "differs"
     assert " of 3 pairs part, " in ignored["the same seed again"][1]
+
+
+def test_equal_answers_with_n_are_wrong_where_the_law_makes_them_unlikely(tiny, answers):
+    equal = answers | {"n 0": 3 * answers["greedy 0"]}
+    assert len(equal["n 0"][0]["ids"]) > 8
+    for temperature, outcome in ((1.3, "wrong"), (0.01, "right"), (0.0, "right")):
+        assert outcomes(tiny, equal, SamplingParams(temperature=temperature))["n"][0] == outcome
 
 
 def test_processed_log_p_are_told_from_raw_ones(tiny, answers):
