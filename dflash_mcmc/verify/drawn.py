@@ -117,7 +117,7 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
     for name, stated in law._asdict().items():
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
-                            f"(sampler.{name}={row[name]!r})")
+                            f"({_stating(name, row[name], law)})")
     (asked, prompt), (kind, answer) = (next(((key, row[key]) for key in keys if row.get(key) is not None), ("", None))
                                        for keys in (_PROMPTS, _ANSWERS))
     if prompt is None or answer is None:
@@ -128,6 +128,17 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
         raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
                         f"one token, and {longest} tokens together (the model's positions)")
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
+
+
+def _stating(name: str, value: object, law: SamplingParams) -> str:
+    """What states another value of a field of the law."""
+    if name == "temperature":
+        return "sampler=greedy" if value == 0 else f"sampler=temperature sampler.temperature={value!r}"
+    if law.temperature == 0.0:
+        return f"in Python: dflash_mcmc.verify.verify(..., temperature=0.0, {name}={value!r})"
+    if name == "counts_prompt":
+        return f"sampler.penalty_counts={'prompt+' * bool(value)}answer"
+    return f"sampler.{name}={value!r}"
 
 
 def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.ndarray:

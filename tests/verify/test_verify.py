@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import drawn, report, verify
@@ -271,6 +273,20 @@ def test_penalties_are_a_part_of_the_law(tiny):
     assert ignored.bets[ignored.best].group == "repetition"
 
 
+def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
+    """The most likely token after a penalty is drawn: another one than without it."""
+    import torch
+
+    model, answer = tiny.load("cpu"), []
+    for _ in range(16):
+        with torch.no_grad():
+            logits = model.logits(sequences.read(model, torch.tensor([[*PROMPTS[0], *answer]])).hidden[0, -1:])[0]
+        logits[answer] -= logits.new_tensor([5.0 * answer.count(token) for token in answer])
+        answer.append(int(logits.argmax()))
+    assert not verify(tiny, PROMPTS[:1], [answer], temperature=0.0, frequency_penalty=5.0).outside
+    assert verify(tiny, PROMPTS[:1], [answer], temperature=0.0).is_red
+
+
 def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = runs.execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2",
@@ -467,8 +483,21 @@ def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
 
 
 def test_a_field_that_no_law_has_is_refused(tiny):
-    with pytest.raises(UserError, match="top_q"):
-        verify(tiny, [np.array([1])], [np.array([2])], top_q=0.5)
+    for law in ({"top_q": 0.5}, {"top_q": 0.5, "temperature": 0.0}, {"alpha": 2.0}, {"top_p": 2.0, "temperature": 0.0}):
+        with pytest.raises(UserError, match=next(iter(law))):
+            verify(tiny, [np.array([1])], [np.array([2])], **law)
+    assert verify(tiny, [np.array([1])], [np.array([2])], counts_prompt=True, presence_penalty=1.0).law.counts_prompt
+
+
+@pytest.mark.parametrize(("given", "row", "says"), [
+    ("sampler=greedy", {"repetition_penalty": 1.3}, "(in Python: dflash_mcmc.verify.verify(..., temperature=0.0, repetition_"),
+    ("sampler=greedy", {"temperature": 0.5}, "(sampler=temperature sampler.temperature=0.5)"),
+    ("sampler.top_p=0.5", {"temperature": 0.0}, "(sampler=greedy)"),
+    ("sampler.top_p=0.5", {"counts_prompt": True}, "(sampler.penalty_counts=prompt+answer)"),
+    ("sampler.top_p=0.5", {"top_p": 0.9}, "(sampler.top_p=0.9)")])
+def test_a_line_of_another_law_says_what_states_it(given, row, says, tiny):
+    with pytest.raises(UserError, match=re.escape(says)):
+        drawn._of_row({"prompt_ids": [1], "ids": [2], **row}, "x", tiny, program._stated(["model=tiny", given]).sampler.law())
 
 
 def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_config, capsys, monkeypatch, tmp_path):
