@@ -119,8 +119,8 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
         found += behaviour.judge(model, answers, read, given.level, config.blend)
     texts, left_out = of(path)
     if given.against is not None:
-        pairs, is_greedy = behaviour.twice(texts, of(given.against)[0]), read.temperature == 0.0
-        found.append(behaviour.compare(model, f"the texts of {given.against}", pairs, is_greedy, config.blend))
+        others, is_greedy = of(given.against)[0], read.temperature == 0.0
+        found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError, writing
+from dflash_mcmc.errors import ConfigError, UserError, writing
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.runner import build
 from dflash_mcmc.verify import drawn
@@ -42,9 +42,10 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
             greedy: bool, blend: Blend | None = None) -> Finding:
     """How often two answers to a prompt that should be equal part, where first, and by how many nats.
 
-    The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong.
+    The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong,
+    and so is an answer that is the beginning of the other one.
     """
-    tokens, first, nats = 0, [], []
+    tokens, first, nats, cut = 0, [], [], 0
     for prompt, one, other in pairs:
         common = min(len(one), len(other))
         different = np.flatnonzero(one[:common] != other[:common])
@@ -52,6 +53,7 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
         tokens += max(1, min(place + 1, common))
         if len(different) or len(one) != len(other):
             first.append(place)
+            cut += not len(different)
         if len(different):
             both = [read_text(model, DrawnText("", prompt, each[: place + 1]), SamplingParams(), blend).target_log_p[-1]
                     for each in (one, other)]
@@ -59,9 +61,10 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
     if not first:
         return Finding(check, "right", f"all {len(pairs)} pairs are equal, {tokens:,} tokens")
     worst, near = max(nats, default=0.0), near_of(model, 1.0)
-    return Finding(check, "wrong" if greedy and worst > near else "differs",
+    return Finding(check, "wrong" if greedy and (cut or worst > near) else "differs",
                    f"{len(first)} of {len(pairs)} pairs part, {len(first) / tokens:.2g} a token, the first one at token "
-                   f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})")
+                   f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})"
+                   + f"; {cut} answers are the beginning of the other one" * bool(cut))
 
 
 def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -69,6 +72,16 @@ def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np
     known = {text.name.rpartition(": ")[2]: text for text in one}
     both = ((known[name], text) for text in other if (name := text.name.rpartition(": ")[2]) in known)
     return [(here.prompt, here.tokens, there.tokens) for here, there in both if np.array_equal(here.prompt, there.prompt)]
+
+
+def against(model: LanguageModel, source: Path, texts: Sequence[DrawnText], others: Sequence[DrawnText], greedy: bool,
+            blend: Blend | None = None) -> Finding:
+    """How often texts part from those of another run or file. Raises ConfigError if none has a partner there."""
+    if not (pairs := twice(texts, others)):
+        raise ConfigError("--against", str(source), "a run with the same problems and chains, or a file with the same prompts "
+                          "on the same lines: no text has a partner in it")
+    found, alone = compare(model, f"the texts of {source}", pairs, greedy, blend), len(texts) + len(others) - 2 * len(pairs)
+    return found._replace(says=f"{found.says}; {alone} texts have no partner") if alone else found
 
 
 def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:

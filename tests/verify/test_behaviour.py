@@ -129,8 +129,10 @@ def test_a_pair_parts_where_it_first_differs_by_the_distance_of_both_tokens(tiny
                           f"most {abs(paid[0] - paid[1]):.2g} nats (near-ties: 0.1)")
     assert behaviour.compare(tiny, "x", [(PROMPT, one, other)], greedy=True).outcome == "wrong"
     shorter = behaviour.compare(tiny, "x", [(PROMPT, one, one[:2])], greedy=True)
-    assert (shorter.outcome, shorter.says.split(",")[2]) == ("differs", " the first one at token 2; log p of the two tokens "
-                                                             "differs by at most 0 nats (near-ties: 0.1)")
+    assert (shorter.outcome, shorter.says.split(",")[2]) == ("wrong", " the first one at token 2; log p of the two tokens "
+                                                             "differs by at most 0 nats (near-ties: 0.1); 1 answers are the "
+                                                             "beginning of the other one")
+    assert behaviour.compare(tiny, "x", [(PROMPT, one, one[:2])], greedy=False).outcome == "differs"
     assert behaviour.compare(tiny, "x", [(PROMPT, one, one)], greedy=True) == ("x", "right", "all 1 pairs are equal, 4 tokens")
 
 
@@ -145,6 +147,14 @@ def test_two_files_are_compared_line_by_line(tmp_path, capsys):
     assert "1 of 2 pairs part, 0.17 a token, the first one at token 2" in out
     (found,) = json.loads((tmp_path / "verify" / "one.jsonl" / "verify.json").read_text())["behaviour"]
     assert found["outcome"] == "differs"
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, *rows)))
+    _, out, _ = told([*common, str(tmp_path / "long.jsonl")], capsys)
+    assert "all 2 pairs are equal, 6 tokens; 2 texts have no partner" in out
+    (tmp_path / "apart.jsonl").write_text(json.dumps(rows[0] | {"prompt_ids": [7]}) + "\n")
+    code, _, err = told([*common, str(tmp_path / "apart.jsonl")], capsys)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert err.startswith(f"error: --against: given '{tmp_path / 'apart.jsonl'}"[:60])
+    assert "no text has a partner in it" in err
     assert told([*common, "nowhere"], capsys)[2].startswith("error: nowhere: cannot be read: ")
 
 
