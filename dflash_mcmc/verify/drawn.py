@@ -12,7 +12,7 @@ import shutil
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
@@ -219,18 +219,20 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
     """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
 
-    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed, first tokens of several prompts
-    depend on one another. Texts that the file has already are not asked for again. The server is an OpenAI-style one,
-    `/completions`, that takes prompts as token ids and returns the ids that it drew.
+    It asks for `num_chains` texts of each problem. Each has a seed of its own, the smallest one that no text of the file
+    has: with one seed, first tokens of several prompts depend on one another. Texts that the file has already are not asked
+    for again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it
+    drew.
 
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
     prompts = build.prompts(config, model, config.dataset.problems())
     name = served(url)
-    known = _known(file)
-    seeds = {key: seed for seed, key in enumerate(itertools.product(prompts, range(config.num_chains)), config.seed)}
-    wanted = [key for key in seeds if key not in known]
+    known = _known(file, config.seed)
+    wanted = [key for key in itertools.product(prompts, range(config.num_chains)) if key not in known]
+    taken = set(known.values())
+    seeds = dict(zip(wanted, (seed for seed in itertools.count(config.seed) if seed not in taken), strict=False))
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def ask(key: tuple[str, int]) -> dict[str, object]:
@@ -238,7 +240,8 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
         body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
                 "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
         (answer,) = completed(url, body)
-        return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], "ids": answer["ids"], **law._asdict()}
+        return {"problem": problem, "chain": chain, "seed": seeds[key], "prompt_ids": body["prompt"], "ids": answer["ids"],
+                **law._asdict()}
 
     with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
           bars.Bar(len(wanted), "text", "asking", shown=bool(wanted)) as bar):
@@ -254,9 +257,9 @@ def asked_of(law: SamplingParams) -> dict[str, float]:
     return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
 
 
-def _known(file: Path) -> Collection[tuple[str, int]]:
-    """The texts of a file by problem and chain."""
-    if known := {(row["problem"], row["chain"]) for row in kept_rows(file)}:
+def _known(file: Path, first: int) -> dict[tuple[str, int], int]:
+    """The seeds of a file's texts by problem and chain. Lines of older files have none: it is their place from `first`."""
+    if known := {(row["problem"], row["chain"]): row.get("seed", place) for place, row in enumerate(kept_rows(file), first)}:
         note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
              "engine")
     return known

@@ -438,9 +438,19 @@ def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
     asked: list[int] = []
     monkeypatch.setattr(drawn, "served", lambda url: "model")
     monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body["seed"]) or [{"ids": [5]}])
-    config = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "num_chains=2", "seed=7"])
-    drawn.draw("http://server/v1", config, config.model.load("cpu"), SamplingParams(), tmp_path / "drawn.jsonl")
-    assert sorted(asked) == [7, 8, 9, 10, 11, 12]
+    config, file = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "seed=7"]), tmp_path / "drawn.jsonl"
+    model = config.model.load("cpu")
+    for config.num_chains, config.seed in ((2, 7), (3, 7), (4, 5)):
+        drawn.draw("http://server/v1", config, model, SamplingParams(), file)
+    assert sorted(asked[:6]) == [7, 8, 9, 10, 11, 12]
+    assert sorted(asked) == [5, 6, *range(7, 17)]
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:6]]
+    assert [row.pop("seed") for row in rows] == [7, 8, 9, 10, 11, 12]  # as in older files
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked.clear()
+    config.num_chains, config.seed = 3, 7
+    drawn.draw("http://server/v1", config, model, SamplingParams(), file)
+    assert sorted(asked) == [13, 14, 15]
 
 
 @pytest.mark.parametrize(("line", "says"), [
