@@ -5,6 +5,7 @@ And crafted cases for any engine, a small model and prompts whose answers show a
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import itertools
 import json
@@ -291,7 +292,7 @@ def sent(url: str, content: bytes | None = None) -> Any:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}: refused with {error.code}: {error.read(400).decode(errors='replace')}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UserError(f"{url}: no answer: {reason_of(error, 120)}; allowed: the address of an OpenAI-style server that "
                         "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
 

@@ -424,6 +424,26 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
     assert "no answer: " in err
 
 
+class _Dying(_Other):
+    """A server that dies inside an answer."""
+
+    def _send(self, status: int, body: object) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'{"data": ')
+
+
+def test_a_server_that_dies_inside_an_answer_is_one_line():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/v1/models: no answer: IncompleteRead"):
+                drawn.served(f"http://127.0.0.1:{server.server_address[1]}/v1")
+        finally:
+            server.shutdown()
+
+
 def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
     """llama.cpp does, and returns none without `logprobs`."""
     content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 9, "token": "b", "logprob": -1.5}]
