@@ -46,8 +46,8 @@ def verdict(found: Audit) -> str:
     if found.top is None:
         return f"GREEN: every token is the most likely one ({size})"
     return (f"GREEN: no evidence against the stated law in {size} (10^{found.together.evidence:.1f}, red at "
-            f"10^{-math.log10(found.level):.0f}); excluded: most likely tokens {-100 * found.top.low:.1f} points too rare or "
-            f"{100 * found.top.high:.1f} points too often")
+            f"10^{round(-math.log10(found.level), 1):g}); excluded: most likely tokens {-100 * found.top.low:.1f} points too "
+            f"rare or {100 * found.top.high:.1f} points too often")
 
 
 def tables(found: Audit) -> list[ReportTable]:

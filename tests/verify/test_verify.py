@@ -203,6 +203,9 @@ def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm
     found = verify(tiny, *warm)
     assert found.is_red
     assert found.tokens == sum(map(len, warm.answers))
+    clean = found._replace(outside=(), near_ties=0, together=found.together._replace(red_at=None))
+    for level, threshold in ((1e-3, "10^3"), (0.05, "10^1.3")):
+        assert f", red at {threshold}); " in verdict(clean._replace(level=level))
 
 
 def test_greedy_states_the_most_likely_token(warm, tmp_path, capsys):
