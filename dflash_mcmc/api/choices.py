@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 _MOST = 256
-_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
+        "presence_penalty": 0.0}
 _turns: WeakKeyDictionary[Any, Turn] = WeakKeyDictionary()
 _listing = threading.Lock()
 
@@ -228,7 +229,7 @@ def _off(cls: Any, field: str) -> float:
 def _lacks(cls: Any, field: str, value: float) -> bool:
     """Whether a common field would change the law of a sampler that does not have it."""
     return (field not in _names(cls) and value != _off(cls, field)
-            and not (cls.is_deterministic and field in ("top_p", "top_k")))
+            and not (cls.is_deterministic and field in ("top_p", "top_k", "min_p")))
 
 
 def _steps(config: Config) -> int:

@@ -11,10 +11,11 @@ from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 
 PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
-             "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0)}
-"""Sampling fields of OpenAI and their bounds."""
+             "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0), "min_p": (0.0, 1.0),
+             "repetition_penalty": (0.0, 1e6)}
+"""Sampling fields of OpenAI and of vLLM and their bounds. `top_k` is a whole number, and read apart."""
 _BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
-         "return_sampling_mask", *PENALTIES)
+         "return_sampling_mask", "top_k", *PENALTIES)
 _KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt", "echo")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
@@ -48,7 +49,7 @@ class RequestFields(NamedTuple):
     sampler: Mapping[str, Any]
     """`name`, if another sampler was asked for, and fields of the sampler."""
     openai: Mapping[str, float]
-    """The given fields of `PENALTIES`."""
+    """The given fields of `PENALTIES`, and `top_k`."""
     ignored: Mapping[str, float] = {}
     """Those of them without an effect (`serve.client_temperature`)."""
     in_order: bool = False
@@ -89,6 +90,8 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     if (named := _text(asked, "model")) not in (None, model):
         raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
     openai = {name: _number(asked, name, *bounds) for name, bounds in PENALTIES.items() if name in asked}
+    if (top_k := _whole(asked, "top_k", -1, 2**31)) is not None:
+        openai["top_k"] = max(top_k, 0)  # -1 keeps all, too
     options = _mapping(asked, "stream_options")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')

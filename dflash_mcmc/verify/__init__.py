@@ -28,7 +28,7 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
             stays where it is.
         level: the probability of a false alarm that is allowed, whenever one looks.
         law: the stated fields of `SamplingParams`, such as `temperature` and `top_p`; temperature 1 without truncation unless
-            given.
+            given. Temperature 0 may have penalties.
 
     Raises:
         UserError: for ids that the model does not know, and for a field that the law does not have.
@@ -36,14 +36,19 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     import dflash_mcmc as dm
     from dflash_mcmc.api.choices import model_of
     from dflash_mcmc.api.sampling import pairs_of
+    from dflash_mcmc.errors import ConfigError
+    from dflash_mcmc.ops import SamplingParams
     from dflash_mcmc.verify.audit import audit
     from dflash_mcmc.verify.drawn import DrawnText
 
-    if law.get("temperature") == 0.0:
-        stated = dm.component("sampler", "greedy")
-    else:
-        stated = dm.component("sampler", "temperature", **{"temperature": 1.0, **law})
+    if unknown := [name for name in law if name not in SamplingParams._fields]:
+        raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams._fields)}")
+    greedy, fields = law.get("temperature") == 0.0, {"temperature": 1.0, **law}
+    if greedy:  # which the sampler's temperature cannot state; its other fields are checked alike
+        fields["temperature"] = 1.0
+    counts = "prompt+answer" if fields.pop("counts_prompt", False) else "answer"
+    stated = dm.component("sampler", "temperature", **fields, penalty_counts=counts).law()
     target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
-    return audit(target, texts, stated.law(), level)
+    return audit(target, texts, stated._replace(temperature=0.0) if greedy else stated, level)

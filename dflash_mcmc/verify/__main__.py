@@ -104,9 +104,9 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
-    def of(source: Path) -> tuple[list[DrawnText], int]:
+    def of(source: Path) -> tuple[list[DrawnText], int, int]:
         return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
-            list(drawn.of_file(source, model, read)), 0)
+            list(drawn.of_file(source, model, read)), 0, 0)
 
     def counted(bar: bars.Bar) -> Iterator[DrawnText]:
         for text in texts:
@@ -116,15 +116,16 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if server is not None:
         drawn.draw(server, config, model, read, path)
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
-        found += behaviour.judge(model, answers, read, config.blend)
-    texts, left_out = of(path)
+        found += behaviour.judge(model, answers, read, given.level, config.blend)
+    texts, left_out, not_drawn = of(path)
     if given.against is not None:
-        pairs, is_greedy = behaviour.twice(texts, of(given.against)[0]), read.temperature == 0.0
-        found.append(behaviour.compare(model, f"the texts of {given.against}", pairs, is_greedy, config.blend))
+        others, is_greedy = of(given.against)[0], read.temperature == 0.0
+        found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(left_out=left_out)
+        audited = audit(model, counted(bar), law, given.level, config.blend)
+    audited = audited._replace(left_out=left_out, not_drawn=not_drawn)
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 
@@ -155,14 +156,17 @@ def _stated(overrides: list[str]) -> Config:
         return fixed
 
     config = single_job("verify", overrides, _GIVEN, added).config
+    if config.dataset.must_end:
+        raise ConfigError("dataset.must_end", True, "false: answers that are drawn until one ends have no law of a token")
     if _token_law(config) is None:
         raise ConfigError("sampler", name_of(config.sampler), "temperature or greedy: the law of each token")
     return config
 
 
 def _token_law(config: Config) -> SamplingParams | None:
-    """The law of each token; None for a chain's sampler, whose tokens have none."""
-    return config.sampler.law() if config.sampler.draws_once or config.sampler.is_deterministic else None
+    """The law of each token; None for a chain's sampler, and for answers that are drawn until one ends: tokens have none."""
+    in_order = config.sampler.draws_once or config.sampler.is_deterministic
+    return config.sampler.law() if in_order and not config.dataset.must_end else None
 
 
 def _of_run(folder: Path, overrides: list[str]) -> Config:
@@ -176,6 +180,7 @@ def _of_run(folder: Path, overrides: list[str]) -> Config:
     try:
         for group in _OF_A_RUN:  # the law of a token; other groups may have fields that this version does not know
             setattr(config, group, OmegaConf.to_object(node_of(group, values[group])))
+        config.dataset.must_end = values["dataset"].get("must_end", False)
         config.paths.outputs = values["paths"]["outputs"]
     except (ValueError, LookupError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{folder / 'config.yaml'}: cannot be read: {reason_of(error)}; allowed: the file as the run wrote "

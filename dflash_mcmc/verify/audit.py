@@ -31,7 +31,8 @@ class Audit(NamedTuple):
     """What an audit has found.
 
     Attributes:
-        law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain.
+        law: the stated law of a token; None if only log p could be compared, since the texts are states of a chain or were
+            drawn until one ended.
         bets: the bets, and `each` the evidence of each.
         together: the evidence of all, which decides.
         course: (texts, 2), tokens and log10 of the evidence of all together after each text.
@@ -43,6 +44,7 @@ class Audit(NamedTuple):
             is stated.
         texts, tokens, encoded_again: their numbers.
         left_out: texts of a run that is not complete, behind the first one that it lacks.
+        not_drawn: texts of a run that could not be drawn.
     """
 
     law: SamplingParams | None
@@ -61,6 +63,7 @@ class Audit(NamedTuple):
     tokens: int
     encoded_again: int
     left_out: int = 0
+    not_drawn: int = 0
 
     @property
     def is_red(self) -> bool:

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError, writing
+from dflash_mcmc.errors import ConfigError, UserError, writing
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.runner import build
 from dflash_mcmc.verify import drawn
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
-_PROMPTS, _NUM_ANSWERS, _LONG = 4, 3, 8
-"""Problems of which a server is asked everything; answers in one request (`n`); tokens that are not equal by chance."""
+_PROMPTS, _NUM_ANSWERS = 4, 3
+"""Problems of which a server is asked everything; answers in one request (`n`)."""
 
 
 class Finding(NamedTuple):
@@ -42,9 +42,10 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
             greedy: bool, blend: Blend | None = None) -> Finding:
     """How often two answers to a prompt that should be equal part, where first, and by how many nats.
 
-    The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong.
+    The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong,
+    and so is an answer that is the beginning of the other one.
     """
-    tokens, first, nats = 0, [], []
+    tokens, first, nats, cut = 0, [], [], 0
     for prompt, one, other in pairs:
         common = min(len(one), len(other))
         different = np.flatnonzero(one[:common] != other[:common])
@@ -52,6 +53,7 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
         tokens += max(1, min(place + 1, common))
         if len(different) or len(one) != len(other):
             first.append(place)
+            cut += not len(different)
         if len(different):
             both = [read_text(model, DrawnText("", prompt, each[: place + 1]), SamplingParams(), blend).target_log_p[-1]
                     for each in (one, other)]
@@ -59,9 +61,10 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
     if not first:
         return Finding(check, "right", f"all {len(pairs)} pairs are equal, {tokens:,} tokens")
     worst, near = max(nats, default=0.0), near_of(model, 1.0)
-    return Finding(check, "wrong" if greedy and worst > near else "differs",
+    return Finding(check, "wrong" if greedy and (cut or worst > near) else "differs",
                    f"{len(first)} of {len(pairs)} pairs part, {len(first) / tokens:.2g} a token, the first one at token "
-                   f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})")
+                   f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})"
+                   + f"; {cut} answers are the beginning of the other one" * bool(cut))
 
 
 def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -69,6 +72,16 @@ def twice(one: Iterable[DrawnText], other: Iterable[DrawnText]) -> list[tuple[np
     known = {text.name.rpartition(": ")[2]: text for text in one}
     both = ((known[name], text) for text in other if (name := text.name.rpartition(": ")[2]) in known)
     return [(here.prompt, here.tokens, there.tokens) for here, there in both if np.array_equal(here.prompt, there.prompt)]
+
+
+def against(model: LanguageModel, source: Path, texts: Sequence[DrawnText], others: Sequence[DrawnText], greedy: bool,
+            blend: Blend | None = None) -> Finding:
+    """How often texts part from those of another run or file. Raises ConfigError if none has a partner there."""
+    if not (pairs := twice(texts, others)):
+        raise ConfigError("--against", str(source), "a run with the same problems and chains, or a file with the same prompts "
+                          "on the same lines: no text has a partner in it")
+    found, alone = compare(model, f"the texts of {source}", pairs, greedy, blend), len(texts) + len(others) - 2 * len(pairs)
+    return found._replace(says=f"{found.says}; {alone} texts have no partner") if alone else found
 
 
 def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:
@@ -117,8 +130,9 @@ def _cut(answer: dict[str, Any]) -> tuple[int, str]:
     return len(answer["ids"]) // 2, answer["text"][len(answer["text"]) // 2 :][:3]
 
 
-def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, blend: Blend | None = None) -> list[Finding]:
-    """The findings about a server's answers (`ask`)."""
+def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, level: float,
+          blend: Blend | None = None) -> list[Finding]:
+    """The findings about a server's answers (`ask`). `level`: the probability of a false alarm for equal answers."""
     prompts = [np.array(ids) for ids in answers["prompts"]]
 
     def of(name: str) -> dict[int, dict[str, Any]]:
@@ -137,10 +151,12 @@ def judge(model: LanguageModel, answers: dict[str, Any], law: SamplingParams, bl
                 for place, each in of(one).items() if place in of(other)]
         findings.append(compare(model, check, both, one == "greedy", blend) if both else told(check, one, [], ""))
     alone = of("alone")
-    some = answers.get("n 0") or []
-    wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if isinstance(some, list) and len(some) != _NUM_ANSWERS else []
-    if law.temperature > 0.0 and not wrong and len({tuple(each["ids"]) for each in some}) == 1 and len(some[0]["ids"]) > _LONG:
-        wrong = [f"all {_NUM_ANSWERS} answers are equal"]
+    some = choices if isinstance(choices := answers.get("n 0"), list) else []
+    wrong = [f"{len(some)} answers for n={_NUM_ANSWERS}"] if len(some) != _NUM_ANSWERS else []
+    if not wrong and len({tuple(each["ids"]) for each in some}) == 1:
+        log_p = read_text(model, DrawnText("", prompts[0], np.array(some[0]["ids"])), law, blend).log_p
+        again = (_NUM_ANSWERS - 1) * float(log_p[np.isfinite(log_p)].sum())  # that the others equal the first one
+        wrong = [f"all {_NUM_ANSWERS} answers are equal: probability {np.exp(again):.1g}"] if again < np.log(level) else []
     findings.append(told("n", "n", wrong, f"{len(some)} answers"))
     long = [f"{len(each['ids'])} tokens for max_tokens={limit}" for place, each in of("max_tokens").items()
             if len(each["ids"]) > (limit := _cut(alone[place])[0])]

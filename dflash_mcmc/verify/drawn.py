@@ -5,6 +5,7 @@ And crafted cases for any engine, a small model and prompts whose answers show a
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import itertools
 import json
@@ -12,7 +13,7 @@ import shutil
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
@@ -67,8 +68,9 @@ class DrawnText(NamedTuple):
     """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
 
 
-def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int]:
-    """The texts of a run's records by problem and chain, up to the first one that is missing, and how many are left out.
+def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int, int]:
+    """The texts of a run's records by problem and chain, up to the first one that is missing; how many are left out, and how
+    many of those before it could not be drawn and are skipped.
 
     The records are in the order in which chains have ended, which depends on what they drew: with blocks of a draft, answers
     of likely tokens end first. An audit that may stop at any text needs an order that does not. For the same reason a run that
@@ -81,7 +83,7 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     from dflash_mcmc.store.reading import each_record
 
     prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
-    records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
+    records = {key_of(record): record for record in each_record(folder)}
     for problem, chain in records:
         if problem not in prompts or "tokens" not in records[problem, chain]:
             raise UserError(f"{folder}: the record of {problem}, chain {chain} has no prompt or no tokens; allowed: a run of "
@@ -92,8 +94,9 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     if not read:
         raise UserError(f"{folder}: lacks its first sample, and later ones are no fair choice of its texts; allowed: a run "
                         "that has it (the command of the run goes on where it stopped)")
-    return [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
-            for key in read if (tokens := records[key].get("tokens"))], len(records) - len(read)
+    texts = [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
+             for key in read if (tokens := records[key].get("tokens"))]
+    return texts, len(records) - len(read), sum(records[key].get("verdict") == NOT_DRAWN for key in read)
 
 
 def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:
@@ -117,7 +120,7 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
     for name, stated in law._asdict().items():
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
-                            f"(sampler.{name}={row[name]!r})")
+                            f"({_stating(name, row[name], law)})")
     (asked, prompt), (kind, answer) = (next(((key, row[key]) for key in keys if row.get(key) is not None), ("", None))
                                        for keys in (_PROMPTS, _ANSWERS))
     if prompt is None or answer is None:
@@ -128,6 +131,17 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
         raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
                         f"one token, and {longest} tokens together (the model's positions)")
     return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
+
+
+def _stating(name: str, value: object, law: SamplingParams) -> str:
+    """What states another value of a field of the law."""
+    if name == "temperature":
+        return "sampler=greedy" if value == 0 else f"sampler=temperature sampler.temperature={value!r}"
+    if law.temperature == 0.0:
+        return f"in Python: dflash_mcmc.verify.verify(..., temperature=0.0, {name}={value!r})"
+    if name == "counts_prompt":
+        return f"sampler.penalty_counts={'prompt+' * bool(value)}answer"
+    return f"sampler.{name}={value!r}"
 
 
 def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.ndarray:
@@ -208,18 +222,20 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
 def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
     """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
 
-    It asks for `num_chains` texts of each problem. Each has a seed of its own: with one seed, first tokens of several prompts
-    depend on one another. Texts that the file has already are not asked for again. The server is an OpenAI-style one,
-    `/completions`, that takes prompts as token ids and returns the ids that it drew.
+    It asks for `num_chains` texts of each problem. Each has a seed of its own, the smallest one that no text of the file
+    has: with one seed, first tokens of several prompts depend on one another. Texts that the file has already are not asked
+    for again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it
+    drew.
 
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
     prompts = build.prompts(config, model, config.dataset.problems())
     name = served(url)
-    known = _known(file)
-    seeds = {key: seed for seed, key in enumerate(itertools.product(prompts, range(config.num_chains)), config.seed)}
-    wanted = [key for key in seeds if key not in known]
+    known = _known(file, config.seed)
+    wanted = [key for key in itertools.product(prompts, range(config.num_chains)) if key not in known]
+    taken = set(known.values())
+    seeds = dict(zip(wanted, (seed for seed in itertools.count(config.seed) if seed not in taken), strict=False))
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def ask(key: tuple[str, int]) -> dict[str, object]:
@@ -227,7 +243,8 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
         body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
                 "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
         (answer,) = completed(url, body)
-        return {"problem": problem, "chain": chain, "prompt_ids": body["prompt"], "ids": answer["ids"], **law._asdict()}
+        return {"problem": problem, "chain": chain, "seed": seeds[key], "prompt_ids": body["prompt"], "ids": answer["ids"],
+                **law._asdict()}
 
     with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
           bars.Bar(len(wanted), "text", "asking", shown=bool(wanted)) as bar):
@@ -243,9 +260,9 @@ def asked_of(law: SamplingParams) -> dict[str, float]:
     return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
 
 
-def _known(file: Path) -> Collection[tuple[str, int]]:
-    """The texts of a file by problem and chain."""
-    if known := {(row["problem"], row["chain"]) for row in kept_rows(file)}:
+def _known(file: Path, first: int) -> dict[tuple[str, int], int]:
+    """The seeds of a file's texts by problem and chain. Lines of older files have none: it is their place from `first`."""
+    if known := {(row["problem"], row["chain"]): row.get("seed", place) for place, row in enumerate(kept_rows(file), first)}:
         note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
              "engine")
     return known
@@ -277,7 +294,7 @@ def sent(url: str, content: bytes | None = None) -> Any:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise UserError(f"{url}: refused with {error.code}: {error.read(400).decode(errors='replace')}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UserError(f"{url}: no answer: {reason_of(error, 120)}; allowed: the address of an OpenAI-style server that "
                         "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
 

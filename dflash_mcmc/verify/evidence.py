@@ -275,7 +275,7 @@ def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, e
     yield from _tilts(torch.isin(drawn, ids).double(), p[:, ids].sum(dim=1).double())
     if not law.truncates:
         highest = p.topk(min(_CANDIDATES, p.shape[1]), dim=-1)
-        own = of_drawn.exp()
+        own = p.gather(1, drawn[:, None])[:, 0].double()  # in the precision of the candidates
         for cut in _CUTS:
             mass, least = _kept(highest.values.double(), cut)
             inside = own >= least
@@ -289,7 +289,10 @@ def _tilts(drawn: torch.Tensor, share: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mass and the smallest probability of the tokens that a truncation keeps, of descending probabilities (rows, n)."""
+    """The mass and the smallest probability of the tokens that a truncation keeps, of descending probabilities (rows, n).
+
+    Tokens that tie with the smallest are kept too.
+    """
     upto = values.cumsum(dim=-1)
     if cut.top_k:
         count = torch.full((len(values), 1), min(cut.top_k, values.shape[1]), device=values.device)
@@ -298,8 +301,9 @@ def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torc
     else:
         count = (values >= cut.min_p * values[:, :1]).sum(dim=-1, keepdim=True)
     last = (count - 1).clamp(max=values.shape[1] - 1)
-    mass, least = upto.gather(1, last)[:, 0], values.gather(1, last)[:, 0]
-    unknown = (count > values.shape[1])[:, 0]  # the set is larger than what was sorted: such a row pays nothing
+    least = values.gather(1, last)
+    mass, least = (values * (values >= least)).sum(dim=-1), least[:, 0]
+    unknown = least <= values[:, -1]  # the set may be larger than what was sorted: such a row pays nothing
     return torch.where(unknown, 1.0, mass), torch.where(unknown, 0.0, least)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def verdict(found: Audit) -> str:
     """The verdict in a sentence."""
     size = f"{found.tokens:,} tokens of {found.texts:,} texts" + (
+        f" ({found.not_drawn:,} more could not be drawn)" if found.not_drawn else "") + (
         f" (the run is not complete: {found.left_out:,} more texts are left out)" if found.left_out else "")
     impossible = len(found.outside) - found.near_ties
     if impossible:
@@ -41,12 +42,13 @@ def verdict(found: Audit) -> str:
         assert found.log_p_error is not None
         return f"RED: the stated log p is off by {found.log_p_error[0]:.3f} nats a token on average ({size})"
     if found.law is None:
-        return f"GREEN: the stated log p is right. The texts are states of a chain, whose law has no test here ({size})"
+        return ("GREEN: the stated log p is right. The law of a token has no test here: the texts are states of a chain, or "
+                f"were drawn until one ended (dataset.must_end) ({size})")
     if found.top is None:
         return f"GREEN: every token is the most likely one ({size})"
     return (f"GREEN: no evidence against the stated law in {size} (10^{found.together.evidence:.1f}, red at "
-            f"10^{-math.log10(found.level):.0f}); excluded: most likely tokens {-100 * found.top.low:.1f} points too rare or "
-            f"{100 * found.top.high:.1f} points too often")
+            f"10^{round(-math.log10(found.level), 1):g}); excluded: most likely tokens {-100 * found.top.low:.1f} points too "
+            f"rare or {100 * found.top.high:.1f} points too often")
 
 
 def tables(found: Audit) -> list[ReportTable]:
@@ -161,6 +163,7 @@ def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
             "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again, "left_out": found.left_out,
+            "not_drawn": found.not_drawn,
             "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
             "outside": [{"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
                         for name, place, distance in found.outside],

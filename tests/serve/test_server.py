@@ -20,8 +20,9 @@ import dflash_mcmc as dm
 from dflash_mcmc.api.choices import Samplers, turn_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Draw, SamplingParams
-from dflash_mcmc.serve import network, options
+from dflash_mcmc.serve import fields, network, options
 from dflash_mcmc.serve.__main__ import main
+from dflash_mcmc.serve.answers import Refused
 from dflash_mcmc.types import Trajectory
 from tests import pages, processes
 from tests.composing import composed
@@ -153,6 +154,21 @@ def test_temperature_0_is_greedy_decoding_of_plain_draws_alone(tmp_path, server,
         samplers.config_for(*samplers.adapted(fields, {"temperature": 0.0, **common}, "refuse")[:2], 8)
     if server == ("sampler=best_of_n",):
         assert samplers.adapted({}, {"temperature": 0.0}, "ignore")[1:] == ({}, {"temperature": 0.0})
+
+
+def test_fields_of_vllm_choose_the_law_as_those_of_the_sampler_do(tmp_path):
+    samplers = Samplers(composed(tmp_path, "sampler=temperature"))
+
+    def law(**asked: float) -> SamplingParams:
+        read = fields.read({"prompt": "x", "temperature": 1.3, **asked}, False, "tiny")
+        return samplers.config_for(read.sampler, read.openai, 8).sampler.law()
+
+    assert law(top_k=5, min_p=0.1, repetition_penalty=1.2) == SamplingParams(1.3, 5, 1.0, 0.1, 1.2)
+    assert law(top_k=-1) == SamplingParams(1.3)
+    assert law(temperature=0, top_k=5, min_p=0.1) == SamplingParams(0.0)
+    for wrong in ({"top_k": 1.5}, {"min_p": 2}, {"repetition_penalty": 1.2, "temperature": 0}):
+        with pytest.raises((Refused, UserError), match=next(iter(wrong))):
+            law(**wrong)
 
 
 def test_a_clients_temperature_is_ignored_refused_or_that_of_proposals(running, monkeypatch):

@@ -49,8 +49,8 @@ def answers(tiny, tmp_path_factory) -> dict[str, Any]:
     return asked
 
 
-def outcomes(tiny, answers: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, LAW)}
+def outcomes(tiny, answers: dict[str, Any], law: SamplingParams = LAW) -> dict[str, tuple[str, str]]:
+    return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, law, 0.05)}
 
 
 def test_our_server_keeps_its_promises(tiny, answers):
@@ -97,9 +97,17 @@ def test_what_a_server_refuses_is_not_offered_and_other_tokens_differ(tiny, answ
     refused = {f"logprobs {place}": "refused with 400: no logprobs" for place in range(3)}
     found = outcomes(tiny, {key: value for key, value in answers.items() if not key.startswith("logprobs")} | refused)
     assert found["log p"] == ("not offered", "refused with 400: no logprobs")
+    assert outcomes(tiny, answers | {"n 0": "refused with 400: no n"})["n"] == ("not offered", "refused with 400: no n")
     ignored = outcomes(tiny, answers | {f"again {place}": answers["n 0"][1:2] for place in range(3)})
     assert ignored["the same seed again"][0] == "differs"
     assert " of 3 pairs part, " in ignored["the same seed again"][1]
+
+
+def test_equal_answers_with_n_are_wrong_where_the_law_makes_them_unlikely(tiny, answers):
+    equal = answers | {"n 0": 3 * answers["greedy 0"]}
+    assert len(equal["n 0"][0]["ids"]) > 8
+    for temperature, outcome in ((1.3, "wrong"), (0.01, "right"), (0.0, "right")):
+        assert outcomes(tiny, equal, SamplingParams(temperature=temperature))["n"][0] == outcome
 
 
 def test_processed_log_p_are_told_from_raw_ones(tiny, answers):
@@ -121,8 +129,10 @@ def test_a_pair_parts_where_it_first_differs_by_the_distance_of_both_tokens(tiny
                           f"most {abs(paid[0] - paid[1]):.2g} nats (near-ties: 0.1)")
     assert behaviour.compare(tiny, "x", [(PROMPT, one, other)], greedy=True).outcome == "wrong"
     shorter = behaviour.compare(tiny, "x", [(PROMPT, one, one[:2])], greedy=True)
-    assert (shorter.outcome, shorter.says.split(",")[2]) == ("differs", " the first one at token 2; log p of the two tokens "
-                                                             "differs by at most 0 nats (near-ties: 0.1)")
+    assert (shorter.outcome, shorter.says.split(",")[2]) == ("wrong", " the first one at token 2; log p of the two tokens "
+                                                             "differs by at most 0 nats (near-ties: 0.1); 1 answers are the "
+                                                             "beginning of the other one")
+    assert behaviour.compare(tiny, "x", [(PROMPT, one, one[:2])], greedy=False).outcome == "differs"
     assert behaviour.compare(tiny, "x", [(PROMPT, one, one)], greedy=True) == ("x", "right", "all 1 pairs are equal, 4 tokens")
 
 
@@ -137,6 +147,14 @@ def test_two_files_are_compared_line_by_line(tmp_path, capsys):
     assert "1 of 2 pairs part, 0.17 a token, the first one at token 2" in out
     (found,) = json.loads((tmp_path / "verify" / "one.jsonl" / "verify.json").read_text())["behaviour"]
     assert found["outcome"] == "differs"
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, *rows)))
+    _, out, _ = told([*common, str(tmp_path / "long.jsonl")], capsys)
+    assert "all 2 pairs are equal, 6 tokens; 2 texts have no partner" in out
+    (tmp_path / "apart.jsonl").write_text(json.dumps(rows[0] | {"prompt_ids": [7]}) + "\n")
+    code, _, err = told([*common, str(tmp_path / "apart.jsonl")], capsys)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert err.startswith(f"error: --against: given '{tmp_path / 'apart.jsonl'}"[:60])
+    assert "no text has a partner in it" in err
     assert told([*common, "nowhere"], capsys)[2].startswith("error: nowhere: cannot be read: ")
 
 

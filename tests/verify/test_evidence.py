@@ -8,6 +8,7 @@ import torch
 
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.verify import evidence
 from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, bets_of, payments, shift_of
 
 VOCABULARY = 9
@@ -38,6 +39,20 @@ def test_the_mean_payment_of_every_bet_is_one(law, place):
         of_first = [bet.group == "first token" for bet in bets_of(law)]
         assert not paid.log[-1][of_first].any() if place else paid.log[-1][of_first].all() or law.truncates
     assert means == pytest.approx(np.ones(len(means)), abs=2e-6)
+
+
+@pytest.mark.parametrize("candidates", [1024, 24])
+def test_a_truncation_pays_one_on_average_where_tokens_tie_at_the_cut(candidates, monkeypatch):
+    """By enumeration of 40 tokens with few different values, with all of them as candidates and with some."""
+    monkeypatch.setattr(evidence, "_CANDIDATES", candidates)
+    law, paid = SamplingParams(), []
+    logits = torch.from_numpy(np.random.default_rng(3).normal(size=(1, 40)).round()).float()
+    for token in range(40):
+        paid.append(payments(lambda piece: logits, np.array([0]), np.array([token]), law, [slice(0, 1)]).log[0])
+    means = torch.softmax(logits[0].double(), dim=-1).numpy() @ np.exp(paid)
+    assert means == pytest.approx(np.ones(len(means)), abs=2e-6)
+    cuts = np.array(paid)[:, [bet.group == "truncation" for bet in bets_of(law)]]
+    assert (np.abs(cuts).max(axis=0) > 0.1).any(), "some of them bet"
 
 
 def test_a_bet_wins_where_its_law_holds():

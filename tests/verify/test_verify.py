@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import drawn, report, verify
@@ -201,6 +203,9 @@ def test_texts_of_the_stated_law_are_green_and_another_temperature_is_named(warm
     found = verify(tiny, *warm)
     assert found.is_red
     assert found.tokens == sum(map(len, warm.answers))
+    clean = found._replace(outside=(), near_ties=0, together=found.together._replace(red_at=None))
+    for level, threshold in ((1e-3, "10^3"), (0.05, "10^1.3")):
+        assert f", red at {threshold}); " in verdict(clean._replace(level=level))
 
 
 def test_greedy_states_the_most_likely_token(warm, tmp_path, capsys):
@@ -271,6 +276,20 @@ def test_penalties_are_a_part_of_the_law(tiny):
     assert ignored.bets[ignored.best].group == "repetition"
 
 
+def test_penalties_are_a_part_of_a_law_at_temperature_0(tiny):
+    """The most likely token after a penalty is drawn: another one than without it."""
+    import torch
+
+    model, answer = tiny.load("cpu"), []
+    for _ in range(16):
+        with torch.no_grad():
+            logits = model.logits(sequences.read(model, torch.tensor([[*PROMPTS[0], *answer]])).hidden[0, -1:])[0]
+        logits[answer] -= logits.new_tensor([5.0 * answer.count(token) for token in answer])
+        answer.append(int(logits.argmax()))
+    assert not verify(tiny, PROMPTS[:1], [answer], temperature=0.0, frequency_penalty=5.0).outside
+    assert verify(tiny, PROMPTS[:1], [answer], temperature=0.0).is_red
+
+
 def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = runs.execute(make_config("condition=blend_ps", "sampler.num_blocks=2", "dataset.limit=2",
@@ -284,6 +303,17 @@ def test_a_run_of_chains_has_its_log_p_checked(make_config, tmp_path, capsys, mo
     assert found.is_red
 
 
+def test_answers_that_are_drawn_until_one_ends_have_their_log_p_checked(make_config, capsys, monkeypatch, tmp_path):
+    """Few answers of 12 tokens end, so that those that do have other tokens."""
+    monkeypatch.chdir(tmp_path)
+    result = runs.execute(make_config("sampler=temperature", "sampler.temperature=1.5", "dataset.limit=3", "num_chains=4",
+                                      "dataset.max_new_tokens=12", "dataset.must_end=true"))
+    code, out, _ = told([str(result.folder)], capsys)
+    assert code == 0
+    assert "GREEN: the stated log p is right." in out.splitlines()[0]
+    assert "(dataset.must_end)" in out.splitlines()[0]
+
+
 def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_config):
     """Not in that of the file, where chains are as they end."""
     config = make_config("sampler=temperature", "dataset.limit=2", "num_chains=3", "dataset.max_new_tokens=6")
@@ -295,7 +325,7 @@ def test_a_run_is_read_in_an_order_that_does_not_depend_on_what_was_drawn(make_c
 
 
 def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_config, capsys, monkeypatch, tmp_path):
-    """Which of the later ones are there depends on how long they are. One that could not be drawn is missing too."""
+    """Which of the later ones are there depends on how long they are. One that could not be drawn is not missing."""
     monkeypatch.chdir(tmp_path)
     config = make_config("model=tiny", "sampler=temperature", "dataset=arith", "dataset.limit=2", "num_chains=3",
                          "dataset.max_new_tokens=6", "sampler.temperature=1.0")
@@ -304,8 +334,12 @@ def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_co
     rows = {(row["problem"], row["chain"]): line for line in file.read_text().splitlines() for row in [json.loads(line)]}
     undrawn = {**json.loads(rows[keys[4]]), "verdict": "not_drawn", "tokens": []}
     del undrawn["checksum"]
-    for missing, replaced, read in ((keys[2], [], 2), (keys[4], [json.dumps(undrawn)], 4), (keys[5], [], 5)):
-        file.write_text("\n".join([*(rows[key] for key in keys if key != missing), *replaced]) + "\n")
+    file.write_text("\n".join([*(rows[key] for key in keys if key != keys[4]), json.dumps(undrawn)]) + "\n")
+    code, out, _ = told([str(folder)], capsys)
+    assert (code, " of 5 texts (1 more could not be drawn) (" in out.splitlines()[0]) == (0, True), out
+    assert "not complete" not in out
+    for missing, read in ((keys[2], 2), (keys[5], 5)):
+        file.write_text("\n".join(rows[key] for key in keys if key != missing) + "\n")
         code, out, _ = told([str(folder)], capsys)
         assert (code, f" of {read} texts" in out.splitlines()[0]) == (0, True), out
         left_out = f"(the run is not complete: {5 - read} more texts are left out)"
@@ -397,6 +431,26 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
     assert "no answer: " in err
 
 
+class _Dying(_Other):
+    """A server that dies inside an answer."""
+
+    def _send(self, status: int, body: object) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'{"data": ')
+
+
+def test_a_server_that_dies_inside_an_answer_is_one_line():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/v1/models: no answer: IncompleteRead"):
+                drawn.served(f"http://127.0.0.1:{server.server_address[1]}/v1")
+        finally:
+            server.shutdown()
+
+
 def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
     """llama.cpp does, and returns none without `logprobs`."""
     content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 9, "token": "b", "logprob": -1.5}]
@@ -411,9 +465,19 @@ def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
     asked: list[int] = []
     monkeypatch.setattr(drawn, "served", lambda url: "model")
     monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body["seed"]) or [{"ids": [5]}])
-    config = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "num_chains=2", "seed=7"])
-    drawn.draw("http://server/v1", config, config.model.load("cpu"), SamplingParams(), tmp_path / "drawn.jsonl")
-    assert sorted(asked) == [7, 8, 9, 10, 11, 12]
+    config, file = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "seed=7"]), tmp_path / "drawn.jsonl"
+    model = config.model.load("cpu")
+    for config.num_chains, config.seed in ((2, 7), (3, 7), (4, 5)):
+        drawn.draw("http://server/v1", config, model, SamplingParams(), file)
+    assert sorted(asked[:6]) == [7, 8, 9, 10, 11, 12]
+    assert sorted(asked) == [5, 6, *range(7, 17)]
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:6]]
+    assert [row.pop("seed") for row in rows] == [7, 8, 9, 10, 11, 12]  # as in older files
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked.clear()
+    config.num_chains, config.seed = 3, 7
+    drawn.draw("http://server/v1", config, model, SamplingParams(), file)
+    assert sorted(asked) == [13, 14, 15]
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -439,6 +503,7 @@ def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
     ([".", "--level", "2"], "--level: given 2"), ([".", "--fast"], "--fast: not an option"),
     ([__file__, "decoder=plain"], "decoder: given with verify; allowed: model, dataset, sampler"),
     ([__file__, "sampler=power_mh"], "temperature or greedy: the law of each token"),
+    ([__file__, "dataset.must_end=true"], "dataset.must_end: given True; allowed: false: "),
 ])
 def test_a_wrong_command_is_one_line(arguments, says, capsys):
     code, _, err = told(arguments, capsys)
@@ -455,8 +520,21 @@ def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
 
 
 def test_a_field_that_no_law_has_is_refused(tiny):
-    with pytest.raises(UserError, match="top_q"):
-        verify(tiny, [np.array([1])], [np.array([2])], top_q=0.5)
+    for law in ({"top_q": 0.5}, {"top_q": 0.5, "temperature": 0.0}, {"alpha": 2.0}, {"top_p": 2.0, "temperature": 0.0}):
+        with pytest.raises(UserError, match=next(iter(law))):
+            verify(tiny, [np.array([1])], [np.array([2])], **law)
+    assert verify(tiny, [np.array([1])], [np.array([2])], counts_prompt=True, presence_penalty=1.0).law.counts_prompt
+
+
+@pytest.mark.parametrize(("given", "row", "says"), [
+    ("sampler=greedy", {"repetition_penalty": 1.3}, "(in Python: dflash_mcmc.verify.verify(..., temperature=0.0, repetition_"),
+    ("sampler=greedy", {"temperature": 0.5}, "(sampler=temperature sampler.temperature=0.5)"),
+    ("sampler.top_p=0.5", {"temperature": 0.0}, "(sampler=greedy)"),
+    ("sampler.top_p=0.5", {"counts_prompt": True}, "(sampler.penalty_counts=prompt+answer)"),
+    ("sampler.top_p=0.5", {"top_p": 0.9}, "(sampler.top_p=0.9)")])
+def test_a_line_of_another_law_says_what_states_it(given, row, says, tiny):
+    with pytest.raises(UserError, match=re.escape(says)):
+        drawn._of_row({"prompt_ids": [1], "ids": [2], **row}, "x", tiny, program._stated(["model=tiny", given]).sampler.law())
 
 
 def test_the_distance_of_rounding_is_in_the_report_of_a_run_in_bfloat16(make_config, capsys, monkeypatch, tmp_path):
