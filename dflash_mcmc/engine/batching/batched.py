@@ -25,7 +25,7 @@ is first needed. Steps run without a graph if rows draw with different sampling 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from functools import cache
 from typing import Any
@@ -36,7 +36,7 @@ import torch
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import step_bits
 from dflash_mcmc.engine.batching.cache import SlotCache, num_recent
-from dflash_mcmc.engine.batching.chains import Meter
+from dflash_mcmc.engine.batching.chains import MeteredEngine
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
@@ -117,7 +117,7 @@ class GraphedSteps:
         return graph
 
 
-class BatchedEngine:
+class BatchedEngine(MeteredEngine):
     """Runs chains of operations on a language model.
 
     Args:
@@ -140,6 +140,7 @@ class BatchedEngine:
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
                  companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
                  anti: LanguageModel | None = None):
+        super().__init__()
         self.model, self.num_slots, self.options = model, num_slots, options
         proposer: Drafter | None = speculation.drafter if speculation else drafter
         tree = speculation.tree if speculation else None
@@ -181,12 +182,6 @@ class BatchedEngine:
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
         sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
         self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
-        self._meter, self._dropped = Meter(), set[Hashable]()
-
-    @property
-    def counters(self) -> Counters:
-        """The engine's work so far."""
-        return self._meter.counters
 
     def reset_counters(self) -> None:
         """Sets the counters to zero."""
@@ -194,14 +189,6 @@ class BatchedEngine:
 
     def close(self) -> None:
         """Does nothing: all that this engine holds is memory of this process."""
-
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
-        self._dropped.update(tags)
-
-    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end; see `ChainRunner.run`. A few chains are taken before a slot is free."""
-        return (done for done in self.steps(chains) if done is not None)
 
     @torch.inference_mode()
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:

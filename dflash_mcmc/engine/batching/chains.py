@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.interface import Counters, Finished, Options
+from dflash_mcmc.engine.batching.interface import Counters, Finished, Options, Tag
 from dflash_mcmc.engine.batching.ladder import chunks
 from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Operation, Request, Together
@@ -465,3 +465,27 @@ class Meter:
             busy_row_steps=counters.busy_row_steps + (row_steps if busy_slots else 0),
             busy_slot_steps=counters.busy_slot_steps + steps * busy_slots,
             step_seconds=counters.step_seconds + time.perf_counter() - started)
+
+
+class MeteredEngine:
+    """An engine with a meter. `steps` ends the chains of the tags in `_dropped`."""
+
+    def __init__(self) -> None:
+        self._meter, self._dropped = Meter(), set[Hashable]()
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's work so far."""
+        return self._meter.counters
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
+        self._dropped.update(tags)
+
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end; see `ChainRunner.run`. A few chains may be taken before there is room for them."""
+        return (done for done in self.steps(chains) if done is not None)
+
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
+        """See `ChainRunner.steps`."""
+        raise NotImplementedError

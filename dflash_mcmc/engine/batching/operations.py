@@ -48,6 +48,36 @@ def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
     return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)
 
 
+def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
+    """The trajectory from which forwards continue an operation; None if the operation has its answer without one.
+
+    With `skip_identical`, the tokens that a draw shares with `Draw.along` are taken without a forward.
+    """
+    operation = chain.operations[number]
+    if isinstance(operation, Score):
+        if not len(operation.tokens):
+            chain.note(number, operation.trajectory)
+            return None
+        return operation.trajectory
+    shared = _shared(chain, number, operation) if skip_identical else operation.trajectory
+    if shared.complete(operation.horizon) or is_abandoned(operation, shared):
+        chain.note(number, shared)
+        return None
+    return shared
+
+
+def _shared(chain: LiveChain, number: int, draw: Draw) -> Trajectory:
+    """The draw's trajectory, with the tokens that it shares with `draw.along`."""
+    start, along = draw.trajectory.length, draw.along
+    if along is None or draw.trajectory.complete(draw.horizon):
+        return draw.trajectory
+    along = along.prefix(draw.horizon)
+    shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
+    shared = min(shared, until_abandoned(draw, along))
+    chain.charge(number, tokens_skipped=shared)
+    return along.prefix(start + shared)
+
+
 def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_origin: int) -> Start:
     """The start of a draw in a row.
 
@@ -174,18 +204,8 @@ class Operations:
         self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
-        """The trajectory from which an operation continues in a slot; None if the operation has its answer without a slot."""
-        operation = chain.operations[number]
-        if isinstance(operation, Score):
-            if not len(operation.tokens):
-                chain.note(number, operation.trajectory)
-                return None
-            return operation.trajectory
-        shared = self._shared(chain, number, operation)
-        if shared.complete(operation.horizon) or is_abandoned(operation, shared):
-            chain.note(number, shared)
-            return None
-        return shared
+        """See the function `prepare`."""
+        return prepare(chain, number, self._options.skip_identical)
 
     def shares(self, operation: Operation) -> bool:
         """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
@@ -256,17 +276,6 @@ class Operations:
             slot.chain.adapted = True
             slot.chain.charge(slot.number, adapt_steps=work.steps, adapt_dropped=work.dropped)
             slot.chain.adapt_seconds += work.seconds
-
-    def _shared(self, chain: LiveChain, number: int, draw: Draw) -> Trajectory:
-        """The draw's trajectory, with the tokens that it shares with `draw.along`."""
-        start, along = draw.trajectory.length, draw.along
-        if along is None or not self._options.skip_identical or draw.trajectory.complete(draw.horizon):
-            return draw.trajectory
-        along = along.prefix(draw.horizon)
-        shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
-        shared = min(shared, until_abandoned(draw, along))
-        chain.charge(number, tokens_skipped=shared)
-        return along.prefix(start + shared)
 
     def _draw(self, slot: Slot, draw: Draw) -> None:
         """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""

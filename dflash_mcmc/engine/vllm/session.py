@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Turns
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Counters, Finished, Tag
-from dflash_mcmc.engine.batching.operations import is_abandoned, uniforms_of, until_abandoned
+from dflash_mcmc.engine.batching.chains import LiveChain, Meter, MeteredEngine, Turns
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Tag
+from dflash_mcmc.engine.batching.operations import is_abandoned, prepare
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
 from dflash_mcmc.engine.vllm.starting import VllmTarget
-from dflash_mcmc.ops import Chain, Draw, Operation, Score
+from dflash_mcmc.ops import Chain, Draw
 from dflash_mcmc.process import bars
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
@@ -31,7 +31,7 @@ class _Asked(NamedTuple):
     base: Trajectory
 
 
-class VllmEngine:
+class VllmEngine(MeteredEngine):
     """Runs chains of operations on vLLM.
 
     Args:
@@ -42,30 +42,17 @@ class VllmEngine:
     """
 
     def __init__(self, model: VllmTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
+        super().__init__()
         self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
-        self._meter, self._numbers = Meter(), itertools.count()
+        self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
-        self._dropped: set[Hashable] = set()
         core.stop_at(StopTable.of(model.stop_strings))
-
-    @property
-    def counters(self) -> Counters:
-        """The engine's work so far."""
-        return self._meter.counters
 
     def close(self) -> None:
         """Ends the requests in progress. vLLM stays loaded for the next job of this process."""
         if self._asked:
             self._core.abort(list(self._asked))
             self._asked.clear()
-
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
-        self._dropped.update(tags)
-
-    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end; see `ChainRunner.run`."""
-        return (done for done in self.steps(chains) if done is not None)
 
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
@@ -100,36 +87,13 @@ class VllmEngine:
         for number, operation in enumerate(chain.operations):
             if operation.stop is not None:
                 raise ValueError("engine=vllm has no operations with stop strings of their own")
-            base = self._base(chain, number, operation)
+            base = prepare(chain, number, self._skip_identical)
             if base is not None:
                 strings = self.model.stop_strings
                 matched = 0 if strings is None else strings.state(base.tokens)
                 ticket = Ticket.of(next(self._numbers), operation, base, self.model.stop_ids, matched)
                 self._asked[ticket.number] = _Asked(chain, number, base)
                 self._core.add(ticket, base.sequence.tolist())
-
-    def _base(self, chain: LiveChain, number: int, operation: Operation) -> Trajectory | None:
-        """The trajectory that an operation's request goes on from; None if the operation has its answer without one."""
-        base = operation.trajectory
-        if isinstance(operation, Score):
-            if len(operation.tokens):
-                return base
-            chain.note(number, base)
-            return None
-        if self._skip_identical and operation.along is not None and not base.complete(operation.horizon):
-            base = self._shared(chain, number, operation, operation.along.prefix(operation.horizon))
-        if base.complete(operation.horizon) or is_abandoned(operation, base):
-            chain.note(number, base)
-            return None
-        return base
-
-    def _shared(self, chain: LiveChain, number: int, draw: Draw, along: Trajectory) -> Trajectory:
-        """The draw's trajectory with the tokens that it shares with `along`."""
-        start = draw.trajectory.length
-        shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
-        shared = min(shared, until_abandoned(draw, along))
-        chain.charge(number, tokens_skipped=shared)
-        return along.prefix(start + shared)
 
     def _answers(self, ended: list[EndedRequest]) -> list[tuple[_Asked, Trajectory | None]]:
         """The answers of requests that have ended; None where logits are not numbers."""
