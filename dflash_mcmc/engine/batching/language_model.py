@@ -32,17 +32,6 @@ from dflash_mcmc.model.files import stop_ids_of
 from dflash_mcmc.process import machine
 from dflash_mcmc.process.turns import Turn
 
-_IN_VLLM = frozenset((
-    "BambaForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
-    "FalconH1ForCausalLM", "FalconMambaForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "GlmMoeDsaForCausalLM",
-    "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM",
-    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "NemotronHForCausalLM",
-    "OlmoHybridForCausalLM", "Zamba2ForCausalLM"))
-"""Classes that this engine refuses and vLLM 0.32 has."""
-_NOT_IN_VLLM = frozenset((
-    "GPTNeoForCausalLM", "MiniMaxForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "ZambaForCausalLM",
-    "xLSTMForCausalLM"))
-"""Classes that neither has."""
 _REASONS = {
     LINEAR: "a recurrent state, which cannot be rolled back",
     "conv": "a state, which cannot be rolled back",
@@ -63,15 +52,9 @@ def refuse(model: Any) -> None:
 
 
 def refused(model: Any, what: str, allowed: str) -> UserError:
-    """The error for a model, in one line that says whether vLLM has the model."""
+    """The error for a model, in one line."""
     name = type(model).__name__
-    if name in _IN_VLLM:
-        other = f", or engine=vllm, which has {name}"
-    elif name in _NOT_IN_VLLM:
-        other = f" (engine=vllm does not have {name} either)"
-    else:
-        other = f", or engine=vllm, if vLLM has {name}"
-    return UserError(f"model.path: {name} {what}; allowed with engine=slots: {allowed}{other}")
+    return UserError(f"model.path: {name} {what}; allowed with engine=slots: {allowed}, or engine=vllm, if vLLM has {name}")
 
 
 def _refused_layers(model: Any, config: Any) -> str | None:
