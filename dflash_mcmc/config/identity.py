@@ -315,9 +315,8 @@ def _component(group: str, fields: Mapping[str, object] | None) -> Any:
 
 def completed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity, with the fields that it leaves out because they are off (`Spec.off`)."""
-    options = {group: option for group in GROUPS if (option := components(group).get(str(identity.get(group))))}
-    off = {f"{group}.{name}": spec.off for group, option in options.items() for name, spec in specs_of(option.cls).items()
-           if spec.has_off() and spec.role == "identity"}
+    off = {f"{group}.{name}": spec.off for group in GROUPS if (option := components(group).get(str(identity.get(group))))
+           for name, spec in specs_of(cast(Any, option.cls)).items() if spec.has_off() and spec.role == "identity"}
     return {**off, **identity}
 
 

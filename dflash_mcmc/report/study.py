@@ -112,9 +112,8 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
     them is greedy, because greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
-    return all(run.settings[key] == other.settings[key] for key in run.settings.keys() & other.settings.keys()
-               if key.partition(".")[0] not in ignored
-               and None not in (run.identity.get(key, "off"), other.identity.get(key, "off")))
+    return all(key.partition(".")[0] in ignored or run.settings[key] == other.settings[key] or None in (
+        run.identity.get(key, "off"), other.identity.get(key, "off")) for key in run.settings.keys() & other.settings.keys())
 
 
 def full(run: Run) -> list[Record]:

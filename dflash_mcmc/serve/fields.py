@@ -10,9 +10,8 @@ from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.serve.answers import Refused
 
-PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0),
-             "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0), "min_p": (0.0, 1.0),
-             "repetition_penalty": (0.0, 1e6)}
+PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "frequency_penalty": (-2.0, 2.0),
+             "presence_penalty": (-2.0, 2.0), "repetition_penalty": (0.0, 1e6)}
 """Sampling fields of OpenAI and of vLLM and their bounds. `top_k` is a whole number, and read apart."""
 _BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
          "return_sampling_mask", "top_k", *PENALTIES)

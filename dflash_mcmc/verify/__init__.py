@@ -43,9 +43,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
 
     if unknown := [name for name in law if name not in SamplingParams._fields]:
         raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams._fields)}")
-    greedy, fields = law.get("temperature") == 0.0, {"temperature": 1.0, **law}
-    if greedy:  # which the sampler's temperature cannot state; its other fields are checked alike
-        fields["temperature"] = 1.0
+    greedy = law.get("temperature") == 0.0  # which the sampler's temperature cannot state; other fields are checked alike
+    fields = {"temperature": 1.0, **law, **({"temperature": 1.0} if greedy else {})}
     counts = "prompt+answer" if fields.pop("counts_prompt", False) else "answer"
     stated = dm.component("sampler", "temperature", **fields, penalty_counts=counts).law()
     target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())

@@ -163,11 +163,10 @@ def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
             "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again, "left_out": found.left_out,
-            "not_drawn": found.not_drawn,
-            "together": found.together._asdict(), "top": found.top and found.top._asdict(), "near_ties": found.near_ties,
-            "outside": [{"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
-                        for name, place, distance in found.outside],
-            "log_p_error": found.log_p_error,
+            "not_drawn": found.not_drawn, "together": found.together._asdict(), "top": found.top and found.top._asdict(),
+            "near_ties": found.near_ties, "log_p_error": found.log_p_error, "outside": [
+                {"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
+                for name, place, distance in found.outside],
             "bets": [{**bet._asdict(), **each._asdict()} for bet, each in zip(found.bets, found.each, strict=True)]}
 
 
