@@ -104,9 +104,9 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
-    def of(source: Path) -> tuple[list[DrawnText], int, int]:
+    def of(source: Path) -> tuple[list[DrawnText], int]:
         return drawn.of_run(source, model, config.model.chat) if source.is_dir() else (
-            list(drawn.of_file(source, model, read)), 0, 0)
+            list(drawn.of_file(source, model, read)), 0)
 
     def counted(bar: bars.Bar) -> Iterator[DrawnText]:
         for text in texts:
@@ -117,15 +117,14 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
         drawn.draw(server, config, model, read, path)
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
         found += behaviour.judge(model, answers, read, given.level, config.blend)
-    texts, left_out, not_drawn = of(path)
+    texts, left_out = of(path)
     if given.against is not None:
         others, is_greedy = of(given.against)[0], read.temperature == 0.0
         found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend)
-    audited = audited._replace(left_out=left_out, not_drawn=not_drawn)
+        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(left_out=left_out)
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 

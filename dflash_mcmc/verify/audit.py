@@ -44,7 +44,6 @@ class Audit(NamedTuple):
             is stated.
         texts, tokens, encoded_again: their numbers.
         left_out: texts of a run that is not complete, behind the first one that it lacks.
-        not_drawn: texts of a run that could not be drawn.
     """
 
     law: SamplingParams | None
@@ -63,7 +62,6 @@ class Audit(NamedTuple):
     tokens: int
     encoded_again: int
     left_out: int = 0
-    not_drawn: int = 0
 
     @property
     def is_red(self) -> bool:

@@ -68,9 +68,8 @@ class DrawnText(NamedTuple):
     """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
 
 
-def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int, int]:
-    """The texts of a run's records by problem and chain, up to the first one that is missing; how many are left out, and how
-    many of those before it could not be drawn and are skipped.
+def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int]:
+    """The texts of a run's records by problem and chain, up to the first one that is missing, and how many are left out.
 
     The records are in the order in which chains have ended, which depends on what they drew: with blocks of a draft, answers
     of likely tokens end first. An audit that may stop at any text needs an order that does not. For the same reason a run that
@@ -83,7 +82,7 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     from dflash_mcmc.store.reading import each_record
 
     prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
-    records = {key_of(record): record for record in each_record(folder)}
+    records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
     for problem, chain in records:
         if problem not in prompts or "tokens" not in records[problem, chain]:
             raise UserError(f"{folder}: the record of {problem}, chain {chain} has no prompt or no tokens; allowed: a run of "
@@ -94,9 +93,8 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     if not read:
         raise UserError(f"{folder}: lacks its first sample, and later ones are no fair choice of its texts; allowed: a run "
                         "that has it (the command of the run goes on where it stopped)")
-    texts = [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
-             for key in read if (tokens := records[key].get("tokens"))]
-    return texts, len(records) - len(read), sum(records[key].get("verdict") == NOT_DRAWN for key in read)
+    return [DrawnText(f"{key[0]}, chain {key[1]}", prompts[key[0]], np.array(tokens, np.int64), records[key]["log_p"])
+            for key in read if (tokens := records[key].get("tokens"))], len(records) - len(read)
 
 
 def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:

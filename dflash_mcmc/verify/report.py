@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def verdict(found: Audit) -> str:
     """The verdict in a sentence."""
     size = f"{found.tokens:,} tokens of {found.texts:,} texts" + (
-        f" ({found.not_drawn:,} more could not be drawn)" if found.not_drawn else "") + (
-        f" (the run is not complete: {found.left_out:,} more texts are left out)" if found.left_out else "")
+        f" ({found.left_out:,} more are left out, behind one that is missing or could not be drawn)" if found.left_out else "")
     impossible = len(found.outside) - found.near_ties
     if impossible:
         name, place, distance = max(found.outside, key=lambda each: each[2])
@@ -163,7 +162,7 @@ def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
             "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again, "left_out": found.left_out,
-            "not_drawn": found.not_drawn, "together": found.together._asdict(), "top": found.top and found.top._asdict(),
+            "together": found.together._asdict(), "top": found.top and found.top._asdict(),
             "near_ties": found.near_ties, "log_p_error": found.log_p_error, "outside": [
                 {"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}
                 for name, place, distance in found.outside],
