@@ -188,14 +188,14 @@ def test_the_curves_on_all_problems_follow_from_the_records():
         if (beta := run.identity.get("blend.beta")) is not None:
             direction = "random" if "blend.direction" in run.identity else "layer"
             runs.setdefault((run.identity["sampler"], direction), {})[beta] = run.records
-    for sampler in ("power_mh", "greedy"):
+    for sampler in (samplers := ("power_mh", "temperature", "greedy")):
         runs[sampler, "random"][0.0] = runs[sampler, "layer"][0.0]
     right = {curve: {beta: {one: record["verdict"] == "correct" for one, record in records.items()}
                      for beta, records in of.items()} for curve, of in runs.items()}
     slopes = {curve: slopes_over(of) for curve, of in right.items()}
     cells = r"((?: \d* \|){7})"
     table = re.findall(rf"^\| `(\w+)` \| (layer|random) \|{cells} (.*) \|$", page, re.MULTILINE)
-    assert [row[:2] for row in table] == list(product(("power_mh", "greedy"), ("layer", "random")))
+    assert [row[:2] for row in table] == list(product(samplers, ("layer", "random")))
     for sampler, direction, counts, slope in table:
         of = right[sampler, direction]
         assert [text.strip() for text in counts.split("|")[:7]] == [
