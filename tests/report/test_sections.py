@@ -160,6 +160,8 @@ class TestGuided:
         filled = [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_markerfacecolor() not in ("white", "None")
                   and line.get_marker() == "o"]
         assert [(x, round(y)) for x, y in filled] == [(-0.1, -30), (0.1, 30)]
+        assert all([0.0, 0.0] in line.get_xydata().tolist() for line in axes.lines[1:] if len(line.get_xydata()) > 1
+                   and line.get_linestyle() == "-")
         assert [text.get_text() for text in over_agreement.axes[0].texts] == ["-0.1", "0.1", "0.2", "0.1"]
 
     @pytest.fixture
