@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -467,7 +468,7 @@ class Meter:
             step_seconds=counters.step_seconds + time.perf_counter() - started)
 
 
-class MeteredEngine:
+class MeteredEngine(ABC):
     """An engine with a meter. `steps` ends the chains of the tags in `_dropped`."""
 
     def __init__(self) -> None:
@@ -486,6 +487,6 @@ class MeteredEngine:
         """Yields chains as they end; see `ChainRunner.run`. A few chains may be taken before there is room for them."""
         return (done for done in self.steps(chains) if done is not None)
 
+    @abstractmethod
     def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
         """See `ChainRunner.steps`."""
-        raise NotImplementedError

@@ -294,9 +294,8 @@ def _draw(axes: Axes, curve: _Curve, number: int, over: str) -> None:
     across = [places[over](point) for point in points]
     up, colour, marker = [100.0 * point.gain for point in points], PALETTE[number], MARKERS[number]
     bars = error_bars([point.paired.difference for point in points])
-    axes.errorbar(across, up, bars, color=colour, marker=marker,
-                  markersize=5.5, markerfacecolor="white", capsize=2, elinewidth=0.8, label=curve.source,
-                  linestyle="none", zorder=2)
+    axes.errorbar(across, up, bars, color=colour, marker=marker, markersize=5.5, markerfacecolor="white", capsize=2,
+                  elinewidth=0.8, label=curve.source, linestyle="none", zorder=2)
     if over == "beta":  # the model alone is a point of the line
         line = sorted([(0.0, 0.0), *zip(across, up, strict=True)])
         axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, zorder=2)
