@@ -51,7 +51,7 @@ def on_post_page(output: str, **_: object) -> str:
     def parted(code: re.Match) -> str:
         return re.sub(r"[=,/](?=[A-Za-z\[{])", r"\g<0><wbr>", code[0])
 
-    number = r"<td([^>]*)>(?=[-+]?\d[\d.,]*( - [\d.,]+| %| of \d+| \[[^]<]+\])?</td>)"
+    number = r"<td([^>]*)>(?=(?:&lt; )?[-+]?\d[\d.,]*( - [\d.,]+| %| of \d+| \[[^]<]+\])?</td>)"
     return re.sub(r"<td.*?</td>", cell, re.sub(number, r'<td class="number"\1>', output), flags=re.DOTALL)
 
 

@@ -5,7 +5,8 @@
 DATA has gsm8k/test.jsonl, math500/test.jsonl and humaneval/HumanEval.jsonl. OUT gets a question in each line. The part
 `training` is a fixed mixture of problems that are not held out, each in every form of its kind, and then 24 held-out ones.
 `unmeasured` is the same without the problems of the findings of Qwen2.5-Coder-0.5B: it begins GSM8K at row 200, has no
-function of HumanEval, and asks for programs that solve the problems of GSM8K.
+function of HumanEval, and asks for programs that solve the problems of GSM8K. `unmeasured_1_5b` leaves out the documents'
+104 problems of MATH-500 too, shards 0 to 7 of 40.
 `gsm8k`, `math`, `code` and `topics` are held-out problems alone, after four lines that a training needs; `text` has the
 last two.
 """
@@ -39,7 +40,7 @@ FORMS = {"gsm8k": MATH, "math": MATH, "code": CODE, "topics": ABOUT}
 TRAINED = {"gsm8k": 1200, "math": 400, "code": 124, "topics": 48}
 """Number of leading problems, functions and topics of each kind that are not held out."""
 MEASURED = {"gsm8k": 200, "math": 0, "code": 124, "topics": 0}
-"""Number of those that `unmeasured` leaves out."""
+"""Number of those that `unmeasured` and `unmeasured_1_5b` leave out."""
 
 
 def problems(data: Path) -> dict[str, list[str]]:
@@ -54,12 +55,15 @@ def problems(data: Path) -> dict[str, list[str]]:
 def lines(data: Path, part: str) -> list[str]:
     """The prompts of a part."""
     found = problems(data)
-    first, forms = ({}, FORMS) if part != "unmeasured" else (MEASURED, FORMS | {"gsm8k": MATH + PROGRAM})
+    unmeasured = part.startswith("unmeasured")
+    first, forms = (MEASURED, FORMS | {"gsm8k": MATH + PROGRAM}) if unmeasured else ({}, FORMS)
     training = [form.format(text) for kind, texts in found.items()
-                for text in texts[first.get(kind, 0) : TRAINED[kind]] for form in forms[kind]]
+                for number, text in enumerate(texts[: TRAINED[kind]])
+                if number >= first.get(kind, 0) and not (part == "unmeasured_1_5b" and kind == "math" and number % 40 < 8)
+                for form in forms[kind]]
     held_out = {kind: _asked(texts[TRAINED[kind] :], kind, TRAINED[kind]) for kind, texts in found.items()}
     mixed = [training[n] for n in Key(0).fold_in("mixed prompts").uniforms(0, len(training)).argsort()]
-    if part in ("training", "unmeasured"):
+    if part == "training" or unmeasured:
         return [*mixed, *held_out["gsm8k"][:8], *held_out["math"][:8], *held_out["code"][:4], *held_out["topics"][:4]]
     held_out["text"] = [*held_out["code"], *held_out["topics"]]
     return [*mixed[:4], *held_out[part]]

@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 CPUINFO = Path("/proc/cpuinfo")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -91,9 +92,20 @@ def keep_memory(environment: Mapping[str, str] = os.environ) -> None:
     system for them again costs as much as the arithmetic on them (notebook, "Memory that is asked for again").
     """
     if not any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
-        import ctypes  # not where the package is imported: Windows has another
-
-        library = ctypes.CDLL(None)
+        library = _c_library()
         if hasattr(library, "mallopt"):  # musl and macOS have none
             library.mallopt(_MMAP_THRESHOLD, 2**30)
             library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def return_memory() -> None:
+    """Gives the system what `keep_memory` keeps. A cache that grows leaves holes too small for the next one (notebook)."""
+    library = _c_library()
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+def _c_library() -> Any:
+    import ctypes  # not where the package is imported: Windows has another
+
+    return ctypes.CDLL(None)

@@ -21,7 +21,7 @@ from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import spec_of
 from dflash_mcmc.registry import components, name_of
-from dflash_mcmc.runner import cost
+from dflash_mcmc.runner import cost, estimate
 from dflash_mcmc.statistics.outcomes import TOLERANCE, UNITS
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ def check(command: Command) -> None:
         raise ConfigError("budget", first.budget, f"null with sampler={name_of(first.sampler)}, whose cost no field scales")
     for job in jobs:
         _refuse_setting(job)
-    for of_method in _methods(jobs):
-        _check_largest(of_method)
 
 
 def _methods(jobs: Sequence[Job]) -> Iterable[list[Job]]:
@@ -90,12 +88,8 @@ def _refuse_setting(job: Job) -> None:
             raise ConfigError(name, value, f"no value with budget={job.config.budget:g}, which chooses it")
 
 
-def _check_largest(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError if no budget of a method pays for its smallest setting."""
-    config = max((job.config for job in jobs), key=lambda one: one.budget or 0.0)
-    field, budget = config.sampler.cost_field(), config.budget or 0.0
-    if field is None:
-        return
+def _check_largest(config: Config, field: str, budget: float) -> None:
+    """Raises ConfigError if the largest budget of a method does not pay for its smallest setting."""
     least = _least(config, field)
     needed = _estimate(config, field, least)
     if needed > budget:
@@ -111,8 +105,9 @@ def with_settings(command: Command, measure: bool) -> tuple[Command, str]:
     """
     if all(job.config.budget is None for job in command.jobs):
         return command, ""
+    counted = {id(job): config for job, config in zip(command.jobs, estimate.with_lengths(command), strict=True)}
     planned = {id(job): row for jobs in _methods(command.jobs)
-               for job, row in zip(jobs, _of_method(jobs, measure), strict=True)}
+               for job, row in zip(jobs, _of_method(jobs, counted[id(jobs[0])], measure), strict=True)}
     rows = [planned[id(job)] for job in command.jobs]
     kept = [row.job for row in rows if row.job is not None]
     if not kept:
@@ -129,14 +124,19 @@ def _key(config: Config) -> str:
     return json.dumps([settings, selection, config.budget_unit, config.budget is None], sort_keys=True, default=str)
 
 
-def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
-    """The rows of one method's jobs, which differ only in their budgets. Pilots of all budgets correct one curve."""
+def _of_method(jobs: Sequence[Job], counted: Config, measure: bool) -> list[ChosenSetting]:
+    """The rows of one method's jobs, which differ only in their budgets. Pilots of all budgets correct one curve.
+
+    Args:
+        counted: the first job's configuration, with the counted lengths as its assumptions.
+    """
     config = jobs[0].config
     field = config.sampler.cost_field()
     if config.budget is None or field is None:
-        return _of_one_cost(jobs)
-    curve = CostCurve(lambda setting: _estimate(config, field, setting), _least(config, field))
+        return _of_one_cost(jobs, counted)
     budgets = [job.config.budget or 0.0 for job in jobs]
+    _check_largest(counted, field, max(budgets))
+    curve = CostCurve(lambda setting: _estimate(counted, field, setting), _least(config, field))
     for budget in sorted(budgets) if measure and config.pilot_problems else ():
         for _ in range(_MOST_PILOTS):
             setting = curve.nearest(budget)
@@ -159,13 +159,13 @@ def _of_method(jobs: Sequence[Job], measure: bool) -> list[ChosenSetting]:
     return rows
 
 
-def _of_one_cost(jobs: Sequence[Job]) -> list[ChosenSetting]:
+def _of_one_cost(jobs: Sequence[Job], counted: Config) -> list[ChosenSetting]:
     """The rows of jobs without a budget or without a field that scales their cost. The first one of a method is run."""
     rows = []
     for index, job in enumerate(jobs):
         reason = f"the same run as at budget {jobs[0].config.budget:,g}" if index and job.config.budget is not None else ""
-        estimable = cost.token_forwards(job.config) is not None
-        estimated = _estimate(job.config, None, 1) if estimable else float("nan")
+        estimable = cost.token_forwards(counted) is not None
+        estimated = _estimate(counted, None, 1) if estimable else float("nan")
         rows.append(ChosenSetting(job.config.label(), job.config.budget or float("nan"), None, None, estimated, estimated,
                                   None, None if reason else job, reason))
     return rows

@@ -49,8 +49,8 @@ def of(command: Command) -> str:
     jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
     searches = command.sweep is not None and command.sweep.searches
     counted = command.lengths or [Lengths()] * len(jobs)
-    for job, label, counted_lengths in zip(jobs, point_labels(jobs), counted, strict=True):
-        tasks = tasks_of(_with_lengths(job, counted_lengths))
+    for job, config, label, counted_lengths in zip(jobs, with_lengths(command), point_labels(jobs), counted, strict=True):
+        tasks = tasks_of(config)
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
         planned = runs.setdefault(_settings(job.config), run)
         # Jobs of the same run share its folder, which ends with as many samples as the largest of them asks for.
@@ -85,8 +85,12 @@ def _used(job: Job, lengths: Lengths) -> dict[str, float]:
     return {name: value for name, field in _ASSUMED.items() if (value := getattr(lengths, name)) and field not in set_fields}
 
 
+def with_lengths(command: Command) -> list[Config]:
+    """The configuration of each job, with the counted lengths as its assumptions."""
+    return list(map(_with_lengths, command.jobs, command.lengths)) or [job.config for job in command.jobs]
+
+
 def _with_lengths(job: Job, lengths: Lengths) -> Config:
-    """The configuration with the counted lengths as its assumptions."""
     config, used = job.config, _used(job, lengths)
     assumed: dict[str, Any] = {"prompt_length": used["prompt"]} if "prompt" in used else {}
     if "solution" in used:

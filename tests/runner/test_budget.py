@@ -52,7 +52,9 @@ MISTAKES = {
 def test_mistake_is_one_line(arguments, start):
     least = ["condition=ps"] if not any(text.startswith(("condition=", "sweep=")) for text in arguments) else []
     with refused(start=start):
-        budget.check(cli.check_command([*arguments[:1], *least, *arguments[1:]]))
+        command = cli.check_command([*arguments[:1], *least, *arguments[1:]])
+        budget.check(command)
+        budget.with_settings(command, measure=False)
 
 
 def test_a_budget_is_no_identity(make_config):
@@ -115,7 +117,15 @@ def test_a_budget_that_pays_for_no_unit_is_left_out_where_another_does(capsys):
     with pytest.raises(SystemExit):
         main(["-m", "condition=ps", "budget=200,9000", "dry_run=true"])
     row = next(line for line in capsys.readouterr().out.splitlines() if re.match(r"\| ps +\| +200 ", line))
-    assert "sampler.num_steps=1 costs 415.6" in row
+    assert "sampler.num_steps=1 costs 371.6" in row
+
+
+def test_the_estimate_is_that_of_the_plan_beside_it(capsys):
+    """Six examples make prompts of several times the assumed length; both tables count them."""
+    with pytest.raises(SystemExit):
+        main(["condition=ps", "dataset.limit=4", "dataset.fewshot=6", "budget=1000", "dry_run=true"])
+    chosen, planned = (line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ps "))
+    assert chosen[4].strip() == planned[3].strip()
 
 
 def test_a_single_run_takes_a_budget(capsys, tmp_path):

@@ -25,6 +25,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dflash_mcmc.engine.batching.interface import Options
+from dflash_mcmc.process.machine import return_memory
 
 
 def cache_argument(module: torch.nn.Module) -> str:
@@ -439,6 +440,7 @@ class ContiguousCache(SlotCache):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
             for layer, memory in zip(self._layers, getattr(self, name), strict=True):
                 layer.resize(length, **{name: memory})
+            return_memory()
         if self.companion is not None:
             self.companion.reserve(length)
 
