@@ -209,6 +209,11 @@ def types_of(cls: type) -> dict[str, object]:
     return typing.get_type_hints(cls)
 
 
+def takes_null(cls: Any, name: str) -> bool:
+    """Whether null is a value of a field; elsewhere an identity has null where the field changes nothing."""
+    return _strip_optional(types_of(cls).get(name))[1]
+
+
 def identity_values(node: Any) -> dict[str, object]:
     """The values of the identity fields by dotted name, without fields at their `off` value."""
     return {name: value for name, field, _, value in walk(node)

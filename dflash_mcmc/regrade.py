@@ -37,8 +37,8 @@ _SHOWN = 20
 _WIDTH = 60
 
 
-class NoTexts(UserError):
-    """A run has no texts to grade: it is a run of a probe, or has no records yet."""
+class NotRegraded(UserError):
+    """A run of a probe or without records, or one whose regraded folder has samples of its own."""
 
 
 class Regraded(NamedTuple):
@@ -56,7 +56,7 @@ class Regraded(NamedTuple):
 def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
 
-    The records are written in one step. A process that is killed before this step leaves no records. Raises NoTexts for a run
+    The records are written in one step. A process that is killed before this step leaves no records. Raises NotRegraded for a run
     without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
     other samples.
     """
@@ -71,7 +71,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
         records = [] if "probe" in own_identity else read_records(folder, sample_schema())
     if not records:
         lacking = "texts" if "probe" in own_identity else "records"
-        raise NoTexts(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
+        raise NotRegraded(f"{folder}: cannot be graded again: it has no {lacking}; allowed: a run of samples")
     identity = {name: value for name, value in own_identity.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
@@ -105,7 +105,7 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
         return
     own = sum("before" not in record for record in _records_by_key(target).values())
     if own:
-        raise UserError(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
+        raise NotRegraded(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
                         f"{folder}")
 
 
@@ -160,8 +160,8 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     Records of the target that the source does not have are kept.
     """
     from dflash_mcmc.config.identity import plain
-    from dflash_mcmc.statistics import summaries
-    from dflash_mcmc.store import finishes
+    from dflash_mcmc.runner.samples import summary_of
+    from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
     from dflash_mcmc.store.files import is_there, write_atomically
     from dflash_mcmc.store.locks import closed
@@ -188,7 +188,9 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
         summarised = [run / "summary.json" for run in (folder, target) if is_there(run / "summary.json")]
         if summarised:
             condition = json_object(summarised[0]).get("condition", folder.name)
-            summary = summaries.summarise(condition, records) | finishes.counts(records)
+            aggregates = configured.get("aggregate") or []
+            summary = summary_of(condition, records, [aggregates] if isinstance(aggregates, str) else aggregates,
+                                 Vote.of(configured.get("vote") or {}), configured.get("num_chains") or 1)
             files["summary.json"] = json.dumps(summary, indent=1) + "\n"
         for name, content in files.items():
             write_atomically(target / name, content)
@@ -273,7 +275,9 @@ def main(arguments: list[str]) -> None:
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
     config = grader_config(overrides)
-    print("\n\n".join(_reports(runs, config)))
+    for number, text in enumerate(_reports(runs, config)):
+        print(f"\n\n{text}" if number else text, end="", flush=True)
+    print()
 
 
 def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
@@ -283,7 +287,7 @@ def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
         for folder, named in runs:
             try:
                 yield report(regrade(folder, config, pool))
-            except NoTexts as error:
+            except NotRegraded as error:
                 if named:
                     raise
                 yield f"left out: {error}"

@@ -15,7 +15,7 @@ from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.math import MathGrader
 from dflash_mcmc.grading.math.pool import MathPool
-from dflash_mcmc.regrade import NoTexts, grader_config, main, regrade, report
+from dflash_mcmc.regrade import NotRegraded, grader_config, main, regrade, report
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from tests.report import folders
@@ -46,7 +46,8 @@ def run(tmp_path):
     records = [folders.record(problem, verdict, chain, text=text, gold=gold, answer=answer, same_string=None,
                               grader="math 1") for (problem, chain), (text, gold, verdict, answer, _) in TEXTS.items()]
     made = {**folders.identity("ps"), "grader.timeout_seconds": 8.0, "grader.version": 1}
-    return folders.write(tmp_path / "outputs/demo", "ps", records, made, num_chains=2)
+    return folders.write(tmp_path / "outputs/demo", "ps", records, made, num_chains=2,
+                         config={"aggregate": "majority"})
 
 
 def digests(folder) -> dict[str, str]:
@@ -80,6 +81,7 @@ def test_the_new_run_has_the_identity_and_summary_of_its_grader(run, pool):
     assert new["sessions"][-1]["regraded"]["from"] == run.name
     assert set(new["sessions"][-1]["regraded"]["packages"]) == {"math-verify", "latex2sympy2_extended", "sympy"}
     summary = json.loads((target / "summary.json").read_text())
+    assert "majority/accuracy" in summary  # as the run's configuration asks
     assert [summary[name] for name in ("correct", "wrong", "no_answer", "unsupported", "not_drawn")] == [2, 1, 1, 1, 1]
     assert summary["condition"] == "ps"
     assert json.loads((run / "summary.json").read_text())["wrong"] == 2
@@ -258,6 +260,14 @@ def test_command_takes_runs_and_overrides_and_skips_runs_without_texts(run, monk
     printed = capsys.readouterr().out
     assert "3 verdicts changed" in printed
     assert f"left out: {probe.relative_to(run.parents[2])}: cannot be graded again" in printed
+    (target,) = (folder for folder in run.parent.iterdir() if folder not in (run, probe))
+    append_records(target, "correct", ("z", 0))
+    later = folders.write(run.parent, "temp", read_records(run), {**folders.identity("temp"), "grader.version": 1})
+    with pytest.raises(SystemExit):
+        main(["outputs", "grader=math"])
+    printed = capsys.readouterr().out
+    assert "has 1 samples that were drawn there" in printed
+    assert printed.index("left out") < printed.index(later.name)  # the next run is graded
 
 
 @pytest.mark.usefixtures("shared_pool")
@@ -280,13 +290,13 @@ def test_a_mistake_is_an_error_of_one_line_and_writes_nothing(run, arguments, me
 def test_runs_without_texts_are_an_error(run, pool):
     probe = folders.write(run.parent, "greedy", [{"problem": "a", "chain": 0, "layer": 3}],
                           {**folders.identity("greedy"), "probe": "layer_rank"}, finished=False)
-    with pytest.raises(NoTexts, match="cannot be graded again: it has no texts"):
+    with pytest.raises(NotRegraded, match="cannot be graded again: it has no texts"):
         regrade(probe, grader_config([]), pool)
     (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
     with pytest.raises(UserError, match="line 1: level: given nothing; allowed: a value"):
         regrade(run, grader_config([]), pool)
     (run / "records.jsonl").write_text("")
-    with pytest.raises(NoTexts, match="it has no records"):
+    with pytest.raises(NotRegraded, match="it has no records"):
         regrade(run, grader_config([]), pool)
     (run / "run.json").write_text("{")
     with pytest.raises(UserError, match=r"run\.json: cannot be parsed"):

@@ -207,6 +207,9 @@ class Dataset(ProblemSelection, Component):
             raise ConfigError("dataset.must_end", True, f"false with sampler={name_of(config.sampler)}, which draws the same "
                               "answer again")
         prompting.template_of(self.prompt, self.prompt_file)
+        for name in ("fewshot_path", "fewshot_split"):
+            if not self.fewshot and (given := getattr(self, name, None)) is not None:
+                raise ConfigError(f"dataset.{name}", given, "null with dataset.fewshot=0")
         if not (self.answers_in_text or config.grader.runs_answers) and "grader" in groups_of(config):
             raise ConfigError("grader", name_of(config.grader), f"{options_with('grader', 'runs_answers')}, with "
                               f"dataset={name_of(self)}, whose answers are programs")

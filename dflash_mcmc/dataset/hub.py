@@ -164,6 +164,8 @@ class HubDataset(NamedFields):
         """Checks that a dataset is named, in addition to the checks of every dataset. Raises ConfigError."""
         if self.path is None:
             raise ConfigError("dataset.path", None, "a name on the hub, such as openai/gsm8k, or a local folder of `datasets`")
+        if self.fewshot_split is not None and self.fewshot_path is not None:
+            raise ConfigError("dataset.fewshot_split", self.fewshot_split, "null with dataset.fewshot_path, which has the examples")
         NamedFields.check(self, config)
 
     def rows(self) -> list[dict]:
@@ -173,7 +175,7 @@ class HubDataset(NamedFields):
 
     def examples(self) -> list[Problem]:
         """The problems of the split of examples, of another file, or of the dataset itself. Raises UserError."""
-        if self.fewshot_split is None or self.fewshot_path is not None:
+        if self.fewshot_split is None:
             return NamedFields.examples(self)
         other = dataclasses.replace(self, split=self.fewshot_split)
         return checked([other.problem(row, index) for index, row in enumerate(other.rows())])

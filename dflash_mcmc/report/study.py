@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
+from dflash_mcmc.fields import takes_null
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.reading import Run
@@ -108,12 +109,19 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
 def same_but(run: Run, other: Run, *groups: str) -> bool:
     """Whether two runs differ only in these groups.
 
-    Fields that one of them does not have, or that have no effect there (null), are ignored. The seed is also ignored if one of
-    them is greedy, because greedy decoding draws nothing at random.
+    Fields that one of them does not have, or that have no effect there (null where null is no value), are ignored. The seed is
+    also ignored if one of them is greedy, because greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
-    return all(key.partition(".")[0] in ignored or run.settings[key] == other.settings[key] or None in (
-        run.identity.get(key, "off"), other.identity.get(key, "off")) for key in run.settings.keys() & other.settings.keys())
+    return all(key.partition(".")[0] in ignored or run.settings[key] == other.settings[key]
+               or _has_no_effect(run, key) or _has_no_effect(other, key)
+               for key in run.settings.keys() & other.settings.keys())
+
+
+def _has_no_effect(run: Run, key: str) -> bool:
+    group, _, name = key.partition(".")
+    option = components(group).get(run.component(group)) if name else None
+    return run.identity.get(key, "off") is None and not (option and takes_null(option.cls, name))
 
 
 def full(run: Run) -> list[Record]:

@@ -134,6 +134,8 @@ def assumptions(config: Config) -> list[str]:
     if cost.proposed:
         notes.append(f"assumed for proposals: acceptance={assumed.acceptance:g}, identical={assumed.identical:g} of the "
                      f"tokens skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
+    if config.dataset.must_end:
+        notes.append("dataset.must_end: counted as one draw; answers that do not end are drawn again and add to this")
     if not config.decoder.is_null:
         notes.append(f"decoder={name_of(config.decoder)}: counted as decoder=plain; rejected drafted tokens add to this")
     if config.blend.needs_companion:

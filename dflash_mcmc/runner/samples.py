@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import ProblemText
 
 
@@ -83,12 +84,8 @@ class Samples(Tasks[Record]):
         return metrics_of(record)
 
     def summarise(self, records: Sequence[Record]) -> Results:
-        config, records = self._config, list(records)
-        summary = {**summaries.summarise(config.label(), records), **summaries.rates(records),
-                   **finishes.counts(records), **summaries.measures(records), **summaries.adapting(records),
-                   **summaries.beside(records), **summaries.times(records)}
-        for name in config.aggregates():
-            summary |= summaries.aggregate(config.label(), records, config.vote.rules.get(name, name), config.num_chains)
+        config = self._config
+        summary = summary_of(config.label(), list(records), config.aggregates(), config.vote, config.num_chains)
         return Results(summary, summary, {})
 
     @staticmethod
@@ -186,3 +183,13 @@ class SampleWorker(Worker[Record]):
     def close(self) -> None:
         self._pool.close()
         self._engine.close()
+
+
+def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    summary = {**summaries.summarise(label, records), **summaries.rates(records), **finishes.counts(records),
+               **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),
+               **summaries.times(records)}
+    for name in aggregates:
+        summary |= summaries.aggregate(label, records, vote.rules.get(name, name), num_chains)
+    return summary

@@ -26,7 +26,7 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.statistics.summaries import accepted_length
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import json_object
+from dflash_mcmc.store.described import hash_of, json_object
 from dflash_mcmc.store.files import is_there, write_atomically
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import TRACKED
@@ -56,7 +56,8 @@ class Tracking:
         tracker = job.config.tracker
         self._active = not ranks.rank() and not tracker.is_null
         self._key = tracker.key()
-        self._running, self._complete = RunningAccuracy(), False
+        self._running = RunningAccuracy()
+        self._summary: str | None = None
         self._tracker: Guarded | None = None
         self._seen, self._tried = 0, -math.inf
         self._logged: Counter[int] = Counter()
@@ -97,7 +98,7 @@ class Tracking:
             self._write(None)
 
     def complete(self, metrics: dict, tables: dict[str, list[dict]] | None = None, figures: Sequence[Path] = ()) -> None:
-        """Logs the summary and the files of a complete run. A tracker gets them again only if there are more records.
+        """Logs the summary and the files of a complete run. A tracker gets them again only if the summary is another.
 
         Args:
             metrics: numbers of the run.
@@ -107,18 +108,19 @@ class Tracking:
         if not self._active or not self._store.records:
             return
         # Asked again after the wait for the lead: the process that had it may have logged the summary.
-        if self._tracker is None and not self._has_summary() and self._leads() and not self._has_summary():
+        summary = hash_of(metrics)
+        if self._tracker is None and not self._has(summary) and self._leads() and not self._has(summary):
             self.start()
         if self._tracker is None:
             return
         self.catch_up()
         self._tracker.summary(metrics, self._store.records)
         self._tracker.publish(self._store.folder, tables or {}, list(figures))
-        self._complete = True
+        self._summary = summary
 
-    def _has_summary(self) -> bool:
-        """Whether the tracker has the summary of the current number of records."""
-        return self._read().get(self._key, {}).get("summary") == len(self._store.records)
+    def _has(self, summary: str) -> bool:
+        """Whether the tracker has the summary with this hash."""
+        return self._read().get(self._key, {}).get("summary") == summary
 
     def _leads(self) -> bool:
         """Whether this process logs to the tracker. If another process does, this one waits a little until it leaves."""
@@ -131,12 +133,12 @@ class Tracking:
         if self._tracker is not None:
             if kind is Stopped:
                 self._tracker.preempt()
-            self._tracker.finish(0 if self._complete else 1)
-            if self._complete and self._tracker.works:
-                self._write(len(self._store.records))
+            self._tracker.finish(0 if self._summary else 1)
+            if self._summary and self._tracker.works:
+                self._write(self._summary)
 
     def _read(self) -> dict[str, dict]:
-        """For each tracker: the lines that it has of each file of records, and the number of records in its summary."""
+        """For each tracker: the lines that it has of each file of records, and the hash of its summary."""
         path = self._store.folder / TRACKED
         if not is_there(path):
             return {}
@@ -147,7 +149,7 @@ class Tracking:
             return {}
         return {key: value for key, value in received.items() if _is_received(value)}
 
-    def _write(self, summary: int | None) -> None:
+    def _write(self, summary: str | None) -> None:
         logged = {"lines": {str(file): lines for file, lines in self._logged.items()}, "summary": summary}
         with self._store.mutex():  # not durable: a chart can lose values if the machine fails; the records keep them
             write_atomically(self._store.folder / TRACKED, json.dumps({**self._read(), self._key: logged}), durable=False)

@@ -145,11 +145,15 @@ class UnitResults(Results):
         return [folder / f"{name}.png" for name in figures]
 
 
+_NO_PROBLEMS = ("(agent)", "(long) ")
+"""What the names of units that are no problems begin with."""
+
+
 def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
-    """How many problems the intervals are over; empty for a probe without problems. `(agent)` and the like are no problems."""
+    """How many problems the intervals are over; empty for a probe without problems."""
     if "dataset" not in probe.sources():
         return {}
-    return {"num_problems": len({record["problem"] for record in measured if not record["problem"].startswith("(")})}
+    return {"num_problems": len({record["problem"] for record in measured if not record["problem"].startswith(_NO_PROBLEMS)})}
 
 
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.grading import AnswerGrader
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Steps, Together
+from dflash_mcmc.ops import LARGEST, SMALLEST, UNENDED, Chain, Draw, Steps, Together
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
@@ -102,16 +102,18 @@ class BestOfN(Truncated, AtTemperature):
 
     def _voted(self, draws: Sequence[Draw],
                answer_of: Callable[[np.ndarray], Hashable]) -> Steps[tuple[list[Trajectory], int]]:
-        """The candidates until the vote ends, and the place of the one that is kept."""
+        """The candidates until the vote ends, and the place of the one that is kept. Under `dataset.must_end` one that does
+        not end has no vote."""
         rule, candidates, answers = AdaptiveVote(confidence=self.confidence), list[Trajectory](), list[Hashable]()
         for draw in draws:
             candidates.append((yield draw))
-            answers.append(answer_of(candidates[-1].tokens))
+            answers.append(answer_of(candidates[-1].tokens) if _may_be_kept(candidates[-1]) else None)
             votes = Counter(answer for answer in answers if answer is not None).most_common(2)
             leader, second = ([number for _, number in votes] + [0, 0])[:2]
             if rule.ends(np.array(leader), np.array(second)):
                 break
-        return candidates, answers.index(votes[0][0]) if votes else 0
+        return candidates, answers.index(votes[0][0]) if votes else next(
+            (index for index, path in enumerate(candidates) if _may_be_kept(path)), 0)
 
     def choose(self, candidates: Sequence[Trajectory], key: Key) -> int:
         """Index of the candidate that is kept."""
@@ -130,3 +132,8 @@ class BestOfN(Truncated, AtTemperature):
         if self.select == "power":
             return float(np.sum(self.alpha * path.log_p - path.log_q))
         return float(path.log_p.sum() if self.select == "log_p" else path.log_p.mean())
+
+
+def _may_be_kept(path: Trajectory) -> bool:
+    """Whether a candidate has ended, or need not."""
+    return bool(path.log_p.sum() > -UNENDED / 2)

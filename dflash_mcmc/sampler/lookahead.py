@@ -68,7 +68,7 @@ class Lookahead(Truncated, AtTemperature):
         blocks = math.ceil(length / self.block_size)
         rolled = sum(min(self.rollout_length, max(length - block * self.block_size, 0.0)) for block in range(1, blocks + 1))
         drawn = self.num_candidates * (length + self.num_rollouts * rolled)
-        return ExpectedCost(drawn, num_draws=blocks * (self.num_candidates + self.width()))
+        return ExpectedCost(drawn, num_draws=blocks * (self.num_candidates + (self.width() if self.rollout_length else 0)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One generation of at most `horizon` tokens."""

@@ -67,9 +67,6 @@ class MultipleTry(Staged, Truncated, ProposesAt):
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
-        if config.blend.restarts_grid():
-            raise ConfigError("blend.grid", "cut", "another with sampler=multiple_try: under it the probability of a suffix "
-                              "depends on the cut")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 

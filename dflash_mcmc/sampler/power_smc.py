@@ -16,7 +16,7 @@ import numpy as np
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import MetropolisStep, decide, particles, result, trace_entry
-from dflash_mcmc.ops import Chain, Draw, Steps, Together
+from dflash_mcmc.ops import UNENDED, Chain, Draw, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import AtTemperature, Truncated
@@ -39,9 +39,13 @@ class Cloud(NamedTuple):
     num_ancestors: int
     """Number of different particles of the first block from which the final particles descend."""
 
+    def index(self, key: Key) -> int:
+        """The number of a particle, drawn in proportion to its weight."""
+        return key.categorical(particles.shares(self.log_weights))
+
     def chosen(self, key: Key) -> Trajectory:
-        """A particle, drawn in proportion to its weight."""
-        return self.paths[key.categorical(particles.shares(self.log_weights))]
+        """The particle with that number."""
+        return self.paths[self.index(key)]
 
 
 @register("sampler", "power_smc")
@@ -93,9 +97,6 @@ class PowerSMC(Truncated, AtTemperature):
         if self.wrapper == "csmc" and self.ramp and self.cut != "start":
             raise ConfigError("sampler.ramp", self.ramp, "0 with sampler.wrapper=csmc and a cut: the blocks start at the cut, "
                               "so that a token would have several proposal laws")
-        if self.wrapper == "csmc" and config.blend.restarts_grid():
-            raise ConfigError("sampler.wrapper", self.wrapper, "none or pimh with blend.grid=cut, under which the probability "
-                              "of a suffix depends on the cut")
         if self.wrapper != "none" and not self.num_steps:
             raise ConfigError("sampler.num_steps", self.num_steps, f"at least 1 with sampler.wrapper={self.wrapper}")
         if self.ramp > config.dataset.max_new_tokens:
@@ -195,9 +196,10 @@ class PowerSMC(Truncated, AtTemperature):
         if self.cut == "current":  # the cut had probability 1 / |y| under each state y
             lengths = np.array([other.length for other in cloud.paths])
             cloud = cloud._replace(log_weights=cloud.log_weights - np.log(lengths))
-        chosen = cloud.chosen(key.fold_in("choose"))
+        number = cloud.index(key.fold_in("choose"))
+        chosen = cloud.paths[number]
         decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
-        return MetropolisStep(chosen, cut, chosen.length, 0.0, decision)
+        return MetropolisStep(chosen, cut, chosen.length, 0.0, decision if number else "reject")
 
     def cloud(self, start: Trajectory, horizon: int, key: Key, forced: Trajectory | None = None) -> Steps[Cloud]:
         """Runs the particles from `start` to the end.
@@ -259,9 +261,12 @@ class PowerSMC(Truncated, AtTemperature):
         return self.alpha if stop >= self.ramp else 1.0 + (self.alpha - 1.0) * stop / self.ramp
 
     def _measures(self, clouds: Sequence[Cloud], log_z: float) -> dict[str, float]:
-        """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle."""
+        """Diagnostics of the chain: `log_z` of the state, and means over the runs without a forced particle.
+
+        Where answers must end (`dataset.must_end`) and no particle has, the estimate is 0 and there is no log_z.
+        """
         def mean(of: Callable[[Cloud], float]) -> float:
             return float(np.mean([of(cloud) for cloud in clouds]))
 
-        return {"log_z": log_z, "least_ess": mean(lambda cloud: cloud.least_size),
-                "resamplings": mean(lambda cloud: cloud.num_resampled), "ancestors": mean(lambda cloud: cloud.num_ancestors)}
+        ended = {"log_z": log_z} if log_z > -UNENDED / 2 * self.alpha else {}
+        return {**ended, "least_ess": mean(lambda cloud: cloud.least_size), "resamplings": mean(lambda cloud: cloud.num_resampled), "ancestors": mean(lambda cloud: cloud.num_ancestors)}

@@ -82,9 +82,6 @@ class ReplicaExchange(Staged):
                               "of sampler.alphas")
         if not (self.output == -1 or 1 <= self.output <= len(self.alphas)):
             raise ConfigError("sampler.output", self.output, f"1 to {len(self.alphas)}, or -1 for the last")
-        if config.blend.restarts_grid():
-            raise ConfigError("blend.grid", "cut", "another with sampler=replica_exchange: under it the probability of a "
-                              "suffix depends on the cut")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 
@@ -161,10 +158,10 @@ class ReplicaExchange(Staged):
         laws, mine = self.laws(), [rung for rung, path in enumerate(ladder.paths) if not path.complete(horizon)]
         drawn = yield Together(tuple(Draw(ladder.paths[rung].under(rung) if ladder.paths[rung].length else ladder.paths[rung],
                                           horizon, laws[rung], key.fold_in("extend", rung), laws=laws) for rung in mine))
-        paths = list(ladder.paths)
+        paths, born = list(ladder.paths), list(ladder.born)
         for rung, path in zip(mine, drawn, strict=True):
-            paths[rung] = path
-        return ladder._replace(paths=tuple(paths))
+            paths[rung], born[rung] = path, rung
+        return Rungs(tuple(paths), tuple(born))
 
     def local_step(self, ladder: Rungs, horizon: int, key: Key) -> Steps[tuple[Rungs, list[MetropolisStep]]]:
         """A Metropolis-Hastings step of every rung, at once."""

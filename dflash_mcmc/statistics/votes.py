@@ -297,7 +297,7 @@ def check_log_q(records: Sequence[Record], what: str) -> None:
         name = f"{what}: problem {record['problem']}, chain {record['chain']}:"
         if record.get("log_q") is None:
             raise UserError(f"{name} the record has no log_q; allowed: records with the log-probability of their draw")
-        if record.get("proposals") or record.get("trace"):
+        if record.get("proposals") or record.get("trace") or record.get("measures"):
             raise UserError(f"{name} its sampler chose among draws, so log_q is not its log-probability; allowed: independent "
                             "draws, as of sampler=temperature")
 

@@ -46,8 +46,12 @@ class WandbTracker(Tracker):
     connect_seconds: float = runtime(30.0, "longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
-        """Key under which the run folder notes what was logged. An agent of a W&B sweep has its own run and its own key."""
-        return f"wandb/{os.environ['WANDB_RUN_ID']}" if "WANDB_SWEEP_ID" in os.environ else "wandb"
+        """Key under which the run folder notes what was logged. Another project, and an agent of a W&B sweep, have their own."""
+        if "WANDB_SWEEP_ID" in os.environ:
+            return f"wandb/{os.environ['WANDB_RUN_ID']}"
+        if os.environ.get("WANDB_MODE") == "disabled":
+            return "wandb/disabled"
+        return "wandb" if (self.entity, self.project) == (None, "dflash_mcmc") else f"wandb/{self.entity}/{self.project}"
 
     def start(self, info: RunInfo) -> WandbRun:
         """Opens the W&B run, or resumes it. Its id contains the identity of the run."""

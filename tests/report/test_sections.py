@@ -412,6 +412,19 @@ def test_runs_are_not_alike_if_only_one_of_them_has_a_setting(tmp_path, field, v
     assert same_but(one, other, "blend", field.partition("__")[0])
 
 
+def test_null_is_a_value_where_a_field_takes_it(tmp_path):
+    """The second prompt null is the prompt's last token, and the draft of blend=draft is a part of the target."""
+    for settings in ({"prompt": None}, {"prompt": "{question}"}):
+        write(tmp_path / "demo", "ps", solved(5), identity("ps", blend="prompt", blend__beta=0.1,
+                                                           **{f"blend__{name}": value for name, value in settings.items()}))
+    for draft in ("first", "second"):
+        write(tmp_path / "demo", "ps", solved(5), identity("ps", blend="draft", blend__beta=0.1, draft="dflash",
+                                                           draft__content=draft))
+    study = study_over(tmp_path)
+    assert len(study.runs) == 4
+    assert chains.agreement_section(study) is None
+
+
 def test_interaction_ignores_the_seed_of_greedy_runs(tmp_path):
     for name, seed in (("greedy", 0), ("blend_greedy", 0), ("ps", 1), ("blend_ps", 1)):
         write(tmp_path / "demo", name, solved(5), identity(name, seed=seed))

@@ -87,6 +87,15 @@ def test_it_is_told_before_what_is_drawn_then(make_config):
         assert [summary["num_samples"] for summary in summaries(folder)] == [5]
 
 
+def test_a_summary_with_another_vote_is_told(make_config, no_model):
+    draws = ("experiment=demo", "condition=temp", "num_chains=3", "dataset.limit=3", "tracker=jsonl")
+    folder = execute(make_config(*draws)).folder
+    no_model()
+    for _ in range(2):
+        execute(make_config(*draws, "aggregate=majority"))
+    assert ["majority/accuracy" in summary for summary in summaries(folder)] == [False, True]
+
+
 @pytest.mark.parametrize("fails", ["summary", "publish", "finish"])
 def test_what_a_tracker_failed_to_take_it_is_told_again(make_config, monkeypatch, fails, no_model, capsys):
     def fail(self, *given):

@@ -94,3 +94,8 @@ def test_the_record_has_the_effective_size_of_candidates():
     done = ENGINE.run(make(num_candidates=4, rollout_length=2, num_rollouts=3).chain(PROMPT, HORIZON, Key(0)))
     assert 0.25 <= done.measures["candidate_ess"] <= 1.0
     assert done.proposals == 0
+
+
+@pytest.mark.parametrize(("length", "draws"), [(0, 8), (3, 16)])
+def test_candidates_without_rollouts_are_drawn_once(length, draws):
+    assert make(num_candidates=4, block_size=2, rollout_length=length).expected_cost(4.0, 8).num_draws == draws

@@ -138,7 +138,7 @@ def test_the_weights_of_particles_are_unbiased(changes, model):
 
     def program(key):
         done = engine.run(ended_only(sampler.chain(PROMPT, 3, key), 3))
-        return done.trajectory, math.exp(done.measures["log_z"])
+        return done.trajectory, math.exp(done.measures.get("log_z", -math.inf))
 
     expected = {tokens: p ** sampler.alpha for tokens, p in product_law(model, 3).items() if stopped(model, tokens)}
     found = mean_of(program)
@@ -203,6 +203,15 @@ def test_best_of_n_weighs_the_candidates_that_end(select):
                 expected[y] += q[one] * q[two] * weight / sum(weights)
     law, _ = again(of_best_of_n.make(select=select, num_candidates=2), MODEL, 2, 1)
     assert total_variation(law, {y: p / sum(expected.values()) for y, p in expected.items()}) <= EXACT
+
+
+@pytest.mark.parametrize("answer_of", [len, lambda tokens: 0, lambda tokens: int(tokens[-1])])
+def test_a_vote_keeps_a_candidate_that_ends(answer_of):
+    """Where one of three candidates ends, however their answers compare."""
+    sampler, engine = of_best_of_n.make(select="vote", num_candidates=3, confidence=0.99), TabularEngine(MODEL)
+    out = sum(share for tokens, share in product_law(MODEL, 2, temperature=0.8).items() if not stopped(MODEL, tokens))
+    law = law_of(lambda key: engine.run(ended_only(sampler.comparing(PROMPT, 2, key, answer_of), 2)).trajectory)
+    assert sum(share for tokens, share in law.items() if not stopped(MODEL, tokens)) == pytest.approx(out**3, abs=EXACT)
 
 
 def test_lookahead_to_the_end_prefers_candidates_whose_rollouts_end():

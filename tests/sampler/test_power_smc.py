@@ -144,6 +144,15 @@ def test_a_chain_reports_its_runs():
     assert done.measures["log_z"] < 0.0
 
 
+def test_a_chain_that_stays_has_rejected():
+    """As with isir, which makes the same choice."""
+    chains = [ENGINE.run(make(wrapper="csmc", num_particles=3, num_steps=4, block_size=2).chain(PROMPT, 6, Key(seed)))
+              for seed in range(20)]
+    decisions = [entry["decision"] for done in chains for entry in done.trace]
+    assert {"accept", "reject"} <= set(decisions)
+    assert sum(done.accepted for done in chains) == len(decisions) - decisions.count("reject")
+
+
 def test_ancestors_are_followed_through_every_resampling(monkeypatch):
     """The parents of each resampling, composed by hand."""
     recorded, multinomial = list[list[int]](), particles.multinomial

@@ -165,6 +165,11 @@ def test_a_state_that_stays_keeps_its_origin():
     assert moved == {True, False}
 
 
+def test_a_state_that_is_extended_has_the_rung_that_extends_it():
+    ladder = rungs_at(THREE, sampler := make(), [(1, 2), (0,)])._replace(born=(1, 0))  # the second one has ended
+    assert THREE.run(sampler._extend(ladder, 4, Key(0))).born == (0, 0)
+
+
 def test_a_result_has_log_q_of_the_output_rung():
     """A state that was drawn on another rung too."""
     for output in (1, 2):

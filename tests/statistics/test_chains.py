@@ -165,6 +165,8 @@ def test_weights_need_the_log_probability_of_the_draws():
         best_of(chains("a", "1", proposals=32), "power", 4.0)
     with pytest.raises(UserError, match="log_q is not its log-probability"):
         best_of(chains("a", "1", proposals=0, trace=[{"candidate": 0}]), "power", 4.0)
+    with pytest.raises(UserError, match="log_q is not its log-probability"):
+        best_of(chains("a", "1", proposals=0, measures={"candidate_ess": 0.5}), "power", 4.0)
     with pytest.raises(UserError, match="alpha given None"):
         best_of(records, "power")
     with pytest.raises(UserError, match="'length'; allowed: log_p, power"):

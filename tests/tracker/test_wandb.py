@@ -174,6 +174,14 @@ def offline(folder: Path) -> WandbTracker:
     return WandbTracker(project="p", entity=None, mode="offline", folder=str(folder), connect_seconds=9)
 
 
+def test_another_project_and_a_disabled_run_are_noted_apart(monkeypatch):
+    """What W&B did not get, or got elsewhere, is logged by the next start."""
+    keys = [WandbTracker().key(), WandbTracker(project="other").key(), WandbTracker(entity="us").key()]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert keys[0] == "wandb"
+    assert len({*keys, WandbTracker().key()}) == 4
+
+
 def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
     """Uploads of sessions with equal steps replace each other. The second session is that of a start after a kill."""
     info = RunInfo("0a1d", "e", "c", {}, tmp_path, "c", ())

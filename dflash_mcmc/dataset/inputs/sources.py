@@ -82,7 +82,13 @@ def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[di
 def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        for index, row in enumerate(csv.DictReader(lines)):
+        reader = csv.DictReader(lines, strict=True)
+        if len(set(names := reader.fieldnames or ())) < len(names):
+            raise UserError(f"{field}: {file}: two columns have one name; allowed: a name for each of {', '.join(names)}")
+        for index, row in enumerate(reader):
+            if None in row or None in row.values():
+                raise UserError(f"{field}: {file}: row {index} has another number of values than the first line has names; "
+                                "allowed: a text with a comma in quotation marks")
             _check_columns(row, columns, f"{file}: row {index}", field)
             yield row
 

@@ -26,6 +26,7 @@ from dflash_mcmc.report.parts import (
     percent,
     shared,
 )
+from dflash_mcmc.registry import components
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.sections.paired import adjusted
 from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
@@ -311,8 +312,6 @@ def _matched_columns(cost: str) -> list[ReportColumn]:
 
 
 _NUMBERS = {"log p": "log_p", "tokens": "num_tokens"}
-_OTHERWISE_EQUAL = ("sampler", "decoder", "draft", "condition", "seed")
-"""Groups that do not change the law p^alpha of a target."""
 _AGREEMENT_TEXT = """
 The samplers of these runs have the law p^alpha in the limit of many steps. If two runs have reached it, a sample of one run is
 exchangeable with a sample of the other run for the same problem. Each row tests this for the mean of a number by a permutation
@@ -325,13 +324,19 @@ large ones.
 def agreement_section(study: Study) -> Section | None:
     """One row for each pair of runs with the same power and target, and each number. None without such a pair."""
     pairs = [(a, b) for a, b in combinations(study.runs, 2)
-             if a.power is not None and a.power == b.power and same_but(a, b, *_OTHERWISE_EQUAL)]
+             if a.power is not None and a.power == b.power and same_but(a, b, *_otherwise_equal(a))]
     rows = [row for a, b in pairs for name in _NUMBERS if (row := _agreement_row(a, b, name))]
     if not rows:
         return None
     adjusted(rows, lambda _, p: "differ" if p <= LEVEL else "agree")
     return Section("agreement", "Samplers of one law", paragraphs(_AGREEMENT_TEXT),
                    [ReportTable("agreement", "Samplers of one law", _agreement_columns(), rows)])
+
+
+def _otherwise_equal(run: Run) -> list[str]:
+    """Groups that do not change the law p^alpha of a run's target. The draft does if the target has its logits."""
+    blend = components("blend").get(run.component("blend"))
+    return ["sampler", "decoder", "condition", "seed", *([] if blend is None or blend.cls.needs_draft else ["draft"])]
 
 
 def _agreement_row(a: Run, b: Run, name: str) -> dict | None:

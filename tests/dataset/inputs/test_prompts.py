@@ -254,6 +254,16 @@ def test_examples_that_cannot_be_shown_are_refused_with_the_identity(made, overr
         made(*overrides).dataset.fingerprint()
 
 
+def test_examples_that_are_not_shown_are_refused(made, make_config, tmp_path):
+    with refused("dataset.fewshot_path: given 'x.jsonl'; allowed: null with dataset.fewshot=0"):
+        made("dataset.fewshot_path=x.jsonl")
+    hub = ("dataset=hub", "dataset.path=a/b", "dataset.question_field=q", "dataset.answer_field=a")
+    with refused("dataset.fewshot_split: given 'train'; allowed: null with dataset.fewshot=0"):
+        make_config(*hub, "dataset.fewshot_split=train")
+    with refused("dataset.fewshot_split: given 'train'; allowed: null with dataset.fewshot_path"):
+        make_config(*hub, "dataset.fewshot=1", "dataset.fewshot_split=train", "dataset.fewshot_path=x.jsonl")
+
+
 def test_a_generated_dataset_has_no_file_of_examples(make_config):
     with refused("dataset.fewshot_path: given 'x'; allowed: null"):
         make_config("dataset.fewshot=1", "dataset.fewshot_path=x").dataset.prompting()
