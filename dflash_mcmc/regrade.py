@@ -56,9 +56,9 @@ class Regraded(NamedTuple):
 def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     """Grades the records of a run with the grader of `config`, whose started pool is `pool`, and writes the new run.
 
-    The records are written in one step. A process that is killed before this step leaves no records. Raises NotRegraded for a run
-    without texts, RunBusy for a run that another process is writing, and UserError for unreadable files or a target that has
-    other samples.
+    The records are written in one step. A process that is killed before this step leaves no records. Raises NotRegraded for a
+    run without texts or a target with samples of its own, RunBusy for a run that another process is writing, and UserError
+    for unreadable files or a target that has other texts.
     """
     from dflash_mcmc.config.identity import configuration_of
     from dflash_mcmc.store.described import RUN, described, read_problems
@@ -105,8 +105,8 @@ def _refuse_own_samples(target: Path, folder: Path) -> None:
         return
     own = sum("before" not in record for record in _records_by_key(target).values())
     if own:
-        raise NotRegraded(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it from "
-                        f"{folder}")
+        raise NotRegraded(f"{target}: has {own} samples that were drawn there, with this grader; move it away to build it "
+                          f"from {folder}")
 
 
 def _records_by_key(folder: Path) -> dict[SampleKey, Record]:

@@ -178,7 +178,8 @@ def test_the_curves_on_all_problems_follow_from_the_records():
         assert len(run.records) == 164
         if (beta := run.identity.get("blend.beta")) is not None:
             runs.setdefault((run.identity["sampler"], source(run.identity)), {})[beta] = run.records
-    curves = [curve for curve in product(("power_mh", "temperature", "greedy"), ("layer", "layer 12", "random")) if curve in runs]
+    sources = ("layer", "layer 12", "random")
+    curves = [curve for curve in product(("power_mh", "temperature", "greedy"), sources) if curve in runs]
     assert set(curves) == set(runs)
     for curve in curves:
         runs[curve][0.0] = runs[curve[0], "layer"][0.0]

@@ -165,7 +165,7 @@ class HubDataset(NamedFields):
         if self.path is None:
             raise ConfigError("dataset.path", None, "a name on the hub, such as openai/gsm8k, or a local folder of `datasets`")
         if self.fewshot_split is not None and self.fewshot_path is not None:
-            raise ConfigError("dataset.fewshot_split", self.fewshot_split, "null with dataset.fewshot_path, which has the examples")
+            raise ConfigError("dataset.fewshot_split", self.fewshot_split, "null with dataset.fewshot_path")
         NamedFields.check(self, config)
 
     def rows(self) -> list[dict]:

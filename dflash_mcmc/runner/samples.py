@@ -185,7 +185,7 @@ class SampleWorker(Worker[Record]):
         self._engine.close()
 
 
-def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict[str, Any]:
+def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict:
     """The content of `summary.json`."""
     summary = {**summaries.summarise(label, records), **summaries.rates(records), **finishes.counts(records),
                **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),

@@ -269,4 +269,5 @@ class PowerSMC(Truncated, AtTemperature):
             return float(np.mean([of(cloud) for cloud in clouds]))
 
         ended = {"log_z": log_z} if log_z > -UNENDED / 2 * self.alpha else {}
-        return {**ended, "least_ess": mean(lambda cloud: cloud.least_size), "resamplings": mean(lambda cloud: cloud.num_resampled), "ancestors": mean(lambda cloud: cloud.num_ancestors)}
+        return {**ended, "least_ess": mean(lambda cloud: cloud.least_size),
+                "resamplings": mean(lambda cloud: cloud.num_resampled), "ancestors": mean(lambda cloud: cloud.num_ancestors)}

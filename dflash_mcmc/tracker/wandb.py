@@ -46,7 +46,7 @@ class WandbTracker(Tracker):
     connect_seconds: float = runtime(30.0, "longest wait for the server, in seconds, before the run continues offline", gt=0)
 
     def key(self) -> str:
-        """Key under which the run folder notes what was logged. Another project, and an agent of a W&B sweep, have their own."""
+        """Key under which the run folder notes what was logged. Another project and an agent of a sweep have their own."""
         if "WANDB_SWEEP_ID" in os.environ:
             return f"wandb/{os.environ['WANDB_RUN_ID']}"
         if os.environ.get("WANDB_MODE") == "disabled":

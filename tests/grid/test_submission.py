@@ -127,7 +127,8 @@ def test_every_file_of_a_point_is_absolute(make_config, tmp_path):
         (tmp_path / name).write_text("{question}")
     (tmp_path / "mine").mkdir()
     config = make_config("sampler=greedy", "dataset.prompt_file=prompt.txt", "dataset.fewshot=1",
-                         "dataset.fewshot_path=shots.jsonl", "grader=judge", "grader.url=http://127.0.0.1:9/v1", "grader.model=mine")
+                         "dataset.fewshot_path=shots.jsonl", "grader=judge", "grader.url=http://127.0.0.1:9/v1",
+                         "grader.model=mine")
     snapshot.write_point(tmp_path / "point.yaml", config, tmp_path / "code")
     point = yaml.safe_load((tmp_path / "point.yaml").read_text())
     assert (point["dataset"]["prompt_file"], point["dataset"]["fewshot_path"]) == (

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import UNDRAWN
+from dflash_mcmc.registry import components
 from dflash_mcmc.report.figure import MARKERS, PALETTE, error_bars
 from dflash_mcmc.report.parts import (
     HOLM,
@@ -26,7 +27,6 @@ from dflash_mcmc.report.parts import (
     percent,
     shared,
 )
-from dflash_mcmc.registry import components
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.sections.paired import adjusted
 from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
