@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
     from dflash_mcmc.draft.check.speed import Pace
     from dflash_mcmc.model.hf import HFModel
 
-_FIXED = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "tracker=none")
+_FIXED = ("sampler=greedy", "decoder=speculative_match", "tracker=none")
 _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
 """Groups and fields of a run that a check has too."""
 _LIMITS = {"check": (32, 128), "speed": (4, 64)}
 """Problems, and tokens of an answer, where none are given."""
+_REFUSED = {"candidates": "null with drafts speed, which measures chains of several lengths",
+            "adaptive": "null with drafts speed, whose break-even tau is its value",
+            "trace": "false with drafts speed, which traces one turn and times others without"}
+"""Fields of the decoder that `speed` refuses, with what it allows."""
 _HELP = """\
 check: measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
 speed: times blocks and plain steps, and says whether speculation pays on this machine, and with how many drafted tokens.
@@ -102,8 +107,8 @@ def _trace(arguments: list[str]) -> None:
 
 
 def _check(config: Config, folder: Path, options: Namespace) -> None:
-    if options.expected is not None and not options.expected >= 1.0:
-        raise UserError(f"--expected: given {options.expected:g}; allowed: a number >= 1, tokens for each forward")
+    if options.expected is not None and not 1.0 <= options.expected < math.inf:
+        raise UserError(f"--expected: given {options.expected:g}; allowed: a finite number >= 1, tokens for each forward")
     other = None if options.trained_for is None else _other(config, options.trained_for)
     from dflash_mcmc.draft.check import report
     from dflash_mcmc.draft.check.check import check
@@ -140,9 +145,12 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
 
     given = _GIVEN if command == "check" else (*_GIVEN, "decoder")
     job = single_job(f"drafts {command}", overrides, given, added)
-    if isinstance(job.config.decoder, SpeculativeDecoder) and job.config.decoder.candidates is not None:
-        raise ConfigError("decoder.candidates", job.config.decoder.candidates, f"null with drafts {command}, which measures "
-                          "chains of several lengths")
+    for field, allowed in _REFUSED.items():
+        if isinstance(job.config.decoder, SpeculativeDecoder) and (value := getattr(job.config.decoder, field)):
+            raise ConfigError(f"decoder.{field}", value, allowed)
+    if job.config.draft.learns():
+        raise ConfigError("draft.adapt", job.config.draft.adapt, f"none with drafts {command}: a draft that learns is another "
+                          "draft in every block, which probe=adaptation measures")
     return job.config, dict(job.choices)
 
 

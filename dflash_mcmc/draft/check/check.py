@@ -22,8 +22,6 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
-    import torch
-
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -246,7 +244,7 @@ class Checked(NamedTuple):
 
 
 def check(config: Config, expected: float | None = None, other: HFModel | None = None) -> Checked:
-    """Measures the draft of a configuration whose decoder is speculative_match with a trace.
+    """Measures the draft of a configuration whose decoder is speculative_match.
 
     Args:
         expected: tau at temperature 0 that the draft should have; None for what its config.json states.
@@ -282,11 +280,9 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
 
 
 def _checkpoint_draft(config: Config) -> CheckpointDraft:
-    """The draft. Raises ConfigError for a draft without a network of DFlash's layout, or one that learns."""
+    """The draft. Raises ConfigError for a draft without a network of DFlash's layout."""
     if not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
         raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint: dflash, dspark, dflash2 or a preset")
-    if config.draft.learns():
-        raise ConfigError("draft.adapt", "online or context", "none: a draft that learns is another draft in every block")
     return config.draft
 
 
@@ -312,7 +308,6 @@ def _differences(config: Config, record: dict) -> list[Difference]:
 
 
 def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[Row]:
-
     names = [f"tokens {first} to {below - 1}" for first, below in zip((0, *EDGES), EDGES, strict=False)]
     rows = [Row(f"temperature {temperature:g}", estimate(of_walks(walks)))]
     for name, (tokens, forwards) in zip([*names, f"tokens from {EDGES[-1]}"], forced.by_position(walks, EDGES), strict=True):
@@ -379,7 +374,6 @@ def _tried(config: Config, model: LanguageModel, drafter: DFlashDrafter, greedy:
 
 
 def _subject(config: Config, drafter: DFlashDrafter, model: LanguageModel, other: LanguageModel | None) -> CheckedPair:
-
     float32 = None
     if drafter.dtype != torch.float32:
         exact = dataclasses.replace(config.draft, dtype="float32")  # type: ignore[type-var]

@@ -105,15 +105,20 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
     return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
 
 
-def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray]) -> BatchedEngine:
-    """An engine with the configuration's decoder, or one that draws token by token without a drafter. Raises UserError."""
-    speculation = None if drafter is None else config.decoder.speculation(drafter)
+def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray],
+              trace: bool = True) -> BatchedEngine:
+    """An engine with the configuration's decoder, or one that draws token by token without a drafter. Raises UserError.
+
+    Args:
+        trace: whether it records what the blocks gained.
+    """
+    speculation = None if drafter is None else config.decoder.speculation(drafter)._replace(trace=trace)
     return slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts), None,
                            speculation, drafter)
 
 
 def answers(engine: BatchedEngine, config: Config, prompts: dict[str, np.ndarray], temperature: float) -> Iterator[BlockWalk]:
-    """The answers as they end; plain steps gain one token. Raises UserError if one cannot be drawn."""
+    """The answers as they end; steps without a trace gain one token. Raises UserError if one cannot be drawn."""
     sampling = SamplingParams(temperature=temperature)
 
     def chain(problem: str) -> Chain:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TEMPERATURES = (0.0, 1.0)
 _TURNS = 2
-"""Each case is drawn so often, and the fastest counts: other programs only make it slower."""
+"""Each case is timed so often, and the fastest counts: other programs only make it slower."""
 
 
 class Pace(NamedTuple):
@@ -63,14 +63,14 @@ def pace_of(temperature: float | None, num_drafted: int, gained: Sequence[int], 
 def measure(config: Config) -> list[Pace]:
     """Draws the configuration's problems plainly and with blocks of each size, as many chains at once as it has slots.
 
-    The configuration has a decoder with a draft and `trace`. Raises UserError for an answer that cannot be drawn.
+    The configuration has a decoder with a draft. Raises UserError for an answer that cannot be drawn.
     """
     model = config.model.load(config.hardware.resolve())
     drafter = config.draft.load(model)
     assert drafter is not None
     prompts = forced.prompts_of(config, model)
     drafters, paces = [*_shorter(config.draft, drafter.num_drafted, model), drafter], list[Pace]()
-    with bars.Bar(len(TEMPERATURES) * (1 + len(drafters)) * _TURNS * len(prompts), "answer", "drafts speed") as bar:
+    with bars.Bar(len(TEMPERATURES) * (1 + len(drafters)) * (1 + _TURNS) * len(prompts), "answer", "drafts speed") as bar:
         for temperature in TEMPERATURES:
             timed = partial(_timed, config, model, prompts, temperature, bar.update)
             _, plain = timed(None)
@@ -118,15 +118,20 @@ def _shorter(draft: Draft, most: int, model: LanguageModel) -> Iterator[Drafter]
 
 def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray], temperature: float,
            step: Callable[[], object], drafter: Drafter | None) -> tuple[list[int], float]:
-    """The tokens that each step gave, and the seconds of a chain's step. `step` is called after each answer."""
-    engine, fastest, gained = forced.engine_of(config, model, drafter, prompts), np.inf, list[int]()
+    """The tokens that each step gave, and the seconds of a chain's step. `step` is called after each answer.
+
+    A trace takes time and rules out CUDA graphs: one turn with it gives the tokens, and others without it the seconds.
+    """
+    gained, fastest = list[int](), np.inf
+    for walk in forced.answers(forced.engine_of(config, model, drafter, prompts), config, prompts, temperature):
+        gained += walk.gained
+        step()
+    engine = forced.engine_of(config, model, drafter, prompts, trace=False)
     for _ in range(_TURNS):
         engine.reset_counters()
-        gained = []
-        for walk in forced.answers(engine, config, prompts, temperature):
-            gained += walk.gained
+        for _ in forced.answers(engine, config, prompts, temperature):
             step()
-        fastest = min(fastest, engine.counters.step_seconds / len(gained))
+        fastest = min(fastest, engine.counters.step_seconds / engine.counters.row_steps)
     return gained, fastest
 
 

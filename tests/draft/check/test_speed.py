@@ -11,6 +11,8 @@ from dflash_mcmc.draft.check import forced, speed
 from dflash_mcmc.draft.check.speed import Pace, Times, advice, of_trace, pace_of
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.drafts import configured, main
+from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.speculative.speculator import Tracer
 from tests.refusals import refused
 
 FEW = ("model=tiny", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=24", "hardware.device=cpu")
@@ -45,6 +47,19 @@ def test_break_even_is_the_time_of_a_block_over_that_of_a_plain_step(monkeypatch
 
 def test_equal_rates_are_no_reason_to_speculate():
     assert "do not speculate" in advice(Pace(1.0, 4, 2.0, 2.0, ()))
+
+
+def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch):
+    config, _ = configured([*FEW, "draft=tiny", "decoder.trace=false"], "speed")
+    model, events, keep, reset = config.model.load("cpu"), [], Tracer.keep, BatchedEngine.reset_counters
+    monkeypatch.setattr(Tracer, "keep", lambda self, slots: events.append("kept") or keep(self, slots))
+    monkeypatch.setattr(BatchedEngine, "reset_counters", lambda self: events.append("turn") or reset(self))
+    drafter, prompts = config.draft.load(model), forced.prompts_of(config, model)
+    gained, seconds = speed._timed(config, model, prompts, 0.0, lambda: events.append("answer"), drafter)
+    assert events.count("kept") >= len(gained) / len(prompts)
+    assert events[events.index("turn"):] == 2 * ["turn", *["answer"] * len(prompts)]
+    assert np.mean(gained) > 2
+    assert seconds > 0
 
 
 def test_each_draft_is_loaded_once(monkeypatch, tmp_path):
