@@ -263,7 +263,7 @@ def _proposed(draft: Network, model: LanguageModel, features: torch.Tensor, bloc
     hidden = drafted(draft, model, features, blocks)
     before = blocks.anchors.clamp(min=0)[..., None] + torch.arange(hidden.shape[2], device=hidden.device)
     previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view(before.shape)
-    logits = draft.head_logits(hidden, model.logits).masked_fill(model.forbidden, -torch.inf)
+    logits = draft.head_logits(hidden, model.head_logits).masked_fill(model.forbidden, -torch.inf)
     return draft.along(logits.flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1)).argmax(dim=-1).view(before.shape)
 
 

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.draft.check import forced
 from dflash_mcmc.draft.network import checkpoint
+from dflash_mcmc.drafts import configured
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.train import draft, loop, responses
@@ -160,6 +162,19 @@ def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
     tokens, forwards = count(shipped, target, held_out, 6, 16)
     assert tokens / forwards > least
+
+
+def test_the_evaluation_has_the_tau_of_the_engine_for_a_target_with_a_soft_cap(tmp_path, monkeypatch):
+    """The draft's logits are not capped: a Markov head adds to them what it has learned to add."""
+    config, _ = configured(["model=tiny", "draft=tiny_dspark", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=40",
+                            "draft.dtype=float32", "hardware.device=cpu", f"paths.outputs={tmp_path}"])
+    target = config.model.load("cpu")
+    monkeypatch.setattr(target, "softcap", 10.0)
+    walks = forced.draw(config, target, config.draft.load(target), forced.prompts_of(config, target), 0.0, "greedy")
+    answers = [responses.Response(each.sequence.astype("int32"), len(each.prompt)) for each in walks]
+    tokens, forwards = count(config.draft.network(target), target, answers, 3, 16)
+    assert tokens == sum(sum(each.gained) for each in walks)
+    assert forwards == sum(len(each.gained) for each in walks)
 
 
 @pytest.mark.parametrize("name", ["tiny_dspark", "tiny_dflash2"])
