@@ -188,6 +188,8 @@ class Cost(NamedTuple):
     """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
     """Blocks that a decoder verified, if its sampler uses the draft too, or with `decoder.adaptive`; else 0."""
+    tokens_verified: int = 0
+    """Tokens that these blocks gave: the accepted ones, and the target's own after them."""
     companion_forwards: int = 0
     """Positions at which models beside the target, of a blend or `draft=model`, were evaluated for this chain; else 0."""
 

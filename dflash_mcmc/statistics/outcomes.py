@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.store.records import Record
 
 Summed = Literal["token_forwards", "target_forwards", "tokens_drawn", "tokens_skipped", "blocks_drafted", "tokens_drafted",
-                 "tokens_kept", "blocks_verified", "share_seconds", "num_tokens", "proposals", "accepted", "moved",
-                 "abandoned"]
+                 "tokens_kept", "blocks_verified", "tokens_verified", "share_seconds", "num_tokens", "proposals", "accepted",
+                 "moved", "abandoned"]
 """The fields of records that are summed over the chains of a problem."""
 Cost = Literal[Summed, "seconds"]
 """The fields of records that can be a cost. `seconds` is the time of the slowest chain, since chains run in the same batch."""
@@ -62,6 +62,7 @@ class Combined(TypedDict):
     tokens_drafted: NotRequired[float]
     tokens_kept: NotRequired[float]
     blocks_verified: NotRequired[float]
+    tokens_verified: NotRequired[float]
     share_seconds: NotRequired[float]
     num_tokens: NotRequired[float]
     proposals: NotRequired[float]

@@ -158,9 +158,13 @@ def _same_string(records: Sequence[Outcome]) -> int | None:
 
 
 def accepted_length(records: Sequence[Outcome]) -> float | None:
-    """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted."""
-    if verified := sum(record.get("blocks_verified", 0.0) for record in records):  # the other blocks are a sampler's
-        return 1.0 + _total(records, "tokens_kept") / verified
+    """Mean tokens per drafted block, including the token after the accepted ones; null if no block was drafted.
+
+    It is null too for records that count the blocks of a decoder apart without their tokens, as older ones do.
+    """
+    if any("blocks_verified" in record for record in records):  # the other blocks are a sampler's
+        known = [record for record in records if "tokens_verified" in record]
+        return _total(known, "tokens_verified") / _total(known, "blocks_verified") if known else None
     blocks = _total(records, "tokens_drafted") and _total(records, "blocks_drafted")
     return _total(records, "tokens_drawn") / blocks if blocks else None
 

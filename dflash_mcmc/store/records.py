@@ -104,6 +104,8 @@ class Record(TypedDict):
     """Drafted tokens that were kept."""
     blocks_verified: NotRequired[Count]
     """Blocks that a decoder verified; only if a sampler drafts the others of `blocks_drafted`, or with `decoder.adaptive`."""
+    tokens_verified: NotRequired[Count]
+    """Tokens that these blocks gave. Older records lack it."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     companion_forwards: NotRequired[Count]
@@ -172,7 +174,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.blocks_verified:
-        record["blocks_verified"] = cost.blocks_verified
+        record |= {"blocks_verified": cost.blocks_verified, "tokens_verified": cost.tokens_verified}
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
     if cost.companion_forwards:

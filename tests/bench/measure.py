@@ -88,9 +88,10 @@ class Measurement(NamedTuple):
 
     @property
     def accepted_length(self) -> float | None:
-        """tau: one plus the mean number of drafted tokens that a block keeps; None if nothing was drafted."""
-        blocks = self.mean_cost("blocks_verified") or self.mean_cost("blocks_drafted")
-        return 1.0 + self.mean_cost("tokens_kept") / blocks if blocks else None
+        """tau: mean tokens that a block gives; None if nothing was drafted."""
+        tokens, blocks = ("tokens_verified", "blocks_verified") if self.mean_cost("blocks_verified") else (
+            "tokens_drawn", "blocks_drafted")
+        return self.mean_cost(tokens) / self.mean_cost(blocks) if self.mean_cost("tokens_drafted") else None
 
     @property
     def per_hour(self) -> float:

@@ -38,12 +38,16 @@ def test_accepted_length_is_over_blocks():
 
 def test_accepted_length_is_over_the_blocks_of_the_decoder():
     """The blocks of a sampler are among the drafted ones. A chain without a block of the decoder lacks the count."""
-    drafted = {"tokens_drawn": 30, "blocks_drafted": 9, "tokens_drafted": 28, "tokens_kept": 10, "blocks_verified": 4}
+    drafted = {"tokens_drawn": 30, "blocks_drafted": 9, "tokens_drafted": 28, "tokens_kept": 11, "blocks_verified": 4,
+               "tokens_verified": 14}
     others = {"tokens_drawn": 20, "blocks_drafted": 5}
     records = [record("a", "correct", answer="1", **drafted), record("a", "wrong", 1, answer="2", **others)]
     assert summarise("mixture", records)["accepted_length"] == 3.5
     assert aggregate("mixture", records, "log_p", 2)["log_p/accepted_length"] == 3.5
     assert metrics_of({**records[0], "finish_reason": "length"})["sample/accepted_length"] == 3.5
+    older = {name: value for name, value in records[0].items() if name != "tokens_verified"}
+    assert summarise("mixture", [older])["accepted_length"] is None
+    assert summarise("mixture", [older, *records])["accepted_length"] == 3.5
 
 
 def test_combined_answers_have_their_own_keys():

@@ -91,7 +91,8 @@ class Speculator:
             self.tree.depth * counts.rounds, len(self.tree.inner) * counts.rounds)
         return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra[0],
                 "token_forwards": counts.fed + extra[1], "blocks_drafted": counts.blocks,
-                "blocks_verified": counts.blocks if self.runner.grid or self.speculation.lengths else 0,
+                **({"blocks_verified": counts.blocks, "tokens_verified": tokens - (counts.rounds - counts.blocks)}
+                   if self.runner.grid or self.speculation.lengths else {}),
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],

@@ -67,6 +67,7 @@ def test_a_block_drafts_as_many_tokens_as_the_blocks_before_it_say(qwen3, decode
         assert each.cost.tokens_drafted == sum(drafted)
         assert each.cost.blocks_drafted == each.cost.blocks_verified == sum(count > 0 for count in drafted)
         assert each.cost.tokens_kept == sum(min(block["accepted"], block["gained"]) for block in each.walk)
+        assert each.cost.tokens_verified == sum(block["gained"] for block in each.walk if block["drafted"])
         seen.update(drafted)
     assert len(seen) > 1
 

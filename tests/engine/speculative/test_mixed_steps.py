@@ -100,8 +100,8 @@ def test_each_kind_of_rows_draws_as_it_does_alone(qwen3, options):
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for tag, done in (targets | drafts).items():
         same(mixed[tag].result, done.result, tolerance)
-        verified = done.cost.blocks_drafted if tag in targets else 0
-        assert mixed[tag].cost == done.cost._replace(blocks_verified=verified)
+        verified = (done.cost.blocks_drafted, done.cost.tokens_drawn) if tag in targets else (0, 0)
+        assert mixed[tag].cost == done.cost._replace(blocks_verified=verified[0], tokens_verified=verified[1])
 
 
 def test_a_trace_has_the_blocks_of_the_decoder(qwen3):
@@ -110,6 +110,7 @@ def test_a_trace_has_the_blocks_of_the_decoder(qwen3):
     for each in done.values():
         assert len(each.walk) == each.cost.blocks_verified
         assert sum(min(block["accepted"], block["gained"]) for block in each.walk) == each.cost.tokens_kept
+        assert sum(block["gained"] for block in each.walk) == each.cost.tokens_verified
 
 
 def test_penalties_in_draws_from_the_draft_go_token_by_token(qwen3):
