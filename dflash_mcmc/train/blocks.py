@@ -87,6 +87,8 @@ def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> Trai
 class Epochs:
     """The training batches. Batch n depends only on the seed and n, so a resumed run gets the same batches.
 
+    An epoch leaves out random responses that fill no batch.
+
     Args:
         responses: the training responses. A response without a possible anchor is ignored.
         batch_size: sequences per batch.
@@ -120,7 +122,7 @@ class Epochs:
     def _make_pool(self, epoch: int, pool: int) -> list[list[int]]:
         size = self._batch_size * POOL_BATCHES
         order = self._key.fold_in("order", epoch).uniforms(0, len(self.responses)).argsort(kind="stable")
-        indices = order[pool * size : (pool + 1) * size].tolist()
+        indices = order[: self.num_batches * self._batch_size][pool * size : (pool + 1) * size].tolist()
         lengths = [self.responses[index].length for index in indices]
         return cut_by_length(indices, lengths, self._batch_size, self._key.fold_in("pool", epoch, pool))
 

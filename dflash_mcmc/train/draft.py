@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.config import default_target_layers
-from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape, NetworkShape
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
@@ -33,8 +33,8 @@ from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train import blocks, loop
 from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, Network, TargetReader, TrainingBlocks
-from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slot_weights, slotwise_loss_sum
-from dflash_mcmc.train.recipe import DraftPlan, Heads, identity_of, responses_folder, run_folder
+from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slotwise_loss_sum, weights_of
+from dflash_mcmc.train.recipe import DraftPlan, Heads, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
 if TYPE_CHECKING:
@@ -72,23 +72,25 @@ def start_from(draft: Network, heads: Heads) -> None:
     """Copies the tensors of the plan's backbone into the draft. Raises UserError if they do not fit."""
     if heads.backbone is None:
         return
-    tensors = checkpoint.load(heads.start().local(), torch.float32, "cpu").state_dict()
-    mine = draft.state_dict()
-    for name, tensor in tensors.items():
-        if name not in mine or mine[name].shape != tensor.shape:
-            wanted = f"is of shape {tuple(mine[name].shape)}" if name in mine else "is in the plan's shape"
-            raise ConfigError("heads.backbone", heads.backbone, f"a draft whose {name} {wanted}")
-    if missing := [name for name in mine if name.startswith("layers.") and name not in tensors and "_conv." not in name]:
-        raise ConfigError("heads.backbone", heads.backbone, f"a draft with {missing[0]}, as the plan's shape")
-    draft.load_state_dict({**mine, **tensors})
+    backbone = checkpoint.load(heads.start().local(), torch.float32, "cpu")
+    _check_start("heads.backbone", heads.backbone, backbone.shape, draft.shape)
+    draft.load_state_dict({**draft.state_dict(), **backbone.state_dict()})
+
+
+def _check_start(field: str, path: str, given: NetworkShape, wanted: NetworkShape) -> None:
+    """Checks that a draft with the plan's shape can start from the tensors of a draft. Raises ConfigError."""
+    for name in (each.name for each in dataclasses.fields(given) if each.name not in _FREE_OF_START):
+        one, other = getattr(given, name), getattr(wanted, name)
+        if one != other and (name, one) != ("vocab_size", None):  # a backbone has no tensor that depends on it
+            raise ConfigError(field, path, f"a draft with {name} {other}, as the plan's; this one has {one}")
 
 
 _BETAS = (0.9, 0.95)
 _TRACK_EVERY = 10
 _PART = 64
 """Tokens of a part of the answers, for which the accepted length is reported separately."""
-_FREE_OF_INIT = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
-"""Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
+_FREE_OF_START = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
+"""Fields of a shape that no weight depends on. They may differ between `init` or `heads.backbone` and the plan."""
 
 
 def train(plan: DraftPlan) -> Path:
@@ -129,14 +131,13 @@ def train(plan: DraftPlan) -> Path:
 def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape:
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
+    check_shape(wanted, num_layers)
     layers = wanted.target_layers or default_target_layers(num_layers, wanted.num_features)
     heads = wanted.num_heads or config.num_attention_heads
     key_heads = wanted.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
     head_dim = wanted.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if heads % key_heads:
         raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
-    if max(layers) > num_layers - 2:
-        raise ConfigError("shape.target_layers", list(layers), f"layers from 0 to {num_layers - 2}")
     rope = getattr(config, "rope_parameters", None) or {}
     shape = DFlashShape(
         hidden_size=config.hidden_size, num_layers=wanted.num_layers, num_heads=heads, num_key_heads=key_heads,
@@ -173,10 +174,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
         start_from(draft, plan.heads)
         return draft
     first = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
-    for field in dataclasses.fields(shape):
-        given, wanted = getattr(first.shape, field.name), getattr(shape, field.name)
-        if field.name not in _FREE_OF_INIT and given != wanted:
-            raise ConfigError("init", plan.init, f"a draft with {field.name} {wanted}, as the plan's; this one has {given}")
+    _check_start("init", plan.init, first.shape, shape)
     with torch.random.fork_rng(devices=()):
         draft = family.network(shape)
     draft.load_state_dict(first.state_dict())
@@ -248,7 +246,7 @@ class _Session:
         """Stores the gradients of the whole batch's loss and returns the loss in nats. They are the same in all processes."""
         batch = self.batches(step)
         # Every process computes the total weight of the batch. The parts then only need to be added.
-        total = slot_weights(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
+        total = weights_of(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
         candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
         loss = torch.zeros(1, device=self.model.device)
         numbers = self.batches.indices(step)

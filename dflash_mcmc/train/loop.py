@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 def cut_by_length(items: Sequence[T], lengths: Sequence[int], size: int, key: Key) -> list[list[T]]:
-    """Batches of `size` items of similar length, in random order by `key`. An incomplete last batch is dropped."""
+    """Batches of `size` items of similar length, in random order by `key`. Their number is a multiple of `size`."""
     ordered = [items[i] for i in np.argsort(np.asarray(lengths), kind="stable")]
-    batches = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
+    batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
     return [batches[i] for i in key.uniforms(0, len(batches)).argsort()]
 
 

@@ -12,8 +12,6 @@ DSpark and DFlash 2 have slots that depend on the token before. All slots are co
 before them (teacher forcing), with the same weights. Sources: DSpark (arXiv 2607.05147) and its trainer DeepSpec; NVIDIA NeMo
 Automodel for DFlash 2.
 
-The ids over which the loss of a step normalises, where they are not all ids.
-
 The logits of all ids are most of the work of a step with a real vocabulary: at 49 thousand ids and a draft of 7 million
 parameters, three quarters. A step with candidates computes those of some ids: the frequent ids of the training responses, the
 ids that occur in the step, and random others that stand for the rest. The sum of exp(logit) over all ids is estimated without
@@ -32,6 +30,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from dflash_mcmc.draft.adaptation.learning import kl_divergences, slot_weights
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -139,15 +138,9 @@ class Objective(NamedTuple):
         return {"tokens": None, "p": 1.0, "p_alpha": self.alpha}[self.target]
 
 
-def slot_weights(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torch.Tensor:
-    """Weights of the slots k = 1, 2, ...: float32 (rows, blocks, num_drafted).
-
-    They are exp(-(k - 1) / gamma), or 0 for padding and positions after the end.
-    """
-    slots = torch.arange(1, num_drafted + 1, device=blocks.anchors.device)
-    anchors = blocks.anchors[..., None]
-    used = (anchors >= 0) & (anchors + slots < blocks.lengths[:, None, None])
-    return used * torch.exp(-(slots - 1) / gamma)
+def weights_of(blocks: TrainingBlocks, num_drafted: int, gamma: float) -> torch.Tensor:
+    """See `slot_weights`, float32 (rows, blocks, num_drafted); padding and positions after the end have weight 0."""
+    return slot_weights((blocks.anchors >= 0) * (blocks.lengths[:, None] - 1 - blocks.anchors), num_drafted, gamma)
 
 
 def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objective: Objective,
@@ -161,7 +154,7 @@ def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objec
         candidates: the ids to normalise over; None for all ids.
         known: what the target says along the sequences; None reads the target.
     """
-    weights = slot_weights(blocks, draft.shape.num_drafted, objective.gamma)
+    weights = weights_of(blocks, draft.shape.num_drafted, objective.gamma)
     rows, anchors, slots = torch.nonzero(weights, as_tuple=True)
     positions = blocks.anchors[rows, anchors] + slots + 1
     if known is None:
@@ -219,18 +212,6 @@ def _of_slots(model: LanguageModel, objective: Objective, candidates: Candidates
     return candidates.kl_divergences(logits, target, slots.log_sums, objective.power)
 
 
-def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
-    """KL(p_alpha | q) in nats, shape (n,), with q = softmax(logits) and p_alpha = softmax(alpha · target).
-
-    `logits` and `target` have the shape (n, ids). p_alpha is the target's next-token distribution to the power alpha,
-    normalised. The minimum is 0, at q = p_alpha.
-    """
-    log_p = torch.log_softmax(alpha * target, dim=-1)
-    # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).
-    ratio = torch.where(torch.isneginf(target), 0.0, log_p - torch.log_softmax(logits, dim=-1))
-    return (log_p.exp() * ratio).sum(dim=-1)
-
-
 _CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
 """Weights of the terms of DSpark's loss."""
 
@@ -238,7 +219,7 @@ _CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
 def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: TrainingBlocks, gamma: float,
              autocast: bool) -> torch.Tensor:
     """The sum over all slots of weight times loss; see `loss_sum`."""
-    weights = slot_weights(blocks, draft.shape.num_drafted, gamma)
+    weights = weights_of(blocks, draft.shape.num_drafted, gamma)
     rows, anchors = torch.nonzero(weights.sum(dim=-1), as_tuple=True)
     layers = draft.shape.target_layers
     reading = sequences.read(model, blocks.tokens, layers)

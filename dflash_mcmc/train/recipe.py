@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,19 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime
+from dflash_mcmc.fields import identity, identity_values, runtime, specs_of
 from dflash_mcmc.model.files import Checkpoint
+from dflash_mcmc.ops import LARGEST, SMALLEST
 
 RECIPES = {name: f"train_draft_{name}" for name in (
     "tiny", "tiny_dspark", "tiny_dflash2", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
+_HEADS = {"dflash": (), "dspark": ("rank", "markov_head", "confidence", "backbone"), "eagle3": (),
+          "dflash2": ("rank", "top_k", "kernel_size", "group_size", "backbone")}
+"""The fields of `heads` that each kind of network has."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
-_IDENTITY_VERSION = 1
+_IDENTITY_VERSION = 2
 """Increase it if the meaning of a field or the random numbers change."""
 
 
@@ -72,19 +75,24 @@ class Heads:
 
     def check(self, plan: DraftPlan) -> None:
         """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
-        needed = ("rank", "top_k", "kernel_size", "group_size") if self.network == "dflash2" else ()
-        missing = [name for name in needed if getattr(self, name) is None]
-        if missing:
-            raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 with heads.network={self.network}")
+        user = f"with heads.network={self.network}"
+        for name, spec in specs_of(Heads).items():
+            if name not in ("network", *_HEADS[self.network]) and not spec.is_off(getattr(self, name)):
+                raise ConfigError(f"heads.{name}", getattr(self, name), f"{_word(spec.off)} {user}, which has no such part")
+            if self.network == "dflash2" and name in _HEADS["dflash2"][:-1] and getattr(self, name) is None:
+                raise ConfigError(f"heads.{name}", None, f"a whole number >= 1 {user}")
+        if self.rank is None and self.markov_head != "vanilla":
+            raise ConfigError("heads.markov_head", self.markov_head, "vanilla without heads.rank, the rank of that head")
         for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
             value = getattr(plan, field)
             if self.network != "dflash" and value != off and (self.network != "eagle3" or field == "loss_ids"):
-                allowed = "null" if off is None else str(off).lower()
-                raise ConfigError(field, value, f"{allowed} with heads.network={self.network}, whose loss is its own")
+                raise ConfigError(field, value, f"{_word(off)} {user}, whose loss is its own")
         if self.network == "eagle3":
             for name, wanted in (("num_layers", 1), ("num_features", 3)):
                 if getattr(plan.shape, name) != wanted:
-                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{wanted} with heads.network=eagle3")
+                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{wanted} {user}")
+            if plan.shape.target_layers is not None and len(plan.shape.target_layers) != 3:
+                raise ConfigError("shape.target_layers", plan.shape.target_layers, f"three layers {user}")
         if self.backbone is not None:
             if plan.init is not None:
                 raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
@@ -143,8 +151,8 @@ class DraftPlan:
     precision: Literal["float32", "bfloat16"] = identity(
         "bfloat16", "number format of the forward pass; the weights are kept in float32")
     seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
-    keep_features: bool = runtime(False, "keep the target's features of all training responses in memory after the first "
-                                  "epoch; false reads the target again in every step")
+    keep_features: bool = runtime(False, "keep the target's features of all training responses in memory, which is read once before "
+                                  "the first step; false reads the target again in every step")
     rows_at_once: int | None = runtime(4, "sequences in one forward, to limit memory; null uses all", ge=1, le=65_536)
     evaluate_every: int = runtime(1000, "steps between evaluations and checkpoints", ge=1)
     num_threads: int | None = runtime(None, "number of CPU threads; null uses the hardware setting", ge=1, le=4096)
@@ -167,7 +175,7 @@ class DraftPlan:
         """Checks the plan without loading a model. Raises ConfigError or UserError."""
         self.model.check(self)
         self.hardware.check(self)
-        _check_shape(self.shape, self.model.num_layers())
+        check_shape(self.shape, self.model.num_layers())
         self.heads.check(self)
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
@@ -177,17 +185,24 @@ class DraftPlan:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
             values = getattr(self.responses, field)
-            if not values or not all(math.isfinite(value) and value >= 0 for value in values):
-                raise ConfigError(f"responses.{field}", values, "a list of numbers >= 0")
+            if not values or not all(value == 0 or SMALLEST <= value <= LARGEST for value in values):
+                raise ConfigError(f"responses.{field}", values, f"a list, each 0 or a number from {SMALLEST:g} to {LARGEST:g}")
         if "{question}" not in self.prompts.template:
             raise ConfigError("prompts.template", self.prompts.template, "a text with {question} in it")
         if self.prompts.path is not None and not Path(self.prompts.path).expanduser().is_file():
             raise ConfigError("prompts.path", self.prompts.path, "a JSON Lines or CSV file that exists, or null")
         if self.prompts.path is None and self.prompts.num is None:
             raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
+        if self.export is not None and any(path.is_file() for path in (Path(self.export), *Path(self.export).parents)):
+            raise ConfigError("export", self.export, "a folder, not a file or below one")
 
 
-def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
+def _word(off: object) -> str:
+    """A value as it is typed."""
+    return "null" if off is None else str(off).lower()
+
+
+def check_shape(shape: Shape, num_target_layers: int | None) -> None:
     """Checks the shape. `num_target_layers` is None if there is no checkpoint yet; layers are then checked after loading."""
     if shape.head_dim is not None and shape.head_dim % 2:
         raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
@@ -195,9 +210,10 @@ def _check_shape(shape: Shape, num_target_layers: int | None) -> None:
         return
     # The last layer is excluded. Published drafts read its output after the final norm, but engines read it before the norm.
     last = num_target_layers - 2
-    if shape.num_features > last + 1:
-        raise ConfigError("shape.num_features", shape.num_features, f"at most {last + 1}, for a target of {last + 2} layers")
-    layers = shape.target_layers
+    most, layers = max(last - 1, min(last, 1)), shape.target_layers
+    if layers is None and shape.num_features > most:  # evenly spaced layers from the second one on would repeat
+        raise ConfigError("shape.num_features", shape.num_features, f"at most {most} for a target of {last + 2} layers, or "
+                          "shape.target_layers")
     if layers is not None and (not layers or len(set(layers)) < len(layers) or not all(0 <= n <= last for n in layers)):
         raise ConfigError("shape.target_layers", layers, f"different layers from 0 to {last}; the last one is not read")
 

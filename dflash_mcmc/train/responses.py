@@ -17,7 +17,7 @@ import numpy as np
 
 from dflash_mcmc.dataset.arith import LEVELS, make_problem
 from dflash_mcmc.dataset.inputs import sources
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars, ranks
 from dflash_mcmc.rng import Key
@@ -47,7 +47,7 @@ def questions(plan: DraftPlan) -> Questions:
 
 
 def _generated(plan: DraftPlan) -> Questions:
-    """Questions of alternating levels. The held-out ones are neither training questions nor problems of `dataset=arith`."""
+    """Questions of alternating levels. A held-out one is no training question, and hardly ever a problem of `dataset=arith`."""
     def make(split: str, use: str, count: int) -> list[str]:
         key = Key(plan.seed).fold_in("draft", use)
         return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]
@@ -66,10 +66,14 @@ def _from_file(prompts: Prompts) -> Questions:
     left = len(texts) - prompts.held_out
     if left < 1:
         raise ConfigError("prompts.held_out", prompts.held_out, f"at most {len(texts) - 1} of the file's {len(texts)} lines")
-    if prompts.num is not None and prompts.num > left:
-        raise ConfigError("prompts.num", prompts.num, f"at most {left}: {prompts.held_out} of the file's {len(texts)} lines "
+    held_out = dict.fromkeys(texts[left:])
+    training = [text for text in texts[:left] if text not in held_out]
+    if len(training) < left:
+        note(f"prompts.path: {left - len(training)} lines are not trained on, since they equal held-out ones")
+    if prompts.num is not None and prompts.num > len(training):
+        raise ConfigError("prompts.num", prompts.num, f"at most {len(training)} of the file's {len(texts)} lines: the others "
                           "are held out")
-    return Questions(texts[: prompts.num or left], texts[left:])
+    return Questions(training[: prompts.num], texts[left:])
 
 
 _PIECE = 256
@@ -146,7 +150,9 @@ def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
 
 def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
     text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
-    return model.encode(text, not plan.model.chat)
+    if not len(prompt := model.encode(text, not plan.model.chat)):
+        raise ConfigError("prompts.path", plan.prompts.path, f"prompts of at least one token; {question!r} gives an empty one")
+    return prompt
 
 
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:

@@ -24,6 +24,7 @@ from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
 from tests.processes import HANG
+from tests.refusals import refused
 from tests.targets import FAMILIES, random_model
 from tests.train.drafts import count
 
@@ -118,7 +119,7 @@ def test_shipped_draft_has_the_recipe_and_a_high_accepted_length(tmp_path):
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
     trained = json.loads((folder / "config.json").read_text())["training"]
     recipe = identity_of(compose("tiny", []))
-    assert {name: trained[name] for name in recipe} == recipe
+    assert {name: trained[name] for name in recipe} == {**recipe, "version": 1}
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
     tokens, forwards = count(shipped, target, held_out, 15, 16)
     assert tokens / forwards > 3.5
@@ -135,7 +136,8 @@ def test_open_fields_of_the_shape_are_the_targets(plan, family):
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: layers from 0 to 1"),
+    (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: different layers"),
+    (["shape.num_features=2", "shape.mask_token_id=9"], "shape.num_features: given 2; allowed: at most 1 for a target of 3 lay"),
     (["shape.target_layers=[0]", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
     (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
     (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
@@ -152,13 +154,20 @@ def test_too_long_responses_are_an_error_before_sampling(plan):
     assert "responses.max_new_tokens: given 1024; allowed: at most" in str(caught.value)
 
 
+def test_an_empty_prompt_is_an_error_before_sampling(plan, tmp_path):
+    (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?"}\n{"question": ""}\n{"question": "2 + 2?"}\n')
+    with refused("allowed: prompts of at least one token; '' gives an empty one", start="prompts.path: given"):
+        draft.train(plan(f"prompts.path={tmp_path / 'questions.jsonl'}", "prompts.num=2", "prompts.held_out=1", "batch_size=2",
+                         "model.chat=false"))
+
+
 @pytest.mark.parametrize(("name", "least"), [("tiny_dspark", 3.5), ("tiny_dflash2", 3.5)])
 def test_shipped_slotwise_drafts_have_their_recipes(tmp_path, name, least):
     plan = compose(name, ["prompts.num=8", "prompts.held_out=6"])
     folder, target = PACKAGE / f"assets/{name}", plan.model.load("cpu")
     shipped = checkpoint.load(folder, torch.float32, "cpu", NETWORKS[plan.heads.network])
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
-    assert json.loads((folder / "config.json").read_text())["training"] == identity_of(compose(name, []))
+    assert json.loads((folder / "config.json").read_text())["training"] == {**identity_of(compose(name, [])), "version": 1}
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
     tokens, forwards = count(shipped, target, held_out, 6, 16)
     assert tokens / forwards > least
@@ -189,6 +198,15 @@ def test_heads_start_as_dflash(name):
     assert torch.equal(torch.where(torch.isfinite(found), found, base), base)
     backbone = load_file(PACKAGE / "assets/tiny_draft/model.safetensors")
     assert all(torch.equal(made.state_dict()[tensor].bfloat16(), value) for tensor, value in backbone.items())
+
+
+def test_a_backbone_has_the_shape_of_the_plan():
+    plan = compose("tiny_dspark", ["shape.target_layers=[0,1,2,3,4]"])
+    target = plan.model.load("cpu")
+    made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS["dspark"].network)
+    with refused("a draft with target_layers (0, 1, 2, 3, 4), as the plan's; this one has (1, 2, 3, 4, 5)",
+                 start="heads.backbone: given"):
+        draft.start_from(made, plan.heads)
 
 
 def test_heads_are_checked():

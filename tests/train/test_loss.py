@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from dflash_mcmc.draft.adaptation.learning import kl_divergences
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train import loss as losses
 from dflash_mcmc.train.blocks import (
@@ -22,7 +23,7 @@ from dflash_mcmc.train.blocks import (
     walk,
 )
 from dflash_mcmc.train.loop import cosine
-from dflash_mcmc.train.loss import Objective, kl_divergences, loss_sum, slot_weights
+from dflash_mcmc.train.loss import Objective, loss_sum, weights_of
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, count, random_draft, random_responses, random_target
 
@@ -96,7 +97,7 @@ def test_target_is_not_trained(target, draft):
 
 def test_weights_fall_by_e_every_gamma_slots_and_are_zero_after_the_end():
     blocks = gather(random_responses((10, 8)), [np.array([4, 7]), np.array([6])])
-    weights = slot_weights(blocks, BLOCK_SIZE - 1, GAMMA)
+    weights = weights_of(blocks, BLOCK_SIZE - 1, GAMMA)
     full = [math.exp(-k / GAMMA) for k in range(4)]
     assert weights[0, 0].tolist() == pytest.approx(full)
     assert weights[0, 1].tolist() == pytest.approx([*full[:2], 0, 0])
@@ -174,6 +175,14 @@ def test_an_epoch_has_every_sequence_once_and_its_own_anchors():
         assert sorted(length for length, _ in rows) == list(range(8, 28))
         of_epoch.append(dict(rows))
     assert sum(of_epoch[0][length] != of_epoch[1][length] for length in of_epoch[0]) > 10
+
+
+def test_an_epoch_leaves_out_any_responses_that_fill_no_batch():
+    """Also the longest ones are trained on: they are sorted by length after those have been left out."""
+    epochs = Epochs(random_responses(tuple(range(8, 23))), 8, 2, False, seed=5)
+    every = [epochs.indices(step) for step in range(30)]
+    assert {len(batch) for batch in every} == {8}
+    assert set().union(*every) == set(range(15))
 
 
 # The accepted length, computed from all anchors at once, equals that of a loop that drafts one block after another.

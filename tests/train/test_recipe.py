@@ -32,10 +32,20 @@ from tests.train.drafts import random_draft, random_responses, random_target
     (["shape.block_size=1"], "shape.block_size: given 1; allowed: a whole number >= 2"),
     (["shape.block_size=12"], "loss_gamma: given None; allowed: a number > 0"),
     (["shape.head_dim=31"], "shape.head_dim: given 31; allowed: an even number"),
-    (["shape.num_features=8"], "shape.num_features: given 8; allowed: at most 7"),
+    (["shape.num_features=8"], "shape.num_features: given 8; allowed: at most 5 for a target of 8 layers"),
+    (["shape.num_features=6"], "shape.num_features: given 6; allowed: at most 5 for a target of 8 layers, or shape.target_layers"),
     (["shape.target_layers=[1,7]"], "shape.target_layers: given [1, 7]; allowed: different layers from 0 to 6"),
     (["shape.target_layers=[1,1]"], "shape.target_layers: given [1, 1]; allowed: different layers"),
-    (["responses.temperatures=[1,-1]"], "responses.temperatures: given [1.0, -1.0]; allowed: a list of numbers >= 0"),
+    (["responses.temperatures=[1,-1]"], "responses.temperatures: given [1.0, -1.0]; allowed: a list, each 0 or a number from 1e-06"),
+    (["responses.held_out=[1e-7]"], "responses.held_out: given [1e-07]; allowed: a list, each 0 or a number from 1e-06"),
+    (["responses.temperatures=[inf]"], "responses.temperatures: given [inf]"),
+    ([f"export={__file__}"], "allowed: a folder, not a file or below one"),
+    ([f"export={__file__}/draft"], "allowed: a folder, not a file or below one"),
+    (["heads.rank=4"], "heads.rank: given 4; allowed: null with heads.network=dflash, which has no such part"),
+    (["heads.backbone=there"], "heads.backbone: given 'there'; allowed: null with heads.network=dflash"),
+    (["heads.network=eagle3", "heads.confidence=true"], "heads.confidence: given True; allowed: false with heads.network=eagle3"),
+    (["heads.network=dspark", "heads.top_k=3"], "heads.top_k: given 3; allowed: null with heads.network=dspark"),
+    (["heads.network=dspark", "heads.markov_head=rnn"], "heads.markov_head: given 'rnn'; allowed: vanilla without heads.rank"),
     (["responses.held_out=[]"], "responses.held_out: given []"),
     (["prompts.template=hello"], "prompts.template: given 'hello'; allowed: a text with {question} in it"),
     (["prompts.path=/no/such/file"], "prompts.path: given '/no/such/file'; allowed: a JSON Lines or CSV file that exists"),
@@ -108,7 +118,7 @@ def test_generated_questions_differ_from_held_out_ones():
     assert questions(compose("tiny", ["prompts.num=50", "prompts.held_out=10"])).training[:40] == made.training
 
 
-def test_questions_of_a_file(tmp_path):
+def test_questions_of_a_file(tmp_path, capsys):
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps({"problem": f"question {n}"}) + "\n" for n in range(9)))
     given = [f"prompts.path={file}", "prompts.field=problem", "prompts.held_out=2", "prompts.num=null", "batch_size=3"]
@@ -121,6 +131,13 @@ def test_questions_of_a_file(tmp_path):
         with pytest.raises(UserError) as caught:
             questions(compose("tiny", [*given, override]))
         assert message in str(caught.value)
+    # A question that is held out is not trained on.
+    file.write_text("".join(json.dumps({"problem": f"question {n % 4}"}) + "\n" for n in range(9)))
+    made = questions(compose("tiny", given))
+    assert (made.training, made.held_out) == ([f"question {n}" for n in (1, 2, 1, 2)], ["question 3", "question 0"])
+    assert "prompts.path: 3 lines are not trained on, since they equal held-out ones" in capsys.readouterr().err
+    with refused("prompts.num: given 5; allowed: at most 4 of the file's 9 lines"):
+        questions(compose("tiny", [*given, "prompts.num=5"]))
     # The separators of lines of Unicode are characters of a text, and an empty line is no row.
     file.write_text("\n".join(json.dumps({"problem": f"a\u2028b {n}"}, ensure_ascii=False) + "\n" for n in range(5)), "utf-8")
     assert questions(compose("tiny", given)).training == [f"a\u2028b {n}" for n in range(3)]

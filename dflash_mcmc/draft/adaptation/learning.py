@@ -205,10 +205,13 @@ class Blocks(NamedTuple):
     weights: torch.Tensor
 
 
-def slot_weights(counts: torch.Tensor, num_drafted: int) -> torch.Tensor:
-    """Weights float32 (blocks, num_drafted) of the first `counts` slots of each block; the others have weight 0."""
+def slot_weights(counts: torch.Tensor, num_drafted: int, gamma: float | None = None) -> torch.Tensor:
+    """Weights exp(-(k - 1) / gamma) of slot k, float32 (..., num_drafted), for the first `counts` slots of each block.
+
+    The others have weight 0. Without gamma it is half of the block size.
+    """
     slots = torch.arange(num_drafted, device=counts.device)
-    return (slots < counts[:, None]) * torch.exp(-slots / ((num_drafted + 1) / 2))
+    return (slots < counts[..., None]) * torch.exp(-slots / (gamma or (num_drafted + 1) / 2))
 
 
 class Student:
@@ -295,8 +298,16 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 
 def law_loss(logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The weighted mean of KL(p | q) in nats, for logits and the target's logits, each (blocks, n, vocabulary)."""
-    log_p = log_softmax(target, dim=-1)
-    # Ids without a token have probability 0 under both laws and would give 0 · (-inf + inf).
+    return torch.where(weights > 0, weights * kl_divergences(logits, target), 0.0).sum() / weights.sum()
+
+
+def kl_divergences(logits: torch.Tensor, target: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    """KL(p_alpha | q) in nats, shape (...), with q = softmax(logits) and p_alpha = softmax(alpha · target).
+
+    `logits` and `target` have the shape (..., ids). p_alpha is the target's next-token distribution to the power alpha,
+    normalised. The minimum is 0, at q = p_alpha.
+    """
+    log_p = log_softmax(alpha * target, dim=-1)
+    # Ids without a token have probability 0 in both distributions and would give 0 · (-inf + inf).
     ratio = torch.where(torch.isneginf(target), 0.0, log_p - log_softmax(logits, dim=-1))
-    losses = (log_p.exp() * ratio).sum(dim=-1)
-    return torch.where(weights > 0, weights * losses, 0.0).sum() / weights.sum()
+    return (log_p.exp() * ratio).sum(dim=-1)
