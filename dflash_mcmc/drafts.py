@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.decoder import SpeculativeDecoder
@@ -149,8 +149,8 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
         if isinstance(job.config.decoder, SpeculativeDecoder) and (value := getattr(job.config.decoder, field)):
             raise ConfigError(f"decoder.{field}", value, allowed)
     if job.config.draft.learns():
-        raise ConfigError("draft.adapt", job.config.draft.adapt, f"none with drafts {command}: a draft that learns is another "
-                          "draft in every block, which probe=adaptation measures")
+        raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that learns "
+                          "is another draft in every block, which probe=adaptation measures")
     return job.config, dict(job.choices)
 
 

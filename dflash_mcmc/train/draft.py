@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.config import default_target_layers
-from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape, NetworkShape
+from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
@@ -66,23 +66,6 @@ def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape
     mine = {field.name for field in dataclasses.fields(family.config.shape_type)}
     fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape) if field.name in mine}
     return family.config.shape_type(**{**fields, **more})
-
-
-def start_from(draft: Network, heads: Heads) -> None:
-    """Copies the tensors of the plan's backbone into the draft. Raises UserError if they do not fit."""
-    if heads.backbone is None:
-        return
-    backbone = checkpoint.load(heads.start().local(), torch.float32, "cpu")
-    _check_start("heads.backbone", heads.backbone, backbone.shape, draft.shape)
-    draft.load_state_dict({**draft.state_dict(), **backbone.state_dict()})
-
-
-def _check_start(field: str, path: str, given: NetworkShape, wanted: NetworkShape) -> None:
-    """Checks that a draft with the plan's shape can start from the tensors of a draft. Raises ConfigError."""
-    for name in (each.name for each in dataclasses.fields(given) if each.name not in _FREE_OF_START):
-        one, other = getattr(given, name), getattr(wanted, name)
-        if one != other and (name, one) != ("vocab_size", None):  # a backbone has no tensor that depends on it
-            raise ConfigError(field, path, f"a draft with {name} {other}, as the plan's; this one has {one}")
 
 
 _BETAS = (0.9, 0.95)
@@ -167,17 +150,20 @@ def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
 
 
 def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: LanguageModel) -> Network:
-    """The draft before the first step, in float32: that of `init`, or a new one. Raises UserError if `init` does not fit."""
+    """The draft before the first step, in float32: a new one, with the tensors that the plan starts from.
+
+    Raises UserError if they do not fit.
+    """
     family = FAMILIES[plan.heads.network]
-    if plan.init is None:
-        draft = new_draft(shape, model, plan.seed, family.network)
-        start_from(draft, plan.heads)
-        return draft
-    first = checkpoint.load(plan.start().local(), torch.float32, "cpu", family)
-    _check_start("init", plan.init, first.shape, shape)
-    with torch.random.fork_rng(devices=()):
-        draft = family.network(shape)
-    draft.load_state_dict(first.state_dict())
+    draft = new_draft(shape, model, plan.seed, family.network)
+    if start := plan.start():
+        first = checkpoint.load(start.local(), torch.float32, "cpu", family if plan.init else checkpoint.DFLASH)
+        for name in (field.name for field in dataclasses.fields(first.shape) if field.name not in _FREE_OF_START):
+            given, wanted = getattr(first.shape, name), getattr(shape, name)
+            if given != wanted and (name, given) != ("vocab_size", None):  # a backbone has no tensor that depends on it
+                raise ConfigError(start.field, start.path, f"a draft with {name} {wanted}, as the plan's; this one has "
+                                  f"{given}")
+        draft.load_state_dict({**draft.state_dict(), **first.state_dict()})
     return draft
 
 

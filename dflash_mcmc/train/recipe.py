@@ -19,16 +19,16 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime, specs_of
+from dflash_mcmc.fields import identity, identity_values, runtime, shown_default
 from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.ops import LARGEST, SMALLEST
 
 RECIPES = {name: f"train_draft_{name}" for name in (
     "tiny", "tiny_dspark", "tiny_dflash2", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
-_HEADS = {"dflash": (), "dspark": ("rank", "markov_head", "confidence", "backbone"), "eagle3": (),
-          "dflash2": ("rank", "top_k", "kernel_size", "group_size", "backbone")}
-"""The fields of `heads` that each kind of network has."""
+_FIELDS = {"dflash": ("target", "loss_ids", "keep_features"), "dspark": ("rank", "markov_head", "confidence", "backbone"),
+           "dflash2": ("rank", "top_k", "kernel_size", "group_size", "backbone"), "eagle3": ("target", "keep_features")}
+"""The fields of `heads` and of the loss that each kind of network has."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
 _IDENTITY_VERSION = 2
@@ -69,34 +69,26 @@ class Heads:
     backbone: str | None = identity(None, "folder of a DFlash draft whose tensors the training starts from; null starts from "
                                     "random ones", off=None)
 
-    def start(self) -> Checkpoint:
-        """The checkpoint of the backbone."""
-        return Checkpoint("heads.backbone", str(self.backbone), None, "z-lab/Qwen3-4B-DFlash-b16")
-
     def check(self, plan: DraftPlan) -> None:
         """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
         user = f"with heads.network={self.network}"
-        for name, spec in specs_of(Heads).items():
-            if name not in ("network", *_HEADS[self.network]) and not spec.is_off(getattr(self, name)):
-                raise ConfigError(f"heads.{name}", getattr(self, name), f"{_word(spec.off)} {user}, which has no such part")
-            if self.network == "dflash2" and name in _HEADS["dflash2"][:-1] and getattr(self, name) is None:
-                raise ConfigError(f"heads.{name}", None, f"a whole number >= 1 {user}")
+        own, known = _FIELDS[self.network], set().union(*_FIELDS.values())
+        for part, prefix in ((self, "heads."), (plan, "")):
+            for field in dataclasses.fields(part):
+                if field.name in known.difference(own) and getattr(part, field.name) != field.default:
+                    raise ConfigError(prefix + field.name, getattr(part, field.name), f"{shown_default(field)} {user}")
+        if self.network == "dflash2" and (missing := [name for name in own[:-1] if getattr(self, name) is None]):
+            raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 {user}")
         if self.rank is None and self.markov_head != "vanilla":
             raise ConfigError("heads.markov_head", self.markov_head, "vanilla without heads.rank, the rank of that head")
-        for field, off in (("target", "tokens"), ("loss_ids", None), ("keep_features", False)):
-            value = getattr(plan, field)
-            if self.network != "dflash" and value != off and (self.network != "eagle3" or field == "loss_ids"):
-                raise ConfigError(field, value, f"{_word(off)} {user}, whose loss is its own")
         if self.network == "eagle3":
             for name, wanted in (("num_layers", 1), ("num_features", 3)):
                 if getattr(plan.shape, name) != wanted:
                     raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{wanted} {user}")
             if plan.shape.target_layers is not None and len(plan.shape.target_layers) != 3:
                 raise ConfigError("shape.target_layers", plan.shape.target_layers, f"three layers {user}")
-        if self.backbone is not None:
-            if plan.init is not None:
-                raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
-            self.start().check()
+        if self.backbone is not None and plan.init is not None:
+            raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,8 +143,8 @@ class DraftPlan:
     precision: Literal["float32", "bfloat16"] = identity(
         "bfloat16", "number format of the forward pass; the weights are kept in float32")
     seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
-    keep_features: bool = runtime(False, "keep the target's features of all training responses in memory, which is read once before "
-                                  "the first step; false reads the target again in every step")
+    keep_features: bool = runtime(False, "read all training responses once, before the first step, and keep the target's "
+                                  "features in memory; false reads the target again in every step")
     rows_at_once: int | None = runtime(4, "sequences in one forward, to limit memory; null uses all", ge=1, le=65_536)
     evaluate_every: int = runtime(1000, "steps between evaluations and checkpoints", ge=1)
     num_threads: int | None = runtime(None, "number of CPU threads; null uses the hardware setting", ge=1, le=4096)
@@ -167,9 +159,10 @@ class DraftPlan:
         """Number of slots after which the weight of a slot falls by a factor e."""
         return self.loss_gamma if self.loss_gamma is not None else _DEFAULT_GAMMA[self.shape.block_size]
 
-    def start(self) -> Checkpoint:
-        """The checkpoint that the training starts from."""
-        return Checkpoint("init", str(self.init), None, "z-lab/Qwen3-4B-DFlash-b16")
+    def start(self) -> Checkpoint | None:
+        """The checkpoint that the training starts from; None for random weights."""
+        given = (("init", self.init), ("heads.backbone", self.heads.backbone))
+        return next((Checkpoint(field, path, None, "z-lab/Qwen3-4B-DFlash-b16") for field, path in given if path), None)
 
     def check(self) -> None:
         """Checks the plan without loading a model. Raises ConfigError or UserError."""
@@ -179,8 +172,8 @@ class DraftPlan:
         self.heads.check(self)
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
-        if self.init is not None:
-            self.start().check()
+        if start := self.start():
+            start.check()
         if self.loss_gamma is None and self.shape.block_size not in _DEFAULT_GAMMA:
             raise ConfigError("loss_gamma", None, "a number > 0; published values exist only for blocks of 16, 10 and 8")
         for field in ("temperatures", "held_out"):
@@ -195,11 +188,6 @@ class DraftPlan:
             raise ConfigError("prompts.num", None, "a whole number >= 1 if prompts.path is null")
         if self.export is not None and any(path.is_file() for path in (Path(self.export), *Path(self.export).parents)):
             raise ConfigError("export", self.export, "a folder, not a file or below one")
-
-
-def _word(off: object) -> str:
-    """A value as it is typed."""
-    return "null" if off is None else str(off).lower()
 
 
 def check_shape(shape: Shape, num_target_layers: int | None) -> None:
@@ -235,13 +223,11 @@ def identity_of(plan: DraftPlan) -> dict[str, object]:
     identity.update({f"model.{name}": value for name, value in plan.model.canonical(plan).items()})
     identity.update({"loss_gamma": plan.gamma, "alpha": plan.alpha if plan.target == "p_alpha" else None})
     identity["model.content"] = plan.model.fingerprint()
-    if plan.heads.backbone is not None:
-        identity["heads.backbone"] = plan.heads.start().fingerprint()
+    if start := plan.start():
+        identity[start.field] = start.fingerprint()
     if plan.prompts.path is not None:
         content = Path(plan.prompts.path).expanduser().read_bytes()
         identity["prompts.path"] = hashlib.sha256(content).hexdigest()
-    if plan.init is not None:
-        identity["init"] = plan.start().fingerprint()
     return identity
 
 

@@ -47,7 +47,7 @@ def questions(plan: DraftPlan) -> Questions:
 
 
 def _generated(plan: DraftPlan) -> Questions:
-    """Questions of alternating levels. A held-out one is no training question, and hardly ever a problem of `dataset=arith`."""
+    """Questions of alternating levels. A held-out one is no training question, and rarely a problem of `dataset=arith`."""
     def make(split: str, use: str, count: int) -> list[str]:
         key = Key(plan.seed).fold_in("draft", use)
         return [make_problem(key.fold_in(index), LEVELS[index % len(LEVELS)], split).question for index in range(count)]

@@ -137,7 +137,7 @@ def test_open_fields_of_the_shape_are_the_targets(plan, family):
 
 @pytest.mark.parametrize(("overrides", "message"), [
     (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: different layers"),
-    (["shape.num_features=2", "shape.mask_token_id=9"], "shape.num_features: given 2; allowed: at most 1 for a target of 3 lay"),
+    (["shape.num_features=2", "shape.mask_token_id=9"], "shape.num_features: given 2; allowed: at most 1 for a target of"),
     (["shape.target_layers=[0]", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
     (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
     (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
@@ -191,8 +191,7 @@ def test_heads_start_as_dflash(name):
     """Before the first step a DFlash 2 draft has its backbone's law, and the Markov head adds nothing."""
     plan = compose(name, [])
     target = plan.model.load("cpu")
-    made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS[plan.heads.network].network)
-    draft.start_from(made, plan.heads)
+    made = draft.first_draft(plan, draft.shape_of(plan, target), target)
     base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
     found = made.along(base, hidden, torch.tensor([[3, 4]]))
     assert torch.equal(torch.where(torch.isfinite(found), found, base), base)
@@ -203,10 +202,9 @@ def test_heads_start_as_dflash(name):
 def test_a_backbone_has_the_shape_of_the_plan():
     plan = compose("tiny_dspark", ["shape.target_layers=[0,1,2,3,4]"])
     target = plan.model.load("cpu")
-    made = draft.new_draft(draft.shape_of(plan, target), target, 0, NETWORKS["dspark"].network)
     with refused("a draft with target_layers (0, 1, 2, 3, 4), as the plan's; this one has (1, 2, 3, 4, 5)",
                  start="heads.backbone: given"):
-        draft.start_from(made, plan.heads)
+        draft.first_draft(plan, draft.shape_of(plan, target), target)
 
 
 def test_heads_are_checked():

@@ -205,13 +205,10 @@ class Blocks(NamedTuple):
     weights: torch.Tensor
 
 
-def slot_weights(counts: torch.Tensor, num_drafted: int, gamma: float | None = None) -> torch.Tensor:
-    """Weights exp(-(k - 1) / gamma) of slot k, float32 (..., num_drafted), for the first `counts` slots of each block.
-
-    The others have weight 0. Without gamma it is half of the block size.
-    """
+def slot_weights(counts: torch.Tensor, num_drafted: int, gamma: float) -> torch.Tensor:
+    """Weights float32 (..., num_drafted): exp(-(k - 1) / gamma) of the first `counts` slots k of a block, 0 of the others."""
     slots = torch.arange(num_drafted, device=counts.device)
-    return (slots < counts[..., None]) * torch.exp(-slots / (gamma or (num_drafted + 1) / 2))
+    return (slots < counts[..., None]) * torch.exp(-slots / gamma)
 
 
 class Student:
@@ -275,7 +272,7 @@ class Student:
               loss_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], truth: torch.Tensor) -> None:
         with torch.inference_mode(False):  # tensors that gradients need must not be made in inference mode
             device = features.device
-            weights = slot_weights(torch.from_numpy(counts).to(device), self.num_drafted)
+            weights = slot_weights(torch.from_numpy(counts).to(device), self.num_drafted, (self.num_drafted + 1) / 2)
             blocks = Blocks(*padded(features.clone()), torch.from_numpy(anchors).to(device),
                             torch.from_numpy(tokens).to(device), weights)
             truth = truth.to(device).clone()

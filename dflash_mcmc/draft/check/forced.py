@@ -72,11 +72,11 @@ class TemplateState(NamedTuple):
 def template_states(config: Config) -> list[TemplateState]:
     """The other ways to present the problems, each with one thing changed: chat template, thinking, system turn."""
     model, dataset = cast("HFModel", config.model), config.dataset
-    states = [TemplateState(f"model.chat={_word(not model.chat)}", dataclasses.replace(
+    states = [TemplateState(f"model.chat={str(not model.chat).lower()}", dataclasses.replace(
         config, model=dataclasses.replace(model, chat=not model.chat)))]
     if model.chat:
         thinking = not model.enable_thinking
-        states.append(TemplateState(f"model.enable_thinking={_word(thinking)}", dataclasses.replace(
+        states.append(TemplateState(f"model.enable_thinking={str(thinking).lower()}", dataclasses.replace(
             config, model=dataclasses.replace(model, enable_thinking=thinking))))
     system = None if dataset.system is not None else SYSTEM
     states.append(TemplateState("no system turn" if system is None else "a system turn", dataclasses.replace(
@@ -107,14 +107,10 @@ def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[s
 
 def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray],
               trace: bool = True) -> BatchedEngine:
-    """An engine with the configuration's decoder, or one that draws token by token without a drafter. Raises UserError.
-
-    Args:
-        trace: whether it records what the blocks gained.
-    """
-    speculation = None if drafter is None else config.decoder.speculation(drafter)._replace(trace=trace)
+    """An engine with the configuration's decoder and a trace, or without a drafter a plain one. Raises UserError."""
+    speculation = None if drafter is None else config.decoder.speculation(drafter)
     return slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts), None,
-                           speculation, drafter)
+                           speculation and speculation._replace(trace=trace), drafter)
 
 
 def answers(engine: BatchedEngine, config: Config, prompts: dict[str, np.ndarray], temperature: float) -> Iterator[BlockWalk]:
@@ -146,10 +142,6 @@ def by_position(walks: Sequence[BlockWalk], edges: Sequence[int]) -> list[tuple[
                    if first <= start < below] for walk in walks]
         by_range.append((np.array([sum(each) for each in inside]), np.array([len(each) for each in inside])))
     return by_range
-
-
-def _word(value: bool) -> str:
-    return str(value).lower()
 
 
 SHIFTS = (-2, -1, 0, 1, 2)

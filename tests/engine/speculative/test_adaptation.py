@@ -234,7 +234,7 @@ def test_steps_reduce_the_loss(qwen3):
     student, losses = drafter._student, []
     adapter = Adapter.fresh(student.start)
     blocks = learning.Blocks(*learning.padded(features), *map(torch.from_numpy, (anchors, tokens)),
-                             learning.slot_weights(torch.from_numpy(counts), BLOCK - 1))
+                             learning.slot_weights(torch.from_numpy(counts), BLOCK - 1, BLOCK / 2))
     for _ in range(30):
         with torch.no_grad():
             losses.append(float(learning.law_loss(student.logits(blocks, adapter.values), target, blocks.weights)))
@@ -244,11 +244,11 @@ def test_steps_reduce_the_loss(qwen3):
 
 
 def test_only_slots_with_kept_tokens_before_them_are_learned():
-    weights = learning.slot_weights(torch.tensor([1, 3, 4]), 4)
+    weights = learning.slot_weights(torch.tensor([1, 3, 4]), 4, 2.5)
     assert (weights > 0).sum(dim=1).tolist() == [1, 3, 4]
     assert weights[2, 2] == pytest.approx(float(np.exp(-2 / 2.5)))
     loss = learning.law_loss(torch.zeros(1, 2, 3), torch.tensor([[[0.0, 0.0, 0.0], [torch.nan] * 3]]),
-                             learning.slot_weights(torch.tensor([1]), 2))
+                             learning.slot_weights(torch.tensor([1]), 2, 1.5))
     assert float(loss) == 0.0
 
 
