@@ -149,8 +149,8 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
         if isinstance(job.config.decoder, SpeculativeDecoder) and (value := getattr(job.config.decoder, field)):
             raise ConfigError(f"decoder.{field}", value, allowed)
     if job.config.draft.learns():
-        raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that learns "
-                          "is another draft in every block, which probe=adaptation measures")
+        raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that "
+                          "learns is another draft in every block, which probe=adaptation measures")
     return job.config, dict(job.choices)
 
 
