@@ -160,7 +160,7 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     Records of the target that the source does not have are kept.
     """
     from dflash_mcmc.config.identity import plain
-    from dflash_mcmc.runner.samples import summary_of
+    from dflash_mcmc.runner.tracking import summary_of
     from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
     from dflash_mcmc.store.files import is_there, write_atomically

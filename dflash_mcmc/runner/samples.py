@@ -12,9 +12,7 @@ from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, UNDRAWN
 from dflash_mcmc.runner import build, cost, fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
-from dflash_mcmc.runner.tracking import metrics_of
-from dflash_mcmc.statistics import summaries
-from dflash_mcmc.store import finishes
+from dflash_mcmc.runner.tracking import metrics_of, summary_of
 from dflash_mcmc.store.records import Record, SampleKey, record_of, sample_schema
 from dflash_mcmc.store.schema import Schema
 from dflash_mcmc.types import Cost, Grade, Problem
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import ProblemText
 
 
@@ -183,13 +180,3 @@ class SampleWorker(Worker[Record]):
     def close(self) -> None:
         self._pool.close()
         self._engine.close()
-
-
-def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict:
-    """The content of `summary.json`."""
-    summary = {**summaries.summarise(label, records), **summaries.rates(records), **finishes.counts(records),
-               **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),
-               **summaries.times(records)}
-    for name in aggregates:
-        summary |= summaries.aggregate(label, records, vote.rules.get(name, name), num_chains)
-    return summary

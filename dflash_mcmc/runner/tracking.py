@@ -23,8 +23,8 @@ from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
-from dflash_mcmc.statistics.summaries import accepted_length
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import hash_of, json_object
 from dflash_mcmc.store.files import is_there, write_atomically
@@ -33,6 +33,7 @@ from dflash_mcmc.store.reading import TRACKED
 from dflash_mcmc.tracker import Guarded, RunInfo
 
 if TYPE_CHECKING:
+    from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.records import Record
 
 _LONGEST_VALUE = 40
@@ -243,6 +244,16 @@ def metrics_of(record: Record) -> dict[str, float | None]:
         metrics["sample/moved_rate"] = record["moved"] / record["proposals"]
         metrics["sample/abandoned_rate"] = record["abandoned"] / record["proposals"]
     metrics |= {f"sample/{name}": value for name, value in record.get("measures", {}).items()}
-    if (length := accepted_length([record])) is not None:
+    if (length := summaries.accepted_length([record])) is not None:
         metrics["sample/accepted_length"] = length
     return metrics
+
+
+def summary_of(label: str, records: Sequence[Record], aggregates: Sequence[str], vote: Vote, num_chains: int) -> dict:
+    """The content of `summary.json`."""
+    summary = {**summaries.summarise(label, records), **summaries.rates(records), **finishes.counts(records),
+               **summaries.measures(records), **summaries.adapting(records), **summaries.beside(records),
+               **summaries.times(records)}
+    for name in aggregates:
+        summary |= summaries.aggregate(label, records, vote.rules.get(name, name), num_chains)
+    return summary
