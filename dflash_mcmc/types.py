@@ -128,6 +128,10 @@ class Trajectory(NamedTuple):
         return {"sampling_mask": [rows[:, 0].astype(int).tolist() for rows in sets],
                 "sampling_mask_logprobs": [rows[:, 1].tolist() for rows in sets]}
 
+    def weight(self, alpha: float, start: int = 0) -> float:
+        """W: the sum of alpha * log p - log q over the tokens from `start` on, in float64."""
+        return float(np.sum(alpha * self.log_p[start:] - self.log_q[start:]))
+
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
         """Number of tokens from `start` on that these uniforms, (length - start,), draw again before the first difference.
 

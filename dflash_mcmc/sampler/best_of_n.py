@@ -130,7 +130,7 @@ class BestOfN(Truncated, AtTemperature):
     def log_weight(self, path: Trajectory) -> float:
         """Log-weight of a candidate in the choice, in nats."""
         if self.select == "power":
-            return float(np.sum(self.alpha * path.log_p - path.log_q))
+            return path.weight(self.alpha)
         return float(path.log_p.sum() if self.select == "log_p" else path.log_p.mean())
 
 

@@ -78,7 +78,7 @@ class Lookahead(Truncated, AtTemperature):
             candidates: Sequence[Trajectory] = yield Together(tuple(
                 Draw(path, stop, self.law(), block_key.fold_in("candidate", index))
                 for index in range(self.num_candidates)))
-            log_weights = np.array([self._weight(candidate, path.length) for candidate in candidates])
+            log_weights = np.array([candidate.weight(self.alpha, path.length) for candidate in candidates])
             log_weights += yield from self._ahead(candidates, horizon, block_key)
             sizes.append(particles.effective_size(log_weights) / self.num_candidates)
             path = candidates[block_key.fold_in("choose").categorical(particles.shares(log_weights))]
@@ -96,11 +96,7 @@ class Lookahead(Truncated, AtTemperature):
                  key.fold_in("rollout", index, rollout)) for index, rollout in rolled))
         weights: dict[int, list[float]] = {}
         for (index, _), rollout in zip(rolled, drawn, strict=True):
-            weights.setdefault(index, []).append(self._weight(rollout, candidates[index].length))
+            weights.setdefault(index, []).append(rollout.weight(self.alpha, candidates[index].length))
         for index, log_weights in weights.items():
             log_means[index] = particles.log_mean(np.array(log_weights))
         return log_means
-
-    def _weight(self, path: Trajectory, start: int) -> float:
-        """W: sum of alpha * log p - log q over the tokens from `start` on."""
-        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))

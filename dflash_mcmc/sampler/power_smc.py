@@ -211,7 +211,7 @@ class PowerSMC(Truncated, AtTemperature):
         paths, roots = [start] * count, list(range(count))
         log_weights, log_z, num_resampled, least, alpha = np.zeros(count), 0.0, 0, 1.0, self._alpha_at(cut)
         for stop in self._stops(cut, horizon):
-            before = [self._weight(path, cut, alpha) for path in paths]
+            before = [path.weight(alpha, cut) for path in paths]
             alpha = self._alpha_at(stop)
             law = self.law()._replace(temperature=1.0 / alpha if self.temperature is None else self.temperature)
             mine = [particle for particle, path in enumerate(paths)
@@ -223,7 +223,7 @@ class PowerSMC(Truncated, AtTemperature):
                 paths[particle] = path
             if forced is not None:
                 paths[0] = forced.prefix(stop)
-            log_weights = log_weights + [self._weight(path, cut, alpha) - old for path, old in zip(paths, before, strict=True)]
+            log_weights = log_weights + [path.weight(alpha, cut) - old for path, old in zip(paths, before, strict=True)]
             if all(path.complete(horizon) for path in paths):
                 break
             least = min(least, particles.effective_size(log_weights) / count)
@@ -246,10 +246,6 @@ class PowerSMC(Truncated, AtTemperature):
         if self.scheme == "systematic":
             return particles.systematic(log_weights, key)
         return particles.multinomial(log_weights, count, key)
-
-    def _weight(self, path: Trajectory, cut: int, alpha: float) -> float:
-        """The log-weight of a path from `cut` on, at a power."""
-        return float(np.sum(alpha * path.log_p[cut:] - path.log_q[cut:]))
 
     def _stops(self, cut: int, horizon: int) -> list[int]:
         """Numbers of generated tokens at which the weights are checked, the horizon included."""
