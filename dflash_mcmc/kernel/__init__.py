@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import Floor, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
+from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory, common_prefix
 
 ROUNDING = 1e-5
 """Bound on the rounding of a float32 weight, in nats per token and unit of alpha: the margin of exact early rejection."""
@@ -45,6 +45,8 @@ class MetropolisStep(NamedTuple):
     """Log of the acceptance ratio; an upper bound for an abandoned proposal."""
     decision: str
     """`accept`, `identical` (accepted, equal to the state), `reject`, or `abandon` (rejected before it was complete)."""
+    lost: int = 0
+    """Tries that were abandoned, in a step of several tries."""
 
     @property
     def accepted(self) -> bool:
@@ -135,6 +137,68 @@ class EntropyCuts(NamedTuple):
     def mean_redrawn(self, state: float, horizon: float) -> float:
         """Mean number of tokens after a cut, as if the places were equally likely: the rises are not known beforehand."""
         return (state + 1.0) / 2
+
+
+class ConfidenceCuts(NamedTuple):
+    """A place is more likely where the target finds the token unlikely, or all places of the state are equally likely."""
+
+    floor: float | None
+    """The weight of a place whose token has probability 1; None for equally likely places."""
+
+    def places(self, path: Trajectory) -> np.ndarray:
+        """Weights of the places of a path as cuts, float64 (length,)."""
+        return np.ones(path.length) if self.floor is None else self.floor - np.expm1(path.log_p)
+
+    def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
+        """A cut, in tokens of the answer."""
+        places = self.places(path)
+        return key.categorical(places / places.sum())
+
+    def log_share(self, path: Trajectory, cut: int) -> float:
+        """Log of the probability of the cut `cut` in a path."""
+        places = self.places(path)
+        return math.log(places[cut]) - math.log(places.sum())
+
+    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
+        """g: log of the probability of this cut in the proposal, minus that in the state."""
+        return self.log_share(proposal, cut) - self.log_share(path, cut)
+
+    def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
+        """An upper bound for g where places are equally likely: see `EntropyCuts.bound`. `margin` has that of other places."""
+        return 0.0, path.length if self.floor is None else None
+
+    def margin(self, path: Trajectory, cut: int) -> float:
+        """The largest g where places differ: that of a proposal with one token after the cut, of probability 0."""
+        if self.floor is None:
+            return 0.0
+        most = math.log(self.floor + 1.0) - math.log(self.places(path)[:cut].sum() + self.floor + 1.0)
+        return most - self.log_share(path, cut)
+
+
+class Move(NamedTuple):
+    """A Metropolis-Hastings move on p^alpha that draws the tokens after a cut again."""
+
+    alpha: float
+    cuts: GridCuts | EntropyCuts | ConfidenceCuts
+    epsilon: float | None = None
+    """The chance of a wrong early rejection; None for early rejection that is exact."""
+
+    def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor:
+        """The threshold for abandoning a proposal from `cut` on: the early rejection of Solonen et al. 2012, for sequences."""
+        margin = ROUNDING * self.alpha * (horizon - cut) if self.epsilon is None else -math.log(self.epsilon)
+        most, length = self.cuts.bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
+        return Floor(log_uniform, self.alpha, path.weight(self.alpha, cut) - most, length, margin)
+
+    def decide(self, path: Trajectory, proposal: Trajectory, horizon: int, cut: int, log_uniform: float,
+               floor: Floor | None) -> MetropolisStep:
+        """The step with a proposal that shares `cut` tokens with the state. An incomplete one has been abandoned."""
+        if floor is not None and not proposal.complete(horizon):
+            bound = floor.bound(proposal.weight(self.alpha, cut), proposal.length)
+            return MetropolisStep(path, cut, proposal.length, bound, "abandon")
+        # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
+        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
+        change = proposal.weight(self.alpha, start) - path.weight(self.alpha, start)
+        return decide(path, proposal, cut, change + self.cuts.log_ratio(path, proposal, cut), log_uniform)
 
 
 def num_places(length: int, grid: int) -> int:

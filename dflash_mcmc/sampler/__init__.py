@@ -2,7 +2,7 @@
 
 What several samplers have is declared here once: `AtTemperature` or `ProposesAt` (alpha and a temperature), `Truncated`,
 `Penalised`, and `Staged`. Each is a group of fields with what they mean: the law q, its value in the identity, and the checks.
-A sampler inherits the groups that it has, and declares again only what differs.
+A sampler inherits the groups that it has, and declares again only what differs. `Redraws` has a chain and its steps.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import note
 from dflash_mcmc.fields import identity
-from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, SamplingParams
+from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, result, stage_horizon, trace_entry
+from dflash_mcmc.ops import LARGEST, PENALTY, SMALLEST, Draw, SamplingParams, Score
+from dflash_mcmc.types import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
     import numpy as np
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.ops import Chain, Floor, Steps
     from dflash_mcmc.rng import Key
-    from dflash_mcmc.types import ExpectedCost
+    from dflash_mcmc.types import ChainResult, ExpectedCost
 
 
 class Sampler(Component):
@@ -201,3 +203,76 @@ class Staged(Sampler):
     def cost_field(self) -> str:
         """Steps of each stage scale the cost."""
         return "num_steps"
+
+
+class Redraws(Staged):
+    """Chains through stages, whose steps choose a cut, draw the suffix again, and take it or stay."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def move(self) -> Move:
+        """The power of the target, and where a suffix may start."""
+
+    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
+        """One chain through all stages; `horizon` is the full length in tokens."""
+        return (yield from self.staged(prompt, horizon, key, range(1, self.num_blocks + 1)))[0]
+
+    def staged(self, prompt: np.ndarray, horizon: int, key: Key, blocks: Iterable[int], *, adaptive: bool = False,
+               returns: bool = False) -> Steps[tuple[ChainResult, list[MetropolisStep]]]:
+        """A chain through the stages with these horizons, and its steps.
+
+        Args:
+            blocks: the horizons, in blocks.
+            adaptive: only the last stage makes steps once the answer has ended.
+            returns: the chain ends with the stage in which the answer ends.
+        """
+        path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
+        for block in blocks:
+            if path.ended and returns:
+                break
+            block_key, reach = key.fold_in("block", block), self.reach(path, block, horizon)
+            if not path.ended:
+                path = yield from self.extend(path, reach, block_key.fold_in("extend"))
+            if path.ended and adaptive and block < self.num_blocks:
+                continue
+            for step_number, step in enumerate((yield from self.stage(path, reach, block_key)), 1):
+                trace.append(trace_entry(step, block, step_number, path.length))
+                steps.append(step)
+                path = step.trajectory
+        return result(path, steps, 0.0, trace), steps
+
+    def reach(self, path: Trajectory, block: int, horizon: int) -> int:
+        """The horizon of stage `block`, in tokens."""
+        return stage_horizon(block, self.num_blocks, horizon)
+
+    def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
+        """Continues a state to the horizon of a stage."""
+        return (yield Draw(path, horizon, self.law(), key, self.source(), entropy=isinstance(self.move().cuts, EntropyCuts)))
+
+    def stage(self, path: Trajectory, horizon: int, key: Key) -> Steps[list[MetropolisStep]]:
+        """The steps of a stage. Their number depends on nothing, so that together they leave the law of a step invariant."""
+        steps: list[MetropolisStep] = []
+        for step_number in range(1, self.num_steps + 1):
+            steps.append((yield from self.step(path, horizon, key.fold_in("step", step_number))))
+            path = steps[-1].trajectory
+        return steps
+
+    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
+        """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
+        move = self.move()
+        cut = move.cuts.draw(path, horizon, key.fold_in("cut"))
+        if cut >= path.length:  # nothing follows the cut, so that the proposal is the state
+            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        log_uniform = key.fold_in("accept").log_uniform()
+        along: Trajectory | None = path
+        floor = self.threshold(path, horizon, cut, log_uniform)
+        if self.rescores():
+            path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
+        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor,
+                              entropy=isinstance(move.cuts, EntropyCuts))
+        return move.decide(path, proposal, horizon, cut, log_uniform, floor)
+
+    def threshold(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
+        """The threshold for abandoning a proposal from `cut` on; None if it is never abandoned."""
+        return self.move().floor(path, horizon, cut, log_uniform) if self.rejects_early() else None

@@ -109,11 +109,10 @@ class DraftMH(Staged, ProposesAt):
                 path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"), "draft")
                 other = np.concatenate([other, (yield from self._other(path, start))])
             for step_number in range(1, self.num_steps + 1):
-                length = path.length
                 step, other = yield from self.transition(path, other, stage, block_key.fold_in("step", step_number))
-                path = step.trajectory
+                trace.append(trace_entry(step, block, step_number, path.length))
                 steps.append(step)
-                trace.append(trace_entry(step, block, step_number, length))
+                path = step.trajectory
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
         return result(path, steps, bound, trace)
 

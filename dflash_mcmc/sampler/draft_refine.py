@@ -7,31 +7,19 @@ has rejected the draft as a proposal. The steps are those of `power_mh`, so that
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import (
-    ROUNDING,
-    MetropolisStep,
-    decide,
-    mh_cost,
-    result,
-    stage_horizon,
-    trace_entry,
-    why_weights_rise,
-)
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.kernel import ConfidenceCuts, Move, mh_cost, why_weights_rise
+from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, Floor, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import ProposesAt, Staged
-from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
+from dflash_mcmc.sampler import ProposesAt, Redraws, Staged
+from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -39,7 +27,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "draft_refine")
 @dataclass(slots=True, kw_only=True)
-class DraftRefine(Staged, ProposesAt):
+class DraftRefine(Redraws, ProposesAt):
     """Draft and refine: the draft writes each block, and Metropolis-Hastings steps of the target refine it.
 
     Target and schedule are those of power_mh: at stage k, p(x)^alpha over the sequences that end in a stop id or are L_k
@@ -93,6 +81,14 @@ class DraftRefine(Staged, ProposesAt):
         """Why exact early rejection does not hold; empty where it does."""
         return why_weights_rise(self.alpha, self.law())
 
+    def cuts(self) -> ConfidenceCuts:
+        """Where a suffix may start."""
+        return ConfidenceCuts(self.floor if self.cut == "confidence" else None)
+
+    def move(self) -> Move:
+        """The power of the target, and where a suffix may start."""
+        return Move(self.alpha, self.cuts())
+
     def power(self) -> float:
         """The power whose law the chain leaves invariant."""
         return self.alpha
@@ -107,65 +103,12 @@ class DraftRefine(Staged, ProposesAt):
         return cost._replace(scored=length, num_draws=cost.num_draws + drafted.num_draws,
                              prefixes=cost.prefixes + drafted.prefixes, drafts=drafted.num_draws, drafted=length)
 
-    def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
-        """One chain through all stages; `horizon` is the full length in tokens."""
-        path, steps, trace = Trajectory.start(prompt), [], []
-        for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
-            if not path.ended:
-                path = yield from self.extend(path, stage, block_key.fold_in("extend"))
-            for step_number in range(1, self.num_steps + 1):
-                length = path.length
-                step = yield from self.step(path, stage, block_key.fold_in("step", step_number))
-                path = step.trajectory
-                steps.append(step)
-                trace.append(trace_entry(step, block, step_number, length))
-        return result(path, steps, 0.0, trace)
-
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
         """Continues the path by blocks of the draft. Its log q is that of the steps' proposals, not that of the draft."""
         drafted = yield Draw(path, horizon, SamplingParams(self.start_temperature), key, "draft")
         return (yield Score(path, drafted.tokens[path.length:], self.law(), self.source()))
 
-    def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
-        places = self.places(path)
-        cut = key.fold_in("cut").categorical(places / places.sum())
-        log_uniform = key.fold_in("accept").log_uniform()
-        floor = self._floor(path, places, horizon, cut, log_uniform) if self.rejects_early() else None
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), path, floor)
-        if floor is not None and not proposal.complete(horizon):
-            bound = floor.bound(self.log_weight(proposal, cut), proposal.length)
-            return MetropolisStep(path, cut, proposal.length, bound, "abandon")
-        return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
-
-    def places(self, path: Trajectory) -> np.ndarray:
-        """Weights of the places of a path as cuts, float64 (length,)."""
-        return self.floor - np.expm1(path.log_p) if self.cut == "confidence" else np.ones(path.length)
-
-    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
-        """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
-        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])  # shared tokens have the same weight in both
-        term = self.log_cut(proposal, cut) - self.log_cut(path, cut)
-        return self.log_weight(proposal, start) - self.log_weight(path, start) + term
-
-    def log_cut(self, path: Trajectory, cut: int) -> float:
-        """Log of c, the probability of the cut `cut` in a path."""
-        places = self.places(path)
-        return math.log(places[cut]) - math.log(places.sum())
-
-    def log_weight(self, path: Trajectory, start: int) -> float:
-        """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""
-        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))
-
-    def _floor(self, path: Trajectory, places: np.ndarray, horizon: int, cut: int, log_uniform: float) -> Floor:
-        """The threshold for abandoning a proposal from `cut` on.
-
-        With cut=confidence the log of the ratio of cuts is largest for a proposal that has a single token after the cut, with
-        probability 0 under the target. The margin is larger by this maximum.
-        """
-        margin, length = ROUNDING * self.alpha * (horizon - cut), path.length if self.cut == "current" else None
-        if self.cut == "confidence":
-            largest = math.log(self.floor + 1.0) - math.log(places[:cut].sum() + self.floor + 1.0)
-            margin += largest - self.log_cut(path, cut)
-        return Floor(log_uniform, self.alpha, self.log_weight(path, cut), length, margin)
+    def threshold(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
+        """The threshold for abandoning a proposal from `cut` on, with the margin that cuts by confidence need."""
+        floor = Redraws.threshold(self, path, horizon, cut, log_uniform)
+        return None if floor is None else floor._replace(margin=floor.margin + self.cuts().margin(path, cut))

@@ -16,20 +16,11 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import (
-    ROUNDING,
-    MetropolisStep,
-    decide,
-    mh_cost,
-    result,
-    stage_horizon,
-    trace_entry,
-    why_weights_rise,
-)
+from dflash_mcmc.kernel import GridCuts, MetropolisStep, Move, decide, mh_cost, particles, why_weights_rise
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
-from dflash_mcmc.sampler import ProposesAt, Staged, Truncated
+from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
@@ -38,7 +29,7 @@ if TYPE_CHECKING:
 
 @register("sampler", "multiple_try")
 @dataclass(slots=True, kw_only=True)
-class MultipleTry(Staged, Truncated, ProposesAt):
+class MultipleTry(Redraws, Truncated, ProposesAt):
     """Markov chain on p^alpha that draws several suffixes from each cut, all at once, and takes one of them or stays.
 
     Target and stages are those of power_mh. A step chooses a cut and draws K suffixes y_1, ..., y_K from q after it. w(y) is
@@ -74,6 +65,10 @@ class MultipleTry(Staged, Truncated, ProposesAt):
         """Effective values. Early rejection changes no choice, so it is not part of the identity."""
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 
+    def move(self) -> Move:
+        """The power of the target, and where a suffix may start."""
+        return Move(self.alpha, GridCuts(1, self.cut == "horizon"))
+
     def width(self) -> int:
         """All tries of a step are drawn at once."""
         return self.num_tries
@@ -88,55 +83,38 @@ class MultipleTry(Staged, Truncated, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
-        def redrawn(state: float, stage: float) -> float:
-            return (state + 1) / 2 * (1.0 if self.cut == "current" else state / stage)
-
+        redrawn = GridCuts(1, self.cut == "horizon").mean_redrawn
         none, one = (mh_cost(length, horizon, self.num_blocks, steps, redrawn, stops=False) for steps in (0, self.num_steps))
         return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        path, trace, steps, lost = Trajectory.start(prompt), list[dict](), list[MetropolisStep](), list[float]()
-        for block in range(1, self.num_blocks + 1):
-            block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
-            if not path.complete(stage):
-                path = yield Draw(path, stage, self.law(), block_key.fold_in("extend"))
-            for step_number in range(1, self.num_steps + 1):
-                length = path.length
-                step, abandoned = yield from self.tries(path, stage, block_key.fold_in("step", step_number))
-                path = step.trajectory
-                steps.append(step)
-                lost.append(abandoned / self.num_tries)
-                trace.append(trace_entry(step, block, step_number, length))
-        outcome = result(path, steps, 0.0, trace)
+        outcome, steps = yield from self.staged(prompt, horizon, key, range(1, self.num_blocks + 1))
+        lost = [step.lost / self.num_tries for step in steps]
         return outcome._replace(measures={"abandoned_tries": float(np.mean(lost))} if lost and self.rejects_early() else {})
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
         """One step from a complete state of horizon `horizon`."""
-        return (yield from self.tries(path, horizon, key))[0]
-
-    def tries(self, path: Trajectory, horizon: int, key: Key) -> Steps[tuple[MetropolisStep, int]]:
-        """One step, and the number of tries that it abandoned."""
-        cut = key.fold_in("cut").integer(horizon if self.cut == "horizon" else path.length)
+        cut = self.move().cuts.draw(path, horizon, key.fold_in("cut"))
         if cut >= path.length:
-            return MetropolisStep(path, cut, path.length, 0.0, "identical"), 0
+            return MetropolisStep(path, cut, path.length, 0.0, "identical")
         contest = key.fold_in("choose").contest(self.num_tries + 1) if self.form == "isir" else None
         drawn: Sequence[Trajectory] = yield Together(tuple(
             Draw(path.prefix(cut), horizon, self.law(), key.fold_in("try", index), along=path,
                  floor=self._floor(path, horizon, cut, contest, index)) for index in range(1, self.num_tries + 1)))
         if contest is None:
-            return self._accepted(path, drawn, cut, key), 0
+            return self._accepted(path, drawn, cut, key)
         # Only an upper bound on the weight of an abandoned try is known. Such a try cannot win.
         bounds = np.array([self.log_weight(each, cut) for each in (path, *drawn)])
         complete = np.array([each.complete(horizon) for each in (path, *drawn)])
         taken = contest.winner(np.where(complete, bounds, -np.inf))
-        return self._taken(path, drawn, cut, taken, bounds - bounds[0], bool(complete[1:].any())), int((~complete).sum())
+        step = self._taken(path, drawn, cut, taken, bounds - bounds[0], bool(complete[1:].any()))
+        return step._replace(lost=int((~complete).sum()))
 
     def _accepted(self, path: Trajectory, drawn: Sequence[Trajectory], cut: int, key: Key) -> MetropolisStep:
         """Multiple-try Metropolis: picks a try by weight, and then accepts or rejects it."""
         log_weights = np.array([self.log_weight(each, cut) for each in drawn])
-        shares = np.exp(log_weights - log_weights.max())
-        picked = key.fold_in("pick").categorical(shares / shares.sum())
+        picked = key.fold_in("pick").categorical(particles.shares(log_weights))
         reference = log_weights.copy()
         reference[picked] = self.log_weight(path, cut)
         log_ratio = float(np.logaddexp.reduce(log_weights) - np.logaddexp.reduce(reference))
@@ -159,16 +137,14 @@ class MultipleTry(Staged, Truncated, ProposesAt):
 
     def log_weight(self, path: Trajectory, cut: int) -> float:
         """log w of a state whose suffix starts at `cut`, in float64; an upper bound for an abandoned try."""
-        weight = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
+        weight = path.weight(self.alpha, cut)
         return weight - math.log(path.length) if self.cut == "current" else weight
 
     def _floor(self, path: Trajectory, horizon: int, cut: int, contest: Contest | None, index: int) -> Floor | None:
         """The threshold below which try `index` cannot exceed the state; None without early rejection."""
         if contest is None or not self.rejects_early():
             return None
-        reference = float(np.sum(self.alpha * path.log_p[cut:] - path.log_q[cut:]))
-        return Floor(contest.lead(0, index), self.alpha, reference, path.length if self.cut == "current" else None,
-                     ROUNDING * self.alpha * (horizon - cut))
+        return self.move().floor(path, horizon, cut, contest.lead(0, index))
 
     def _no_early_rejection(self) -> str:
         """Why exact early rejection does not hold; empty where it does."""

@@ -7,44 +7,31 @@ sequence is part of the state. The published kernel can only shorten sequences, 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dflash_mcmc import kernel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import (
-    ROUNDING,
-    EntropyCuts,
-    GridCuts,
-    MetropolisStep,
-    decide,
-    doubling,
-    doubling_cost,
-    mh_cost,
-    published,
-    result,
-    stage_horizon,
-    trace_entry,
-    why_lengths_matter,
-    why_weights_rise,
-)
-from dflash_mcmc.ops import Chain, Draw, Floor, Score, Steps
+from dflash_mcmc.kernel import EntropyCuts, GridCuts, MetropolisStep, Move
+from dflash_mcmc.ops import Chain, Draw, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Penalised, ProposesAt, Staged
+from dflash_mcmc.sampler import Penalised, ProposesAt, Redraws, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
+_PUBLISHED = {"schedule": "published", "cut": "current", "cut_grid": 1}
+"""The values of fields that the published kernel has."""
+
 
 @register("sampler", "power_mh")
 @dataclass(slots=True, kw_only=True)
-class PowerMH(Staged, Penalised, ProposesAt):
+class PowerMH(Redraws, Penalised, ProposesAt):
     """Metropolis-Hastings on p^alpha: regenerate a random suffix, accept by the weight of the whole suffix.
 
     Target at stage k, with horizon L_k = floor(k * length / num_blocks): pi_k(x) proportional to prod_t p(x_t | x_<t)^alpha
@@ -92,7 +79,9 @@ class PowerMH(Staged, Penalised, ProposesAt):
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.rule == "published":
-            published.check_published({"schedule": self.schedule, "cut": self.cut, "cut_grid": self.cut_grid})
+            for name, only in _PUBLISHED.items():
+                if getattr(self, name) != only:
+                    raise ConfigError(f"sampler.{name}", getattr(self, name), f"{only!r} with sampler.rule=published")
             if config.dataset.must_end:
                 raise ConfigError("dataset.must_end", True, "false with sampler.rule=published, whose ratio leaves out the "
                                   "end of the longer answer")
@@ -122,10 +111,12 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def no_early_rejection(self, unblended: bool) -> dict[str, str]:
         """Why `exact` and `eps` early rejection do not hold; empty if they hold. `unblended`: the target has no blend."""
-        eps = published.NO_EARLY_REJECTION if self.rule == "published" else why_lengths_matter(self.alpha)
+        eps = kernel.why_lengths_matter(self.alpha)
+        if self.rule == "published":
+            eps = "sampler.rule=published compares overlaps, whose bound does not fall"
         if not eps and self.rescore:
             eps = "sampler.rescore=true gives a suffix another weight at each step"
-        exact = eps or why_weights_rise(self.alpha, self.law())
+        exact = eps or kernel.why_weights_rise(self.alpha, self.law())
         if not exact and self.proposal == "base" and not unblended:
             exact = "sampler.proposal=base draws without the blend that the target has"
         return {"exact": exact, "eps": eps}
@@ -145,6 +136,8 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
+        if self.early_reject == "auto":  # a configuration resolves it; without one there may be a blend
+            return not self.no_early_rejection(unblended=False)["exact"]
         return self.early_reject != "off"
 
     def rescores(self) -> bool:
@@ -168,16 +161,16 @@ class PowerMH(Staged, Penalised, ProposesAt):
         """Where a suffix may start."""
         return EntropyCuts(self.entropy_power) if self.cut == "entropy" else GridCuts(self.cut_grid, self.cut == "horizon")
 
-    def blocks(self) -> Sequence[int]:
-        """The stages of a chain whose answer does not end early, by the blocks of their horizons."""
-        return doubling(self.num_blocks) if self.schedule == "adaptive" else range(1, self.num_blocks + 1)
+    def move(self) -> Move:
+        """The power of the target, and where a suffix may start."""
+        return Move(self.alpha, self.cuts(), self.epsilon if self.early_reject == "eps" else None)
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each proposal is drawn from its cut to its end."""
         def over(steps: int) -> ExpectedCost:
             if self.schedule == "adaptive":
-                return doubling_cost(length, horizon, self.num_blocks, steps, redrawn)
-            return mh_cost(length, horizon, self.num_blocks, steps, redrawn, self.returns())
+                return kernel.doubling_cost(length, horizon, self.num_blocks, steps, redrawn)
+            return kernel.mh_cost(length, horizon, self.num_blocks, steps, redrawn, self.returns())
 
         redrawn = self.cuts().mean_redrawn
         cost = over(self.num_steps)
@@ -189,70 +182,35 @@ class PowerMH(Staged, Penalised, ProposesAt):
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""
-        if self.rule == "published":
-            return (yield from published.chain(self, prompt, horizon, key))
-        path, steps, trace = Trajectory.start(prompt), list[MetropolisStep](), list[dict]()
-        for block in self.blocks():
-            block_key = key.fold_in("block", block)
-            reach = stage_horizon(block, self.num_blocks, horizon)
-            if not path.ended:
-                path = yield Draw(path, reach, self.law(), block_key.fold_in("extend"), self.source(),
-                                  entropy=self.cut == "entropy")
-            if path.ended and self.schedule == "adaptive":  # no horizon extends it, so that the last stage follows
-                block, reach, block_key = self.num_blocks, horizon, key.fold_in("block", self.num_blocks)
-            stage_steps = yield from self.stage(path, reach, block_key)
-            for step_number, step in enumerate(stage_steps, 1):
-                trace.append(trace_entry(step, block, step_number, path.length))
-                path = step.trajectory
-            steps += stage_steps
-            if block == self.num_blocks or (path.ended and self.after_eos == "return"):
-                break
+        adaptive = self.schedule == "adaptive"
+        blocks = kernel.doubling(self.num_blocks) if adaptive else range(1, self.num_blocks + 1)
+        outcome, steps = yield from self.staged(prompt, horizon, key, blocks, adaptive=adaptive, returns=self.returns())
         bound = min(1.0, self.epsilon * len(steps)) if self.early_reject == "eps" else 0.0
-        return result(path, steps, bound, trace)
+        return outcome._replace(law_error=bound)
 
-    def stage(self, path: Trajectory, horizon: int, key: Key) -> Steps[list[MetropolisStep]]:
-        """The steps of a stage. Their number depends on nothing, so that together they leave the law of a step invariant."""
-        steps: list[MetropolisStep] = []
-        for step_number in range(1, self.num_steps + 1):
-            steps.append((yield from self.step(path, horizon, key.fold_in("step", step_number))))
-            path = steps[-1].trajectory
-        return steps
+    def reach(self, path: Trajectory, block: int, horizon: int) -> int:
+        """The horizon of stage `block`, in tokens. The published one counts from the state, which may be shorter."""
+        usual = Redraws.reach(self, path, block, horizon)
+        return usual if self.rule == "exact" else path.length + usual - Redraws.reach(self, path, block - 1, horizon)
 
     def step(self, path: Trajectory, horizon: int, key: Key) -> Steps[MetropolisStep]:
-        """One step from a complete state of horizon `horizon`. Cut, acceptance and tokens use separate uniforms."""
-        cut = self.cuts().draw(path, horizon, key.fold_in("cut"))
-        if cut >= path.length:  # with cut=horizon: nothing follows the cut, so that the proposal is the state
-            return MetropolisStep(path, cut, path.length, 0.0, "identical")
+        """One step from a complete state of horizon `horizon`; see `Redraws.step`."""
+        if self.rule == "published":
+            return (yield from self._published_step(path, key))
+        return (yield from Redraws.step(self, path, horizon, key))
+
+    def _published_step(self, path: Trajectory, key: Key) -> Steps[MetropolisStep]:
+        """A step of the code of arXiv 2510.14901, which does not leave p^alpha invariant and can only shorten a sequence.
+
+        A proposal is capped at the length of the state, and the ratio covers the overlap of both alone.
+        """
+        cut, law, source = key.fold_in("cut").integer(path.length), self.law(), self.source()
         log_uniform = key.fold_in("accept").log_uniform()
         along: Trajectory | None = path
-        floor = self.floor(path, horizon, cut, log_uniform)
         if self.rescore:
-            path, along = (yield Score(path.prefix(cut), path.tokens[cut:], self.law(), self.source())), None
-        proposal = yield Draw(path.prefix(cut), horizon, self.law(), key.fold_in("token"), self.source(), along, floor,
-                              entropy=self.cut == "entropy")
-        if floor is not None and not proposal.complete(horizon):
-            bound = floor.bound(self.log_weight(proposal, cut), proposal.length)
-            return MetropolisStep(path, cut, proposal.length, bound, "abandon")
-        return decide(path, proposal, cut, self.log_ratio(path, proposal, cut), log_uniform)
-
-    def floor(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
-        """The threshold for abandoning a proposal from `cut` on; None if it is never abandoned.
-
-        This is the early rejection of Solonen et al. 2012, for sequences.
-        """
-        unresolved = self.early_reject == "auto"  # it is resolved by a configuration; without one there may be a blend
-        if self.early_reject == "off" or (unresolved and self.no_early_rejection(unblended=False)["exact"]):
-            return None
-        margin = -math.log(self.epsilon) if self.early_reject == "eps" else ROUNDING * self.alpha * (horizon - cut)
-        most, length = self.cuts().bound(path, cut)  # the largest g: what is rejected early would be rejected in the end
-        return Floor(log_uniform, self.alpha, self.log_weight(path, cut) - most, length, margin)
-
-    def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
-        """Log of the Metropolis-Hastings ratio of moving from `path` to `proposal`, which share `cut` tokens."""
-        # Shared tokens have the same weight in both, except for rounding. They are left out, so no rounding error remains.
-        start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
-        return self.log_weight(proposal, start) - self.log_weight(path, start) + self.cuts().log_ratio(path, proposal, cut)
-
-    def log_weight(self, path: Trajectory, start: int) -> float:
-        """W: sum of alpha * log p - log q over tokens from `start` on, in float64."""
-        return float(np.sum(self.alpha * path.log_p[start:] - path.log_q[start:]))
+            path, along = (yield Score(path.prefix(cut), path.tokens[cut:], law, source)), None
+        proposal = yield Draw(path.prefix(cut), path.length, law, key.fold_in("token"), source, along)
+        # Tokens that both share after the cut have the same weight and are left out.
+        start, stop = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:]), min(path.length, proposal.length)
+        log_ratio = proposal.prefix(stop).weight(self.alpha, start) - path.prefix(stop).weight(self.alpha, start)
+        return kernel.decide(path, proposal, cut, log_ratio, log_uniform)

@@ -39,13 +39,13 @@ class Cloud(NamedTuple):
     num_ancestors: int
     """Number of different particles of the first block from which the final particles descend."""
 
-    def index(self, key: Key) -> int:
+    def number(self, key: Key) -> int:
         """The number of a particle, drawn in proportion to its weight."""
         return key.categorical(particles.shares(self.log_weights))
 
     def chosen(self, key: Key) -> Trajectory:
         """The particle with that number."""
-        return self.paths[self.index(key)]
+        return self.paths[self.number(key)]
 
 
 @register("sampler", "power_smc")
@@ -196,7 +196,7 @@ class PowerSMC(Truncated, AtTemperature):
         if self.cut == "current":  # the cut had probability 1 / |y| under each state y
             lengths = np.array([other.length for other in cloud.paths])
             cloud = cloud._replace(log_weights=cloud.log_weights - np.log(lengths))
-        number = cloud.index(key.fold_in("choose"))
+        number = cloud.number(key.fold_in("choose"))
         chosen = cloud.paths[number]
         decision = "identical" if np.array_equal(chosen.tokens, path.tokens) else "accept"
         return MetropolisStep(chosen, cut, chosen.length, 0.0, decision if number else "reject")

@@ -6,7 +6,6 @@ Swendsen & Wang 1986; Geyer 1991; for language models Theodoropoulos et al. 2026
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -15,21 +14,12 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import (
-    ROUNDING,
-    MetropolisStep,
-    decide,
-    mh_cost,
-    result,
-    stage_horizon,
-    trace_entry,
-    why_weights_rise,
-)
-from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, Floor, SamplingParams, Steps, Together
+from dflash_mcmc.kernel import GridCuts, MetropolisStep, Move, mh_cost, result, stage_horizon, trace_entry, why_weights_rise
+from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import Staged
-from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
+from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -98,6 +88,10 @@ class ReplicaExchange(Staged):
         """The proposal law of each rung."""
         return tuple(SamplingParams(value) for value in self.temperatures or [1.0 / alpha for alpha in self.alphas])
 
+    def moves(self) -> tuple[Move, ...]:
+        """The moves of each rung: its power, and where a suffix may start."""
+        return tuple(Move(alpha, GridCuts(1, self.cut == "horizon")) for alpha in self.alphas)
+
     def law(self) -> SamplingParams:
         """The proposal law of the output rung."""
         return self.laws()[self.output_rung]
@@ -116,10 +110,7 @@ class ReplicaExchange(Staged):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
-        def redrawn(state: float, stage: float) -> float:
-            share = 1.0 if self.cut == "current" else state / stage
-            return (state + 1) / 2 * share
-
+        redrawn = GridCuts(1, self.cut == "horizon").mean_redrawn
         one = mh_cost(length, horizon, self.num_blocks, self.num_steps * self.local_steps, redrawn, stops=False)
         return ExpectedCost(*(value * len(self.alphas) for value in one))
 
@@ -166,36 +157,21 @@ class ReplicaExchange(Staged):
     def local_step(self, ladder: Rungs, horizon: int, key: Key) -> Steps[tuple[Rungs, list[MetropolisStep]]]:
         """A Metropolis-Hastings step of every rung, at once."""
         laws, states = self.laws(), [path.under(rung) for rung, path in enumerate(ladder.paths)]
-        cuts = [key.fold_in("cut", rung).integer(horizon if self.cut == "horizon" else state.length)
-                for rung, state in enumerate(states)]
+        moves, early = self.moves(), self.rejects_early()
+        cuts = [move.cuts.draw(state, horizon, key.fold_in("cut", rung))
+                for rung, (move, state) in enumerate(zip(moves, states, strict=True))]
         uniforms = {rung: key.fold_in("accept", rung).log_uniform() for rung, cut in enumerate(cuts)
                     if cut < states[rung].length}
-        floors = {rung: self._floor(rung, states[rung], horizon, cuts[rung], uniforms[rung]) for rung in uniforms}
+        floors = {rung: moves[rung].floor(states[rung], horizon, cuts[rung], uniforms[rung]) if early else None
+                  for rung in uniforms}
         drawn = yield Together(tuple(
             Draw(states[rung].prefix(cuts[rung]), horizon, laws[rung], key.fold_in("token", rung), along=states[rung],
                  floor=floors[rung], laws=laws) for rung in uniforms))
         steps = [MetropolisStep(state, cut, state.length, 0.0, "identical") for state, cut in zip(states, cuts, strict=True)]
         for rung, proposal in zip(uniforms, drawn, strict=True):
-            steps[rung] = self._decided(rung, states[rung], proposal, horizon, cuts[rung], uniforms[rung], floors[rung])
+            steps[rung] = moves[rung].decide(states[rung], proposal, horizon, cuts[rung], uniforms[rung], floors[rung])
         born = tuple(rung if step.moved else old for rung, (step, old) in enumerate(zip(steps, ladder.born, strict=True)))
         return Rungs(tuple(step.trajectory for step in steps), born), steps
-
-    def _decided(self, rung: int, state: Trajectory, proposal: Trajectory, horizon: int, cut: int, log_uniform: float,
-                 floor: Floor | None) -> MetropolisStep:
-        alpha = self.alphas[rung]
-        if floor is not None and not proposal.complete(horizon):
-            return MetropolisStep(state, cut, proposal.length, floor.bound(_weight(proposal, alpha, cut), proposal.length),
-                                  "abandon")
-        start = cut + common_prefix(state.tokens[cut:], proposal.tokens[cut:])  # shared tokens would leave a rounding error
-        length_term = math.log(state.length / proposal.length) if self.cut == "current" else 0.0
-        log_ratio = _weight(proposal, alpha, start) - _weight(state, alpha, start) + length_term
-        return decide(state, proposal, cut, log_ratio, log_uniform)
-
-    def _floor(self, rung: int, state: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
-        if not self.rejects_early():
-            return None
-        alpha, length = self.alphas[rung], state.length if self.cut == "current" else None
-        return Floor(log_uniform, alpha, _weight(state, alpha, cut), length, ROUNDING * alpha * (horizon - cut))
 
     def swap(self, ladder: Rungs, key: Key) -> tuple[Rungs, tuple[bool, ...]]:
         """The ladder after the swaps of adjacent rungs, from the first pair to the last, and which were accepted."""
@@ -232,8 +208,3 @@ class _Replicas:
             self.round_trips += 1
         self._seen[first] = 1
         self._seen[last] = 2 if self._seen[last] else 0
-
-
-def _weight(path: Trajectory, alpha: float, start: int) -> float:
-    """W: sum of alpha * log p - log q over the tokens from `start` on."""
-    return float(np.sum(alpha * path.log_p[start:] - path.log_q[start:]))

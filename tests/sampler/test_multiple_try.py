@@ -114,7 +114,7 @@ def test_abandoned_tries_are_a_share():
         key, sampler = Key(seed), make(alpha=4.0, proposal_temperature=1.0, num_tries=3, early_reject="exact")
         done = engine.run(sampler.chain(PROMPT, 8, key))
         path = engine.run(make(alpha=4.0, proposal_temperature=1.0, num_steps=0).chain(PROMPT, 8, key)).trajectory
-        _, abandoned = engine.run(sampler.tries(path, 8, key.fold_in("block", 1, "step", 1)))
+        abandoned = engine.run(sampler.step(path, 8, key.fold_in("block", 1, "step", 1))).lost
         assert done.measures["abandoned_tries"] == pytest.approx(abandoned / 3)
         seen.add(abandoned)
     assert len(seen) >= 3

@@ -382,7 +382,7 @@ def test_the_public_helpers_work_as_documented():
 def floor_of(place: int = 1, log_uniform: float = -0.5, **options):
     sampler, engine = make(**options), engine_of(())
     path = score(engine, (1, 2, 0, 2), sampler.law(), sampler.source())
-    return sampler.floor(path, 6, place, log_uniform), path
+    return sampler.threshold(path, 6, place, log_uniform), path
 
 
 def test_the_margin_of_eps_is_the_logarithm_of_one_over_epsilon():

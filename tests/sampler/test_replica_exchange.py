@@ -186,7 +186,7 @@ def test_a_result_has_log_q_of_the_output_rung():
 def test_the_floor_of_a_rung_by_hand(cut):
     sampler = make(early_reject="exact", temperatures=None, cut=cut)
     path = score(THREE, (1, 2, 1, 0), sampler.laws()[1], "blended")
-    floor = sampler._floor(1, path, 6, 2, -0.5)
+    floor = sampler.moves()[1].floor(path, 6, 2, -0.5)
     assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 3.0, 4 if cut == "current" else None)
     assert floor.margin == pytest.approx(ROUNDING * 3.0 * 4, abs=1e-15)
     assert floor.reference == pytest.approx(3.0 * path.log_p[2:].sum() - path.log_q[2:].sum(), abs=1e-12)
