@@ -363,8 +363,7 @@ class Online(NamedTuple):
     """Most tokens of a prompt."""
 
 
-def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiting: int,
-            failed: Callable[[], None]) -> Online:
+def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiting: int, failed: Callable[[], None]) -> Online:
     """Loads the model of a configuration as it was composed, and starts the thread.
 
     The engine of the configured stop strings is started here, so that a lack of memory is found before any order.

@@ -163,8 +163,7 @@ class HFModel(Model):
 
 
 @lru_cache(maxsize=1)
-def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None,
-          rope: str | None) -> LanguageModel:
+def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: bool | None, rope: str | None) -> LanguageModel:
     import torch
     import transformers
 

@@ -59,8 +59,7 @@ def each_record(folder: Path, schema: Schema | None = None, damage: list[str] | 
         yield record
 
 
-def each_of_file(folder: Path, schema: Schema | None = None,
-                 damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
+def each_of_file(folder: Path, schema: Schema | None = None, damage: list[str] | None = None) -> Iterator[tuple[Path, Record]]:
     """Yields what `each_record` does, each record with its file. A file is in the order in which its process wrote it."""
     places: dict[SampleKey, str] = {}
     of_run = (schema or schema_of(folder)).of_run(_run_of(folder))

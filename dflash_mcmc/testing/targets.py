@@ -64,8 +64,7 @@ class Kernel(Protocol):
     def source(self) -> str:
         """The logits that its proposals are drawn from."""
 
-    def step(self, trajectory: Trajectory, horizon: int, key: EnumeratedKey,
-             /) -> Steps[MetropolisStep]:
+    def step(self, trajectory: Trajectory, horizon: int, key: EnumeratedKey, /) -> Steps[MetropolisStep]:
         """One step."""
 
 
@@ -82,8 +81,7 @@ def transition_matrix(engine: TabularEngine, sampler: Kernel, horizon: int, targ
     return matrix
 
 
-def _law_of_a_step(engine: TabularEngine, sampler: Kernel, horizon: int,
-                   state: Trajectory) -> dict[tuple[int, ...], float]:
+def _law_of_a_step(engine: TabularEngine, sampler: Kernel, horizon: int, state: Trajectory) -> dict[tuple[int, ...], float]:
     return law_of(lambda key: engine.run(sampler.step(state, horizon, key)).trajectory)
 
 

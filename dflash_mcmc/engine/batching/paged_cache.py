@@ -268,8 +268,7 @@ class PagedCache(SlotCache):
         table: the pages of the rows; None for empty rows.
     """
 
-    def __init__(self, memory: PagedMemory, num_rows: int, length: int, table: PageTable | None = None,
-                 number: int = 0):
+    def __init__(self, memory: PagedMemory, num_rows: int, length: int, table: PageTable | None = None, number: int = 0):
         self.memory, self._pages = memory, memory.pages[number]
         self.table = table or PageTable(memory.pool, memory.page_size, num_rows, length, memory.device)
         more = len(memory.pages) > number + 1

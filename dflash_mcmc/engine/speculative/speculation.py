@@ -453,8 +453,7 @@ def candidates(tree: TokenTree, depth: int, law: torch.Tensor, chance: BlockRand
         else:
             weights = laws.of_values(torch.where(left.amax(dim=-1, keepdim=True) > 0, left, 1.0).flatten(0, 1))
             places = [depth] * len(nodes) if speculation.shared_noise else [node - 1 for node in nodes]
-            drawn = chance.draft(weights, tensor_of(tuple(places), law.device),
-                                 speculation.shared_noise)
+            drawn = chance.draft(weights, tensor_of(tuple(places), law.device), speculation.shared_noise)
         tokens[:, tensor_of(tuple(node - base for node in nodes), law.device)] = drawn
         if not speculation.replacement or chance is None:
             gone = left.scatter(-1, drawn[..., None], -torch.inf if chance is None else 0.0)

@@ -17,21 +17,9 @@ from concurrent.futures import wait as wait_for
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading import verdicts
 from dflash_mcmc.grading.extraction import Extracted, Extraction
 from dflash_mcmc.grading.math import worker
-from dflash_mcmc.grading.verdicts import (
-    CORRECT,
-    ERROR,
-    MAX_DEATHS,
-    MAX_LENGTH,
-    NO_ANSWER,
-    TIMEOUT,
-    UNGRADABLE,
-    UNSUPPORTED,
-    WRONG,
-    signal_name,
-    timed,
-)
 from dflash_mcmc.types import Grade
 
 _INTEGER = re.compile(r"[+-]?\d{1,60}")
@@ -49,7 +37,7 @@ class Died(Exception):
     """A worker has ended during a call. `code` is its exit code, negative for a signal."""
 
     def __init__(self, code: int | None):
-        super().__init__(signal_name(-code) if code and code < 0 else f"exit code {code}")
+        super().__init__(verdicts.signal_name(-code) if code and code < 0 else f"exit code {code}")
         self.code = code
 
 
@@ -111,7 +99,7 @@ class _GradingThreads:
         return own.call(function, arguments, seconds)
 
     def _started(self) -> _Process:
-        for attempt in range(1, MAX_DEATHS + 1):
+        for attempt in range(1, verdicts.MAX_DEATHS + 1):
             with self._lock:
                 if self._closed:
                     raise Died(None)
@@ -121,7 +109,7 @@ class _GradingThreads:
                 process.reply(_START_SECONDS)
                 return process
             except Died:
-                if attempt == MAX_DEATHS:
+                if attempt == verdicts.MAX_DEATHS:
                     raise
         raise AssertionError
 
@@ -163,9 +151,9 @@ class MathPool:
 
     def submit(self, tag: Hashable, text: str, gold: str) -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
-        (extracted, graded), seconds = timed(self._extracted, text, gold)
+        (extracted, graded), seconds = verdicts.timed(self._extracted, text, gold)
         if extracted.answer is None:
-            self._decided.append((tag, Grade(NO_ANSWER, None, extracted.rule, grade_seconds=seconds)))
+            self._decided.append((tag, Grade(verdicts.NO_ANSWER, None, extracted.rule, grade_seconds=seconds)))
         elif graded is not None:
             self._decide(tag, graded._replace(grade_seconds=seconds), extracted)
         else:
@@ -238,20 +226,21 @@ class MathPool:
     def _graded(self, workers: _GradingThreads, submitted: _SubmittedText) -> Grade:
         """The grade of an answer, in a thread of the pool."""
         answer, reason = submitted.answer, ""
-        for _ in range(MAX_DEATHS):
+        for _ in range(verdicts.MAX_DEATHS):
             try:
                 (decision, same_string), seconds = workers.call(
-                    timed, (self._judge, submitted.gold, answer, self._timeout), _WALL_PER_CPU * self._timeout)
+                    verdicts.timed, (self._judge, submitted.gold, answer, self._timeout), _WALL_PER_CPU * self._timeout)
                 return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string, grade_seconds=seconds)
             except TimeoutError:
-                return Grade(TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
+                return Grade(verdicts.TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
             except Died as died:
                 if died.code == -signal.SIGPROF:
-                    return Grade(TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
+                    return Grade(verdicts.TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
                 if died.code == worker.OUT_OF_MEMORY:
-                    return Grade(ERROR, answer, "memory")
+                    return Grade(verdicts.ERROR, answer, "memory")
                 reason = str(died)
-        return Grade(UNGRADABLE, answer, "process", f"the grading process died {MAX_DEATHS} times, at last by {reason}")
+        reason = f"the grading process died {verdicts.MAX_DEATHS} times, at last by {reason}"
+        return Grade(verdicts.UNGRADABLE, answer, "process", reason)
 
 
 def _first_few(wrong: list[str]) -> str:
@@ -262,10 +251,10 @@ def _first_few(wrong: list[str]) -> str:
 def _at_once(answer: str, gold: str) -> Grade | None:
     """The grade of an answer that needs no grading process; None if it needs one."""
     if not answer:
-        return Grade(WRONG, "", "empty", same_string=False)
-    if len(answer) > MAX_LENGTH:
-        return Grade(UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
+        return Grade(verdicts.WRONG, "", "empty", same_string=False)
+    if len(answer) > verdicts.MAX_LENGTH:
+        return Grade(verdicts.UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
         equal = int(answer) == int(gold)
-        return Grade(CORRECT if equal else WRONG, answer, "integer", same_string=equal)
+        return Grade(verdicts.CORRECT if equal else verdicts.WRONG, answer, "integer", same_string=equal)
     return None

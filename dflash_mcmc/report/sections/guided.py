@@ -278,8 +278,7 @@ def _panels(curves: Sequence[_Curve], over: str) -> Figure:
         else:
             axes.locator_params(axis="x", nbins=5)
     panels[0].set_ylabel("gain in accuracy, points")
-    handles = {label: handle for axes in panels
-               for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(2 * len(samplers), 4, len(handles)))
     return drawn
 
