@@ -164,15 +164,11 @@ class ConfidenceCuts(NamedTuple):
         return self.log_share(proposal, cut) - self.log_share(path, cut)
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g where places are equally likely: see `EntropyCuts.bound`. `margin` has that of other places."""
-        return 0.0, path.length if self.floor is None else None
-
-    def margin(self, path: Trajectory, cut: int) -> float:
-        """The largest g where places differ: that of a proposal with one token after the cut, of probability 0."""
+        """An upper bound for g: see `EntropyCuts.bound`. A proposal of one token after the cut, of probability 0, has it."""
         if self.floor is None:
-            return 0.0
+            return 0.0, path.length
         most = math.log(self.floor + 1.0) - math.log(self.places(path)[:cut].sum() + self.floor + 1.0)
-        return most - self.log_share(path, cut)
+        return most - self.log_share(path, cut), None
 
 
 class Move(NamedTuple):

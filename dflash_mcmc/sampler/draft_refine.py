@@ -15,7 +15,7 @@ from dflash_mcmc.draft import check_source
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.kernel import ConfidenceCuts, Move, mh_cost, why_weights_rise
-from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, Floor, SamplingParams, Score, Steps
+from dflash_mcmc.ops import LARGEST, SMALLEST, Draw, SamplingParams, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.sampler import ProposesAt, Redraws, Staged
@@ -107,8 +107,3 @@ class DraftRefine(Redraws, ProposesAt):
         """Continues the path by blocks of the draft. Its log q is that of the steps' proposals, not that of the draft."""
         drafted = yield Draw(path, horizon, SamplingParams(self.start_temperature), key, "draft")
         return (yield Score(path, drafted.tokens[path.length:], self.law(), self.source()))
-
-    def threshold(self, path: Trajectory, horizon: int, cut: int, log_uniform: float) -> Floor | None:
-        """The threshold for abandoning a proposal from `cut` on, with the margin that cuts by confidence need."""
-        floor = Redraws.threshold(self, path, horizon, cut, log_uniform)
-        return None if floor is None else floor._replace(margin=floor.margin + self.cuts().margin(path, cut))

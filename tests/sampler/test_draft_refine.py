@@ -81,8 +81,8 @@ def test_the_floor_by_hand(cut, length, most):
     sampler = make(cut=cut)
     floor = sampler.threshold(path, 5, 1, -0.5)
     assert (floor.log_uniform, floor.alpha, floor.length) == (-0.5, 4.0, length)
-    assert floor.reference == pytest.approx(4.0 * np.log(0.27) - path.log_q[1:].sum(), abs=1e-12)
-    assert floor.margin == pytest.approx(ROUNDING * 4.0 * 4 + most, abs=1e-12)
+    assert floor.reference == pytest.approx(4.0 * np.log(0.27) - path.log_q[1:].sum() - most, abs=1e-12)
+    assert floor.margin == pytest.approx(ROUNDING * 4.0 * 4, abs=1e-12)
 
 
 @pytest.mark.parametrize("cut", ["current", "confidence"])
