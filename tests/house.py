@@ -195,7 +195,7 @@ def figures() -> list[Figure]:
         Figure("longest function", lengths[-1][0], 47, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
         Figure("files", len(parsed), 327),
-        Figure("lines", sum(length for length, _ in files), 60095),
+        Figure("lines", sum(length for length, _ in files), 60091),
     ]
 
 

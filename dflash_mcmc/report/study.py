@@ -119,9 +119,11 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
 
 
 def _has_no_effect(run: Run, key: str) -> bool:
+    if run.identity.get(key, "off") is not None:
+        return False
     group, _, name = key.partition(".")
     option = components(group).get(run.component(group)) if name else None
-    return run.identity.get(key, "off") is None and not (option and takes_null(option.cls, name))
+    return not (option and takes_null(option.cls, name))
 
 
 def full(run: Run) -> list[Record]:

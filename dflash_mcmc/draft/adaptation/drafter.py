@@ -18,13 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from dflash_mcmc.draft.adaptation.learning import (
-    Adapter,
-    AdaptSettings,
-    LowRankDraft,
-    Student,
-    padded,
-)
+from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, LowRankDraft, Student, padded
 from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
