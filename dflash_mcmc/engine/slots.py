@@ -91,13 +91,17 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
         second: the companion's prompts by the bytes of the target's; None if it reads the same.
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.row_linear import FEW
 
     companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
+    # By the configuration alone, so that the bits depend neither on the memory that is free nor on the number of processes.
+    drafted = max(drafter.num_drafted if drafter else 0, config.decoder.tree_size() or 0)
+    few = min(num_draws, config.hardware.num_slots or num_draws) * (1 + drafted) <= FEW
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages, companion, second, anti)
+                         drafter if uses_draft else None, planned.num_pages, companion, second, anti, few)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,

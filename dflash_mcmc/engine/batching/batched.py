@@ -133,15 +133,16 @@ class BatchedEngine(MeteredEngine):
         companion: the model whose logits the blend mixes in; None for a blend without one.
         second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
         anti: a further model for the blend, after the companion; None without one.
+        few_rows: whether products are those of few rows (`row_linear.py`).
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
                  speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
                  companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
-                 anti: LanguageModel | None = None):
+                 anti: LanguageModel | None = None, few_rows: bool = False):
         super().__init__()
-        self.model, self.num_slots, self.options = model, num_slots, options
+        self.model, self.num_slots, self.options, self._few_rows = model, num_slots, options, few_rows
         proposer: Drafter | None = speculation.drafter if speculation else drafter
         tree = speculation.tree if speculation else None
         work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti,
@@ -152,9 +153,9 @@ class BatchedEngine(MeteredEngine):
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
-        made = _made(proposer, speculation)
+        made = _made(proposer, speculation, few_rows)
         if tree is None and all(step_bits.free_rows(model, each, implementation) for each in made) and all(
-                _free_companion(each, work) for each in (companion, anti)):
+                _free_companion(each, work, few_rows) for each in (companion, anti)):
             ladder = ladder._replace(row_step=1)
         beside, subtracted, drafting = (None if each is None else ModelRunner(
             each, None, work.implementation(each), longest, ladder.key_step, options.prefill_chunk)
@@ -198,7 +199,7 @@ class BatchedEngine(MeteredEngine):
         self._meter.reset_clock()
         self._dropped.clear()
         scheduler = Scheduler(chains, self.num_slots, self._operations, self._memory, self._loop, self._meter)
-        with closing(scheduler), self._memory.runner.ready():
+        with closing(scheduler), self._memory.runner.ready(self._few_rows):
             yield from scheduler.fill()
             while scheduler.waits:
                 yield from scheduler.end_steps(self._step(scheduler)) if scheduler.live else scheduler.fill()
@@ -223,19 +224,20 @@ class BatchedEngine(MeteredEngine):
         return stop
 
 
-def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None) -> list[step_bits.EngineSteps]:
+def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None, few: bool) -> list[step_bits.EngineSteps]:
     """What the engine's steps compute: blocks of each length."""
     if proposer is None or speculation is None or speculation.lengths is None:
-        return [step_bits.EngineSteps(proposer, speculation.rule if speculation else None)]
-    return [step_bits.EngineSteps(shortened(proposer, count), speculation.rule) if count else step_bits.EngineSteps()
+        return [step_bits.EngineSteps(proposer, speculation.rule if speculation else None, few)]
+    return [step_bits.EngineSteps(*((shortened(proposer, count), speculation.rule) if count else (None, None)), few)
             for count in sorted(set(speculation.lengths.drafted.tolist()))]
 
 
-def _free_companion(companion: LanguageModel | None, work: Workload) -> bool:
+def _free_companion(companion: LanguageModel | None, work: Workload, few: bool) -> bool:
     """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
     if companion is None:
         return True
-    return work.drafter is None and step_bits.free_rows(companion, step_bits.EngineSteps(), work.implementation(companion))
+    steps = step_bits.EngineSteps(few_rows=few)
+    return work.drafter is None and step_bits.free_rows(companion, steps, work.implementation(companion))
 
 
 def _check_positions(work: Workload) -> None:

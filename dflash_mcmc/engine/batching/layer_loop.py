@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, pad, rms_norm, silu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache, SlotCache, cache_argument
-from dflash_mcmc.engine.batching.row_linear import RowLinear, num_missing
+from dflash_mcmc.engine.batching.row_linear import RowLinear
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 _FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
@@ -32,8 +32,8 @@ class LayerLoop:
         self._decoder, self._norm = decoder, norm_of(decoder.norm)
         self._eager = sys.modules[type(decoder).__module__].eager_attention_forward  # not in the registry of transformers
         self._layers = [_Layer(layer, norm_of) for layer in decoder.layers]
-        weights = [module.weight for module in decoder.modules() if isinstance(module, RowLinear)]
-        self._unlike = list({(weight.is_mkldnn, weight.dtype): weight for weight in weights}.values())
+        linear = [module for module in decoder.modules() if isinstance(module, RowLinear)]
+        self._unlike = list({(layer.weight.is_mkldnn, layer.weight.dtype): layer for layer in linear}.values())
         outputs = [decoder.embed_tokens, *decoder.layers]
         self._others = [hooks for module in decoder.modules() for hooks in (
             module._forward_pre_hooks, *(() if module in outputs else (module._forward_hooks,)))]
@@ -59,7 +59,7 @@ class LayerLoop:
         half = sin.shape[-1] // 2
         turned = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)  # the sign of `rotate_half`, once for all layers
         count, width = tokens.numel(), embedded.shape[-1]
-        missing = max(num_missing(count, weight) for weight in self._unlike)
+        missing = max(layer.num_missing(count) for layer in self._unlike)
         flat = pad(embedded.view(count, width), (0, 0, 0, missing))
         for layer, held in zip(self._layers, cache.layers, strict=True):
             flat = layer.run(flat, tokens.shape, held, attend, mask, cos, turned)

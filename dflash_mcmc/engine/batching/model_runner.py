@@ -24,6 +24,7 @@ from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
+from dflash_mcmc.engine.batching.row_linear import few_rows
 from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
@@ -83,16 +84,21 @@ class ModelRunner:
         return self.grid is not None and (self.blend.needs_draft or "draft" in sources)
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
-        """A context for one thread at a time, in which the model has tapped layers and the engine's attention."""
+    def ready(self, few: bool = False) -> Iterator[None]:
+        """A context for one thread at a time, in which the model has tapped layers and the engine's attention.
+
+        Args:
+            few: whether products are those of few rows (`row_linear.py`).
+        """
         with ExitStack() as stack:
             for runner in sorted((self, *self.beside), key=lambda runner: id(runner.model.turn)):  # else two could lock up
                 stack.enter_context(runner.model.turn.taken(nests=True))
             for runner in self.beside:
-                stack.enter_context(runner.ready())
+                stack.enter_context(runner.ready(few))
             if self.model.device.type == "cuda":  # streams and graphs belong to the current device
                 stack.enter_context(torch.cuda.device(self.model.device))
             stack.enter_context(self.model.attending(self.attention))
+            stack.enter_context(few_rows(self.model.decoder, few))
             features = self.drafter.tapped_layers if self.drafter else ()
             self._tapped = stack.enter_context(self.model.tapped((*self._blended_layers, *features)))
             yield

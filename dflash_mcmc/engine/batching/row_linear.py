@@ -7,12 +7,16 @@ Intel processor with AMX multiplies bfloat16 in tiles and sums in an order that 
 has 64 rows, which cost little more than two (notebook, "Products in tiles"). Other numbers of rows are padded. `keeps_bits`
 checks this on the machine that it runs on, with weights that are multiplied. Where it is not so, layers stay as they are, and
 steps have rows of `ladder.py`.
+
+Calls of 2 to 32 rows have the same bits as each other there, and take less time than one with 64 rows (notebook, "Few rows in
+tiles"). An engine whose steps have no more rows takes these (`few_rows`): its bits are others than those of large batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch.nn.functional import linear, pad
@@ -23,9 +27,13 @@ _PLAIN_STEP = 4
 """PyTorch's product has multiples of so many rows."""
 _TILE = 64
 """Rows of a call of a product in tiles."""
+FEW = 32
+"""Largest number of rows of such a call inside `few_rows`."""
 _COUNTS = range(1, 10)
 _MOST = 72
 """Numbers of rows that are compared: `_COUNTS`, the first and the last ones, with those of `_MOST`."""
+_FEW_COUNTS = (16, 17, 24, 31, 32, 33, 40)
+"""Further ones for `few_rows`, whose calls have any number of rows."""
 
 
 class RowLinear(torch.nn.Module):
@@ -34,44 +42,63 @@ class RowLinear(torch.nn.Module):
     Args:
         prepared: the weights, from `prepared`.
         bias: (outputs,), or None.
+        few: whether the layer changes inside `few_rows`.
     """
 
-    def __init__(self, prepared: torch.Tensor, bias: torch.Tensor | None):
+    def __init__(self, prepared: torch.Tensor, bias: torch.Tensor | None, few: bool = False):
         super().__init__()
+        self.takes_few, self.tile = few, _TILE
         self.out_features, self.in_features = prepared.shape
         self.weight = torch.nn.Parameter(prepared, requires_grad=False)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Outputs (..., outputs) of rows (..., inputs)."""
-        return multiply(rows, self.weight, self.bias)
+        return multiply(rows, self.weight, self.bias, self.tile)
 
-    @property
-    def product(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The layer as a function of (rows, inputs) that lack no rows; see `num_missing`."""
-        return partial(_product, weight=self.weight, bias=self.bias)
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs (rows, outputs) of (rows, inputs) that lack no rows; see `num_missing`."""
+        return _product(rows, self.weight, self.bias, self.tile)
+
+    def num_missing(self, count: int) -> int:
+        """Number of rows by which `count` rows are padded."""
+        return _num_missing(count, self.weight, self.tile)
 
 
-def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@contextmanager
+def few_rows(network: torch.nn.Module, few: bool = True) -> Iterator[None]:
+    """A context in which products of a network in tiles are made for few rows, if `few` and if they keep their bits."""
+    layers = [layer for layer in network.modules() if isinstance(layer, RowLinear) and layer.takes_few] if few else []
+    for layer in layers:
+        layer.tile = FEW
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.tile = _TILE
+
+
+def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: int = _TILE) -> torch.Tensor:
     """rows W^T + bias, (..., outputs), in the precision of the weights.
 
     Args:
         rows: (..., inputs).
         weight: from `prepared`.
+        tile: most rows of a call of a product in tiles.
     """
     count = rows.numel() // rows.shape[-1]
-    missing = num_missing(count, weight)
+    missing = _num_missing(count, weight, tile)
     if not missing:
-        return _product(rows, weight, bias)
+        return _product(rows, weight, bias, tile)
     flat = rows.reshape(count, -1)
     padded = flat.expand(1 + missing, -1) if count == 1 else pad(flat, (0, 0, 0, missing))
-    return _product(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
+    return _product(padded, weight, bias, tile)[:count].view(*rows.shape[:-1], -1)
 
 
-def num_missing(count: int, weight: torch.Tensor) -> int:
+def _num_missing(count: int, weight: torch.Tensor, tile: int) -> int:
     """Number of rows by which `count` rows are padded for a product with weights of `prepared`."""
     if _in_tiles(weight):
-        return -count % _TILE
+        return int(count % tile == 1) if tile == FEW else -count % tile
     return int(count == 1) if weight.is_mkldnn else -count % _PLAIN_STEP
 
 
@@ -105,12 +132,13 @@ def replace_layers(network: torch.nn.Module) -> bool:
     chosen = {key: prepared(layer.weight) for key, layer in alike.items()}
     if not places or any(weight is None for weight in chosen.values()):
         return False
+    few = all(_in_tiles(weight) and keeps_bits(weight, FEW) for weight in chosen.values() if weight is not None)
     made: dict[int, RowLinear] = {}  # a layer with several places is replaced by one
     for parent, name, layer in places:
         if id(layer) not in made:
             weight = layer.weight.detach()
             like = chosen[weight.shape, weight.dtype]
-            made[id(layer)] = RowLinear(_packed(weight) if like is not None and like.is_mkldnn else weight, layer.bias)
+            made[id(layer)] = RowLinear(_packed(weight) if like is not None and like.is_mkldnn else weight, layer.bias, few)
         setattr(parent, name, made[id(layer)])
     return True
 
@@ -121,21 +149,22 @@ def has_row_layers(network: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def keeps_bits(weight: torch.Tensor) -> bool:
+def keeps_bits(weight: torch.Tensor, tile: int = _TILE) -> bool:
     """Whether the bits of a row do not depend on the number of rows, for random rows and weights of `multiply`."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_MOST, weight.shape[1], generator=generator).to(weight.dtype)
-    expected = multiply(rows, weight, None)
-    return all(torch.equal(multiply(rows[mine].clone(), weight, None), expected[mine])
-               for count in _COUNTS for mine in (slice(count), slice(_MOST - count, None)))
+    expected = multiply(rows, weight, None, tile)
+    counts = (*_COUNTS, *(_FEW_COUNTS if tile == FEW else ()))
+    return all(torch.equal(multiply(rows[mine].clone(), weight, None, tile), expected[mine])
+               for count in counts for mine in (slice(count), slice(_MOST - count, None)))
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> torch.Tensor:
     if not weight.is_mkldnn:
         return linear(rows, weight, bias)
     if not _in_tiles(weight):
         return _packed_product(rows, weight, bias)
-    tiles = [_packed_product(tile, weight, bias) for tile in rows.reshape(-1, rows.shape[-1]).split(_TILE)]
+    tiles = [_packed_product(part, weight, bias) for part in rows.reshape(-1, rows.shape[-1]).split(tile)]
     return (tiles[0] if len(tiles) == 1 else torch.cat(tiles)).view(*rows.shape[:-1], weight.shape[0])
 
 

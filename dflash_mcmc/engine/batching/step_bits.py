@@ -42,10 +42,12 @@ class EngineSteps(NamedTuple):
     Attributes:
         drafter: proposes blocks or gives the draft's states; None without a draft.
         rule: decides about blocks; None if tokens are not drawn block by block.
+        few_rows: whether products are those of few rows.
     """
 
     drafter: Drafter | None = None
     rule: Rule | None = None
+    few_rows: bool = False
 
     @property
     def reach(self) -> int:
@@ -68,7 +70,7 @@ class EngineSteps(NamedTuple):
         """Equal for steps with the same bits, in this process."""
         network = self.network
         return (self.reach, type(self.drafter), None if network is None else weakref.ref(network), self.rule,
-                torch.get_num_threads())
+                self.few_rows, torch.get_num_threads())
 
 
 @torch.inference_mode()
@@ -136,7 +138,7 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     runner = ModelRunner(model, None, ATTENTION, length, _KEY_STEP, _KEY_STEP, drafter if companion and not drafting else None,
                          drafting=drafting[0] if drafting else None)
     step = _Step(runner, steps, cache, sequences, anchors)
-    with runner.ready():
+    with runner.ready(steps.few_rows):
         expected = list(step.numbers(ROWS))
         for count in _COUNTS:
             if not _same(step.numbers(count), expected, count):

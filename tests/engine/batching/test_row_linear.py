@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import float32_head, layer_loop, row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import ContiguousCache
@@ -16,6 +17,7 @@ from dflash_mcmc.engine.batching.row_linear import RowLinear
 from dflash_mcmc.engine.batching.step_bits import EngineSteps
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
+from tests.composing import composed
 from tests.engine.batching.test_batched import power_mh, temperature
 from tests.targets import random_model
 
@@ -115,12 +117,17 @@ def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, 
                 for start in (0, (128 - count) // 2):
                     mine = slice(start, start + count)
                     assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added), expected[mine])
+            few = row_linear.multiply(rows, given, added, row_linear.FEW)
+            torch.testing.assert_close(few.double(), exact, rtol=0, atol=float(error))
+            for count in (*range(1, 34), 65, 97):
+                mine = slice(128 - count, None)
+                assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added, row_linear.FEW), few[mine])
     finally:
         torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (2, 64), (64, 64), (65, 64), (3, 40, 64), (0, 64)])
-def test_each_call_of_a_product_in_tiles_has_64_rows(shape, monkeypatch):
+def test_each_call_of_a_product_in_tiles_has_64_rows_or_at_most_32(shape, monkeypatch):
     monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator).bfloat16() for each in ((128, 64), (128,), shape))
@@ -131,9 +138,16 @@ def test_each_call_of_a_product_in_tiles_has_64_rows(shape, monkeypatch):
         return call(rows, weight, bias)
 
     monkeypatch.setattr(row_linear, "_packed_product", counted)
-    exact = linear(rows.double(), weight.double(), bias.double())
+    exact, count = linear(rows.double(), weight.double(), bias.double()), len(rows.flatten(0, -2))
     torch.testing.assert_close(row_linear.multiply(rows, given, bias).double(), exact, rtol=2**-7, atol=0.02)
-    assert counts == [64] * -(-len(rows.flatten(0, -2)) // 64) or not rows.numel()
+    assert counts == [64] * -(-count // 64) or not rows.numel()
+    counts.clear()
+    network = torch.nn.Sequential(RowLinear(given, bias, few=True), RowLinear(given, bias))
+    with row_linear.few_rows(network):
+        torch.testing.assert_close(network[0](rows).double(), exact, rtol=2**-7, atol=0.02)
+        assert [layer.tile for layer in network] == [32, 64]
+    assert network[0].tile == 64
+    assert counts == [32] * (count // 32) + [max(2, count % 32)] * (count % 32 > 0) or not rows.numel()
 
 
 @PRODUCTS
@@ -171,8 +185,8 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
     """A last bit is enough. Nothing is replaced then, and the head keeps its plain copy."""
     own = row_linear.multiply
 
-    def other(rows, weight, bias):
-        found, count = own(rows, weight, bias), rows.numel() // rows.shape[-1]
+    def other(rows, weight, bias, *tile):
+        found, count = own(rows, weight, bias, *tile), rows.numel() // rows.shape[-1]
         return torch.nextafter(found, torch.tensor(torch.inf)) if count == (1 if wrong == "one row" else 8) else found
 
     monkeypatch.setattr(row_linear, "_SMALL", small)
@@ -183,6 +197,28 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
     assert not model.head_keeps_bits
     assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
     assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
+        keeps, tmp_path, monkeypatch, random_weights):
+    """Also outside of `few_rows`, and in an engine whose steps have few rows by the number of its draws."""
+    monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
+    prepared(torch.eye(64).bfloat16())
+    own = row_linear.keeps_bits
+    monkeypatch.setattr(row_linear, "keeps_bits", lambda weight, tile=64: own(weight) and (keeps or tile == 64))
+    model, taken = LanguageModel(random_model("qwen3", **WIDE).bfloat16(), stop_ids=(3, 7), packs=True), []
+    layers = [layer for layer in model.decoder.modules() if isinstance(layer, RowLinear)]
+    assert layers and all(layer.takes_few == keeps for layer in layers)
+    monkeypatch.setattr(model, "_loop", None)
+    model.decoder.register_forward_hook(lambda *_: taken.append({layer.tile for layer in layers}))
+    config = composed(tmp_path, "dataset.max_new_tokens=4", "hardware.num_slots=null")
+    for draws, tile in ((32, 32 if keeps else 64), (33, 64)):
+        engine = slots.engine_of(config, model, 8, draws, None)
+        taken.clear()
+        list(engine.run([(0, temperature(temperature=0.7).chain(np.arange(5), 4, Key(0)))]))
+        assert taken and taken[-1] == {tile}
+        assert {layer.tile for layer in layers} == {64}
 
 
 @pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
