@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from omegaconf import OmegaConf
 from tabulate import tabulate
 
 from dflash_mcmc.errors import ConfigError, UserError, printable
@@ -159,7 +158,7 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
     Records of the target that the source does not have are kept.
     """
-    from dflash_mcmc.config.identity import plain
+    from dflash_mcmc.config.identity import as_yaml, plain
     from dflash_mcmc.runner.tracking import summary_of
     from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
@@ -179,7 +178,7 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
         if kept:
             sessions = [*described(target / RUN).sessions, *sessions]
         files: dict[str, str | bytes] = {
-            "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
+            "config.yaml": as_yaml({**configured, "grader": plain(config)["grader"]}),
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
         }

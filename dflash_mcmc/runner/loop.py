@@ -14,7 +14,7 @@ from dflash_mcmc.process import bars, ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.preflight import DeviceCheck
-from dflash_mcmc.runner.provenance import describe, restore_config
+from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
@@ -39,11 +39,12 @@ def execute(job: Job) -> RunResult:
     with stopping.handling_signals(config.hardware.grace_seconds):
         with (RunStore.open(run_folder(config, digest), tasks.not_in_memory, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
-            restore_config(store, config)  # here, since a complete run does not reach `_describe`
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:
                 _Loop(store, job, identity, tasks, pending, tracking).run()
+            elif not ranks.rank():
+                renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
             summary = {} if left else _summarise(store, tasks, keys, tracking)
@@ -170,7 +171,7 @@ class _Loop:
             return
         self._is_described = True
         if not ranks.rank() or not self._store.is_described():
-            describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
+            describe(self._store, self._config, self._identity, self._device, self._tasks)
         with self._store.mutex():
             add_problems(self._store.folder, self._tasks.missing_problems)
         self._tracking.start()
