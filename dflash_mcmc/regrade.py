@@ -12,8 +12,10 @@ import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -243,16 +245,27 @@ def _short(text: object) -> str:
     return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
 
 
-def grader_config(overrides: Sequence[str]) -> Config:
-    """A configuration with the grader of the overrides. Raises UserError for an override of another group."""
+def grader_config(overrides: Sequence[str], own: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """A configuration with the grader of the overrides. Raises UserError for an override of another group.
+
+    Args:
+        own: a run's grader, as its `config.yaml` has it. Its identity counts unless the overrides choose a grader; whether
+            programs may run here does not.
+    """
     from dflash_mcmc.config.command import compose_once
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.fields import check_bounds, specs_of
 
-    for text in overrides:
-        name, _, value = text.lstrip("+~").partition("=")
+    given = [text.lstrip("+~").partition("=")[::2] for text in overrides]
+    for name, value in given:
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, such as grader.timeout_seconds=8")
-    config, _ = compose_once("config", overrides, Config)
+    own = {} if "grader" in dict(given) else own
+    config, _ = compose_once("config", [*([f"grader={own['name']}"] if "name" in own else []), *overrides], Config)
+    for name, spec in specs_of(type(config.grader)).items():
+        if spec.role == "identity" and name in own and f"grader.{name}" not in dict(given):
+            setattr(config.grader, name, own[name])
+    check_bounds(config.grader, "grader.")
     config.grader.check(config)
     config.grader = config.grader.resolved(config)
     config.grader.preflight()
@@ -273,25 +286,33 @@ def main(arguments: list[str]) -> None:
 
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
-    config = grader_config(overrides)
-    for number, text in enumerate(_reports(runs, config)):
+    for number, text in enumerate(_reports(runs, _graders(runs, overrides))):
         print(f"\n\n{text}" if number else text, end="", flush=True)
     print()
 
 
-def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
+def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
+    """The configuration of each run's grader. Runs of the same grader share one."""
+    from dflash_mcmc.config.identity import configuration_of
+
+    own = [configuration_of(folder).get("grader") or {} for folder, _ in runs]
+    made = {repr(each): grader_config(overrides, each) for each in {repr(each): each for each in own}.values()}
+    return [made[repr(each)] for each in own]
+
+
+def _reports(runs: Sequence[Found], configs: Sequence[Config]) -> Iterator[str]:
     """The changes of each run. A run without texts is left out; it is an error only if the command names that run."""
-    pool = config.grader.start()
-    try:
-        for folder, named in runs:
+    pools: dict[int, GradingPool] = {}
+    with ExitStack() as stack:
+        for (folder, named), config in zip(runs, configs, strict=True):
+            if id(config) not in pools:
+                pools[id(config)] = stack.enter_context(closing(config.grader.start()))
             try:
-                yield report(regrade(folder, config, pool))
+                yield report(regrade(folder, config, pools[id(config)]))
             except NotRegraded as error:
                 if named:
                     raise
                 yield f"left out: {error}"
-    finally:
-        pool.close()
 
 
 if __name__ == "__main__":

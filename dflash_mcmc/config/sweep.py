@@ -263,7 +263,7 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
 class _JobOutcome(NamedTuple):
     overrides: Sequence[str]
     state: str
-    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job) or `failed`."""
+    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job), `left` to others or `failed`."""
     reason: str = ""
     value: float | None = None
     """The objective."""
@@ -296,9 +296,9 @@ class SweepOutcomes:
             if self._searches:
                 raise
             return None
-        state = "done" if result.num_new else "same" if result.folder in self._folders else "before"
+        before = "same" if result.folder in self._folders else "left" if result.num_left else "before"
         self._folders.add(result.folder)
-        self._outcomes.append(_JobOutcome(overrides, state, value=value))
+        self._outcomes.append(_JobOutcome(overrides, "done" if result.num_new else before, value=value))
         return value
 
     def _title(self, job: Job) -> str:
@@ -346,6 +346,7 @@ class SweepOutcomes:
             tie = f", a tie with {len(alike)} more" if alike else ""
             print(f"best of {len(values)}: {objective} {best:.4g} with {label}{tie}")
         same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
+        same += f", {states.count('left')} being drawn by other processes" if "left" in states else ""
         print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
               f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
         return self._exit_code
