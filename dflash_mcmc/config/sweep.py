@@ -191,14 +191,8 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
     """The overrides of the first point in `alike`, without the swept values that have no effect in it.
 
     Swept values of some fields have no effect if every combination of these values, with the other fields as in the first
-    point, is in `alike`, and if the first point does the same without these values.
-
-    Args:
-        points: the text of each override, by name, for every point of the grid.
-        texts_of: the texts of all points, by name.
-        alike: the numbers of points that do the same.
-        texts: the overrides of the first point in `alike`.
-        effects: the effects of all points in `alike`.
+    point, is in `alike`, and if the first point does the same without these values. `points` has the texts of all points by
+    name, and `texts_of` those of all points together. `texts` are of the first point in `alike`, and `effects` of each.
     """
     swept = [name for name, texts_of_name in texts_of.items() if len(texts_of_name) > 1]
     first = points[alike[0]]
