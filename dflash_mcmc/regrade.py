@@ -12,10 +12,11 @@ import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import OmegaConf
 from tabulate import tabulate
 
 from dflash_mcmc.errors import ConfigError, UserError, printable
@@ -159,7 +160,7 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
     Each file is replaced atomically: if the process is killed, the target has either all new records or its old records.
     Records of the target that the source does not have are kept.
     """
-    from dflash_mcmc.config.identity import plain
+    from dflash_mcmc.config.identity import as_yaml, plain
     from dflash_mcmc.runner.tracking import summary_of
     from dflash_mcmc.statistics.rules import Vote
     from dflash_mcmc.store.described import PROBLEMS, RUN, as_lines, described, hash_of, json_object, read_problems
@@ -179,7 +180,7 @@ def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict]
         if kept:
             sessions = [*described(target / RUN).sessions, *sessions]
         files: dict[str, str | bytes] = {
-            "config.yaml": OmegaConf.to_yaml(OmegaConf.create({**configured, "grader": plain(config)["grader"]})),
+            "config.yaml": as_yaml({**configured, "grader": plain(config)["grader"]}),
             "run.json": json.dumps({"identity": identity, "sessions": sessions}, indent=1) + "\n",
             RECORDS: b"".join(record_line(record, hash_of(identity)) for record in records),
         }
@@ -244,16 +245,27 @@ def _short(text: object) -> str:
     return shown if len(shown) <= _WIDTH else shown[:_WIDTH - 3] + "..."
 
 
-def grader_config(overrides: Sequence[str]) -> Config:
-    """A configuration with the grader of the overrides. Raises UserError for an override of another group."""
+def grader_config(overrides: Sequence[str], own: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """A configuration with the grader of the overrides. Raises UserError for an override of another group.
+
+    Args:
+        own: a run's grader, as its `config.yaml` has it. Its identity counts unless the overrides choose a grader; whether
+            programs may run here does not.
+    """
     from dflash_mcmc.config.command import compose_once
     from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.fields import check_bounds, specs_of
 
-    for text in overrides:
-        name, _, value = text.lstrip("+~").partition("=")
+    given = [text.lstrip("+~").partition("=")[::2] for text in overrides]
+    for name, value in given:
         if name.partition(".")[0] != "grader":
             raise ConfigError(name, value, "grader=... and its fields, such as grader.timeout_seconds=8")
-    config, _ = compose_once("config", overrides, Config)
+    own = {} if "grader" in dict(given) else own
+    config, _ = compose_once("config", [*([f"grader={own['name']}"] if "name" in own else []), *overrides], Config)
+    for name, spec in specs_of(type(config.grader)).items():
+        if spec.role == "identity" and name in own and f"grader.{name}" not in dict(given):
+            setattr(config.grader, name, own[name])
+    check_bounds(config.grader, "grader.")
     config.grader.check(config)
     config.grader = config.grader.resolved(config)
     config.grader.preflight()
@@ -274,25 +286,33 @@ def main(arguments: list[str]) -> None:
 
     overrides = [text for text in options.runs if "=" in text and not Path(text).exists()]
     runs = run_folders([text for text in options.runs if text not in overrides], options.outputs)
-    config = grader_config(overrides)
-    for number, text in enumerate(_reports(runs, config)):
+    for number, text in enumerate(_reports(runs, _graders(runs, overrides))):
         print(f"\n\n{text}" if number else text, end="", flush=True)
     print()
 
 
-def _reports(runs: Sequence[Found], config: Config) -> Iterator[str]:
+def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
+    """The configuration of each run's grader. Runs of the same grader share one."""
+    from dflash_mcmc.config.identity import configuration_of
+
+    own = [configuration_of(folder).get("grader") or {} for folder, _ in runs]
+    made = {repr(each): grader_config(overrides, each) for each in {repr(each): each for each in own}.values()}
+    return [made[repr(each)] for each in own]
+
+
+def _reports(runs: Sequence[Found], configs: Sequence[Config]) -> Iterator[str]:
     """The changes of each run. A run without texts is left out; it is an error only if the command names that run."""
-    pool = config.grader.start()
-    try:
-        for folder, named in runs:
+    pools: dict[int, GradingPool] = {}
+    with ExitStack() as stack:
+        for (folder, named), config in zip(runs, configs, strict=True):
+            if id(config) not in pools:
+                pools[id(config)] = stack.enter_context(closing(config.grader.start()))
             try:
-                yield report(regrade(folder, config, pool))
+                yield report(regrade(folder, config, pools[id(config)]))
             except NotRegraded as error:
                 if named:
                     raise
                 yield f"left out: {error}"
-    finally:
-        pool.close()
 
 
 if __name__ == "__main__":

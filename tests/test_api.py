@@ -471,6 +471,15 @@ def test_a_sweep_is_that_of_the_command_line_and_has_a_report(tmp_path, monkeypa
     assert "compared with ps alpha=2 num_blocks=2 num_steps=1" in page.read_text()
 
 
+def test_each_point_of_a_sweep_has_its_own_result(tmp_path, monkeypatch):
+    """These are one run, whose summaries differ."""
+    monkeypatch.chdir(tmp_path)
+    drawn = dflash_mcmc.sweep("num_chains=1,2", "sampler=temperature", "dataset.limit=1", "dataset.max_new_tokens=2",
+                              "tracker=none")
+    assert [run.summary["num_samples"] for run in drawn] == [1, 2]
+    assert len({run.folder for run in drawn}) == 1
+
+
 def test_points_of_a_sweep_that_fail_are_an_error_after_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

@@ -15,7 +15,8 @@ from dflash_mcmc.errors import RunBusy, UserError
 from dflash_mcmc.grading import VERSION
 from dflash_mcmc.grading.math import MathGrader
 from dflash_mcmc.grading.math.pool import MathPool
-from dflash_mcmc.regrade import NotRegraded, grader_config, main, regrade, report
+from dflash_mcmc.regrade import NotRegraded, _graders, grader_config, main, regrade, report
+from dflash_mcmc.report.reading import run_folders
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from tests.report import folders
@@ -315,3 +316,18 @@ def test_programs_are_run_again_if_that_is_allowed(tmp_path):
     assert [record["verdict"] for record in found.records] == ["correct", "wrong"]
     assert found.records[0]["walls"]
     assert json.loads((found.target / "run.json").read_text())["identity"]["grader"] == "code"
+
+
+@pytest.mark.usefixtures("shared_pool")
+def test_a_run_is_graded_by_its_own_grader(run, tmp_path):
+    own = {"name": "math", "extract": ["boxed", "last_number"], "timeout_seconds": 8.0}
+    other = folders.write(tmp_path / "outputs/demo", "temp", read_records(run), config={"grader": own})
+    program = folders.write(tmp_path / "outputs/demo", "greedy", read_records(run), config={"grader": {
+        "name": "code", "allow_execution": True}})
+    found = {entry.folder: entry for entry in run_folders([run.parent])}
+    first, second = _graders([found[run], found[other]], ["grader.timeout_seconds=4"])
+    assert (first.grader.extract, first.grader.timeout_seconds) == (MathGrader().extract, 4.0)
+    assert (second.grader.extract, second.grader.timeout_seconds) == (["boxed", "last_number"], 4.0)
+    assert _graders([found[other]], ["grader=math"])[0].grader.extract == MathGrader().extract
+    with pytest.raises(UserError, match=r"grader\.allow_execution: given False"):
+        _graders([found[program]], [])

@@ -68,7 +68,7 @@ def run(*overrides: str, **fields: Any) -> RunResult:
 def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
     """Makes the runs of a sweep as `python -m dflash_mcmc -m OVERRIDES...` does, and returns them in the order of its points.
 
-    Points that are the same run give one result. The same call continues a sweep that was stopped.
+    Points that do the same give one result. The same call continues a sweep that was stopped.
 
     Args:
         overrides: as on the command line, such as `"condition=greedy,ps", "sampler.alpha=2,4"`, or `"sweep=alpha_beta"`.
@@ -85,25 +85,24 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
     if points is None or points.searches or command.launcher or only_shown:
         raise UserError(f"sweep: given {' '.join(overrides)!r:.120}; allowed: points that are run here. Searches, jobs of "
                         "SLURM, dry_run and show are for the command line")
-    command, results = within_budget(command), dict[Path, RunResult]()
-    outcomes = SweepOutcomes(points, lambda job: _executed(job, results), command.jobs)
+    command, results = within_budget(command), list[RunResult]()
+
+    def executed(job: Job) -> RunResult:
+        results.append(execute(job))
+        return results[-1]
+
+    outcomes = SweepOutcomes(points, executed, command.jobs)
     for job in command.jobs:
         outcomes.run(job.overrides, job._replace)
     if outcomes.report(command.jobs[0].config.objective):
         raise UserError("sweep: points have failed, for the reasons above; the others are recorded")
-    return list(results.values())
+    return results
 
 
 def _swept(name: str, value: Any) -> str:
     """The override of a field; a list has the values of several points."""
     written = [override(name, each) for each in (value if isinstance(value, list) else [value])]
     return ",".join([written[0], *(text.removeprefix(f"{name}=") for text in written[1:])]) if written else f"{name}="
-
-
-def _executed(job: Job, results: dict[Path, RunResult]) -> RunResult:
-    result = execute(job)
-    results.setdefault(result.folder, result)
-    return result
 
 
 def write_report(*folders: Folder, baseline: str | None = None, out: str | Path | None = None) -> Path:

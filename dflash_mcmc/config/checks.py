@@ -52,10 +52,7 @@ def _check_condition(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
-    """Checks that a needed draft is configured. A draft that nothing uses is left out with a note: sweeps have such points.
-
-    Raises ConfigError.
-    """
+    """Checks that a needed draft is configured, and leaves out one that nothing uses, with a note. Raises ConfigError."""
     used = groups_of(config)
     users = [group for group in used if component_of(config, group).needs_draft]
     takers = [group for group in used if component_of(config, group).takes_draft]
@@ -71,10 +68,7 @@ def _check_draft(config: Config) -> None:
 
 
 def _check_aggregate(config: Config) -> None:
-    """Checks the names in `aggregate` against the chains, the grader and the sampler, and the rules' parameters.
-
-    Raises ConfigError.
-    """
+    """Checks `aggregate` against the chains, the grader and the sampler, and the rules' parameters. Raises ConfigError."""
     names = config.aggregates()
     all_known = all(name in NAMES for name in names)
     if config.aggregate is not None and (not names or not all_known or len({*names}) < len(names)):

@@ -18,7 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
+from yaml import YAMLError
 
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, Job, component_of, groups_of, parts_of, unused
@@ -98,12 +101,32 @@ def plain(config: Config) -> dict[str, object]:
     return {name: value for name, value in nested.items() if name not in unused(config)}
 
 
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Values as OmegaConf writes them. Each text stays as it is: `${x}` names no other field."""
+    tree = OmegaConf.to_container(OmegaConf.create(literal(values)), resolve=True)
+    return yaml.dump(tree, Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def of_yaml(text: str) -> Any:
+    """The values of `as_yaml`, as OmegaConf reads them: `1e-05` is a number. Raises YAMLError."""
+    return yaml.load(text, Loader=get_yaml_loader())
+
+
+def literal(value: Any) -> Any:
+    """Values whose texts OmegaConf resolves to the given ones: a `${` in them begins no name of a field."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {name: literal(entry) for name, entry in value.items()}
+    return [*map(literal, value)] if isinstance(value, (list, tuple)) else value
+
+
 def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
     """The node of a component of which `plain` wrote these values: `name`, and its fields.
 
     Raises LookupError without a known name, and OmegaConfBaseException for wrong fields.
     """
-    fields = dict(values)
+    fields = literal(dict(values))
     return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(components(group)[fields.pop("name")].cls), fields))
 
 
@@ -221,19 +244,16 @@ def configuration_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
     path = folder / CONFIG
     try:
-        config = OmegaConf.to_container(OmegaConf.create(text_of(path)))
-    except UserError:
-        raise
-    except Exception as error:  # yaml and OmegaConf raise different types
+        config = of_yaml(text_of(path))
+    except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
     if not isinstance(config, dict) or "name" not in config:
         raise UserError(f"{path}: holds no configuration of a run")
-    recorded = cast("dict[str, Any]", config)
     try:
-        _check_recorded(recorded)
+        _check_recorded(config)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path}: holds no configuration of a run: {reason_of(error)}") from error
-    return recorded
+    return config
 
 
 def _check_recorded(recorded: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,9 @@ class Paths:
 
     outputs: str = runtime("outputs", "parent folder of all run folders")
     assets: str = runtime(MISSING, "folder of the files that ship with the package: the embedded model")
+
+    def __post_init__(self) -> None:
+        self.outputs = os.path.expanduser(self.outputs)
 
 
 @dataclass(slots=True, kw_only=True)

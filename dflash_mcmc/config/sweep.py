@@ -191,14 +191,8 @@ def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]
     """The overrides of the first point in `alike`, without the swept values that have no effect in it.
 
     Swept values of some fields have no effect if every combination of these values, with the other fields as in the first
-    point, is in `alike`, and if the first point does the same without these values.
-
-    Args:
-        points: the text of each override, by name, for every point of the grid.
-        texts_of: the texts of all points, by name.
-        alike: the numbers of points that do the same.
-        texts: the overrides of the first point in `alike`.
-        effects: the effects of all points in `alike`.
+    point, is in `alike`, and if the first point does the same without these values. `points` has the texts of all points by
+    name, and `texts_of` those of all points together. `texts` are of the first point in `alike`, and `effects` of each.
     """
     swept = [name for name, texts_of_name in texts_of.items() if len(texts_of_name) > 1]
     first = points[alike[0]]
@@ -263,7 +257,7 @@ def differing(jobs: Sequence[Sequence[str]]) -> list[str]:
 class _JobOutcome(NamedTuple):
     overrides: Sequence[str]
     state: str
-    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job) or `failed`."""
+    """`done`, `before` (complete before this sweep), `same` (the run of an earlier job), `left` to others or `failed`."""
     reason: str = ""
     value: float | None = None
     """The objective."""
@@ -296,9 +290,9 @@ class SweepOutcomes:
             if self._searches:
                 raise
             return None
-        state = "done" if result.num_new else "same" if result.folder in self._folders else "before"
+        before = "same" if result.folder in self._folders else "left" if result.num_left else "before"
         self._folders.add(result.folder)
-        self._outcomes.append(_JobOutcome(overrides, state, value=value))
+        self._outcomes.append(_JobOutcome(overrides, "done" if result.num_new else before, value=value))
         return value
 
     def _title(self, job: Job) -> str:
@@ -346,6 +340,7 @@ class SweepOutcomes:
             tie = f", a tie with {len(alike)} more" if alike else ""
             print(f"best of {len(values)}: {objective} {best:.4g} with {label}{tie}")
         same = f", {states.count('same')} equal to the run of an earlier job" if "same" in states else ""
+        same += f", {states.count('left')} being drawn by other processes" if "left" in states else ""
         print(f"{len(states)} job{'s' * (len(states) != 1)}: {states.count('done')} done now, "
               f"{states.count('before')} already complete{same}, {states.count('failed')} failed")
         return self._exit_code

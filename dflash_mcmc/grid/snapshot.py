@@ -27,7 +27,7 @@ from yaml import YAMLError
 
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.config.help import config_folder
-from dflash_mcmc.config.identity import identity_hash, node_of
+from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of, of_yaml
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
@@ -62,17 +62,17 @@ def write_point(path: Path, config: Config, code: Path) -> None:
             _set(settings, name, _moved(name, value, code))
     for group in GROUPS:
         settings[group] = {"name": name_of(getattr(config, group)), **settings[group]}
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
+    path.write_text(as_yaml(settings))
 
 
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
     try:
-        settings = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+        settings = cast(dict[str, Any], of_yaml(path.read_text()))
         composed = OmegaConf.structured(Config)
         for group in GROUPS:
             composed[group] = node_of(group, settings.pop(group))
-        composed.merge_with(settings)
+        composed.merge_with(literal(settings))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: cannot be read as the configuration of a point ({reason_of(error)}); allowed: the file as "
                         "it was written; submit the grid again") from error

@@ -58,11 +58,28 @@ def place_of(device: str) -> str:
     return f"{node()}/gpu {(counts_within_job and of_job[int(name)]) or name}"
 
 
-def _described(cpuinfo: Path) -> str:
+def _described(file: Path) -> str:
     try:
-        return cpuinfo.read_text()
+        return file.read_text()
     except OSError:  # not Linux
         return ""
+
+
+def free_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Free bytes of the machine, or fewer where this process's control group (version 2), or one around it, leaves fewer.
+
+    Cached files in a group count as free.
+    """
+    import psutil
+
+    group = root / (named[1] if (named := re.search(r"^0::/(.*)$", _described(own), flags=re.MULTILINE)) else "")
+    free = [psutil.virtual_memory().available]
+    for folder in (each for each in (group, *group.parents) if each.is_relative_to(root)):
+        limit, used = (_described(folder / f"memory.{name}").strip() for name in ("max", "current"))
+        cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", _described(folder / "memory.stat"), re.MULTILINE)))
+        if limit.isdecimal() and used.isdecimal():
+            free.append(max(0, int(limit) - max(0, int(used) - cached)))
+    return min(free)
 
 
 def keep_bits(environment: MutableMapping[str, str] = os.environ, cpuinfo: Path = CPUINFO) -> None:

@@ -1,7 +1,7 @@
 """The frame of the project's command lines: exit codes, and errors of one line.
 
-Exit codes: 0 done; 2 a mistake in the command, the configuration or the files; 130 stopped with Ctrl-C; 143 stopped by
-SIGTERM, SIGUSR1 or SIGUSR2, with more to draw.
+Exit codes: 0 done; 2 a mistake in the command, the configuration or the files; 130 stopped with Ctrl-C; 141 the reader of the
+output, such as `head`, has closed it; 143 stopped by SIGTERM, SIGUSR1 or SIGUSR2, with more to draw.
 DFLASH_MCMC_TRACEBACK=1 shows the traceback of an error that is otherwise printed in one line.
 """
 
@@ -20,7 +20,7 @@ from dflash_mcmc.errors import UserError, of_memory, of_the_disk, tell
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 
-STOPPED, USER_ERROR = 143, 2
+STOPPED, NO_READER, USER_ERROR = 143, 141, 2
 _HINT = "nothing recorded is lost: run the same command again to continue"
 
 
@@ -62,10 +62,11 @@ def guarded(body: Callable[[], None]) -> int:
     """Runs a program and returns its exit code. A mistake of the user is printed in one line."""
     try:
         body()
+        print(end="", flush=True)
         return 0
-    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return NO_READER
     except (UserError, OSError, RuntimeError) as error:
         shown = of_the_disk(error) or of_memory(error) or error
         if os.environ.get("DFLASH_MCMC_TRACEBACK") or not isinstance(shown, UserError):

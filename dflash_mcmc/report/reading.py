@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dflash_mcmc.config.identity import completed, configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import restored, spec_of
+from dflash_mcmc.fields import restored
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.described import RUN, described, object_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
@@ -139,7 +139,7 @@ class Run(NamedTuple):
     summarised: bool = False
     """Whether the last start reported that nothing is missing."""
     asked: Mapping[str, ProblemText] = MappingProxyType({})
-    """Question and prompt of each problem by its id, as `problems.jsonl` has them; empty for a run of an older version."""
+    """Question and prompt of each problem by its id, as `problems.jsonl` has them; empty without the file."""
 
     @property
     def digest(self) -> str:
@@ -233,7 +233,7 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
     # Runs that the command line names keep the order in which it names them.
     if not any(entry.named for entry in found):
         runs = _ordered(runs)
-    return labelled(_with_expected(runs)), left_out
+    return labelled(runs), left_out
 
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
@@ -281,32 +281,8 @@ def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Re
     # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
     if "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records):
         return len(records), True
-    problems = last.get("num_problems") or _asked_for(dict(config.get("dataset") or {}))
+    problems = last.get("num_problems")
     return problems * int(config.get("num_chains") or 1) if problems else None, False
-
-
-def _asked_for(dataset: dict) -> int | None:
-    """Number of problems of the configured dataset, or its limit if the dataset reads a file or is not installed here."""
-    component = components("dataset").get(str(dataset.get("name")))
-    if component is None or dataset.get("path") is not None or dataset.get("ids"):
-        return len(dataset["ids"]) if dataset.get("ids") else dataset.get("limit")
-    added = {field.name: spec_of(field).in_older_runs() for field in dataclasses.fields(component.cls)}
-    return restored(component.cls, {name: dataset.get(name, value) for name, value in added.items()}).num_chosen()
-
-
-def _with_expected(runs: list[Run]) -> list[Run]:
-    """Estimates `expected` of interrupted runs without a limit from the finished runs over the same data."""
-    problems: dict[object, int] = {}
-    for run in runs:
-        content = run.identity.get("dataset.content")
-        if run.expected is not None:
-            problems[content] = max(problems.get(content, 0), len(run.problems))
-    return [run if run.expected is not None else run._replace(expected=_times_chains(run, problems)) for run in runs]
-
-
-def _times_chains(run: Run, problems: dict[object, int]) -> int | None:
-    num_problems = problems.get(run.identity.get("dataset.content"))
-    return num_problems and max(num_problems * int(run.config.get("num_chains") or 1), len(run.records) + 1)
 
 
 def blended_layers(run: Run) -> str:

@@ -208,10 +208,7 @@ def _measured(config: Config, field: str) -> float:
     from dflash_mcmc.store.reading import read_records
 
     pilot = _pilot(config)
-    result = execute(Job(pilot))
-    if result.num_left:
-        raise UserError(f"{result.folder}: {result.num_left} samples of this pilot are being drawn by other processes; "
-                        "allowed: the same command when they have ended")
+    result = execute(Job(pilot), waits=True)
     problems, unit = {*(pilot.dataset.ids or ())}, UNITS[config.budget_unit]
     costs = [record[unit] for record in read_records(result.folder)  # a pilot of another budget may have left more chains
              if record["problem"] in problems and record["chain"] < pilot.num_chains and record["token_forwards"]]

@@ -17,9 +17,10 @@ def checked(arguments: list[str]) -> Command:
     """The command of a command line, after every check that loads no model. Raises UserError."""
     try:
         command = check_command(arguments)
-        if command.launcher and command.jobs and ranks.world_size() > 1:
-            raise UserError(f"hydra/launcher: given slurm in a launch of {ranks.world_size()} processes; allowed: in one "
-                            "process, which submits the jobs")
+        if command.jobs and ranks.world_size() > 1 and (command.launcher or (command.sweep and command.sweep.searches)):
+            given, does = ("hydra/launcher: given slurm", "submits the jobs") if command.launcher else (
+                "hydra/sweeper: given a search", "chooses the points")
+            raise UserError(f"{given} in a launch of {ranks.world_size()} processes; allowed: in one process, which {does}")
         command = _with_checks(command)
         budget.check(command)
         return command

@@ -76,7 +76,7 @@ def of(command: Command) -> str:
 
 _ASSUMED = {"prompt": "assumed.prompt_length", "solution": "assumed.answer_length"}
 """The field that a counted length takes the place of."""
-_PLACES = ("model.path", "draft.path", "dataset.path", "blend.model")
+_PLACES = ("model.path", "draft.path", "dataset.path", "dataset.ids", "dataset.shards", "dataset.num_shards", "blend.model")
 
 
 def _used(job: Job, lengths: Lengths) -> dict[str, float]:
@@ -105,9 +105,9 @@ def _counted(job: Job, lengths: Lengths) -> str:
 
 
 def _settings(config: Config) -> str:
-    """A key that distinguishes runs before any content is read: the identity without content, and the paths of the content."""
-    paths = [value for name, _, _, value in walk(config) if name in _PLACES]
-    return json.dumps([settings_of(config), paths], sort_keys=True, default=str)
+    """A key that distinguishes runs before any content is read: the identity without content, its places, and the name."""
+    places = [value for name, _, _, value in walk(config) if name in _PLACES]
+    return json.dumps([config.name, settings_of(config), places], sort_keys=True, default=str)
 
 
 def _problems(config: Config) -> str:

@@ -14,7 +14,7 @@ from dflash_mcmc.process import bars, ranks, stopping
 from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.preflight import DeviceCheck
-from dflash_mcmc.runner.provenance import describe, restore_config
+from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
@@ -27,11 +27,11 @@ _MOST_TRIED = 64
 """Largest number of other processes' tasks to try to lock in one turn. On a network file system each try costs a message."""
 
 
-def execute(job: Job) -> RunResult:
+def execute(job: Job, waits: bool = False) -> RunResult:
     """Does the tasks that the run lacks and summarises the run. A complete run loads no model. Raises UserError and Stopped.
 
     Any number of processes can share a run. Each does the tasks that no other has claimed. One process at a time logs to the
-    tracker.
+    tracker. The first process of a launch waits for the others' tasks; with `waits` every process does.
     """
     config, tasks = job.config, tasks_of(job.config, job.prompts)
     identity, keys = identity_of(config), tasks.keys()
@@ -39,11 +39,12 @@ def execute(job: Job) -> RunResult:
     with stopping.handling_signals(config.hardware.grace_seconds):
         with (RunStore.open(run_folder(config, digest), tasks.not_in_memory, tasks.schema(), config.repair, digest) as store,
               Tracking(store, job, digest, tasks.metrics) as tracking):
-            restore_config(store, config)  # here, since a complete run does not reach `_describe`
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
             if pending:
-                _Loop(store, job, identity, tasks, pending, tracking).run()
+                _Loop(store, job, identity, tasks, pending, tracking, waits or ranks.waits()).run()
+            elif not ranks.rank():
+                renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
             summary = {} if left else _summarise(store, tasks, keys, tracking)
@@ -68,8 +69,8 @@ class _Loop:
     """Does the pending tasks that no other process does. Tasks in progress are given up when the run is stopped."""
 
     def __init__(self, store: RunStore, job: Job, identity: dict[str, object], tasks: Tasks,
-                 pending: Sequence[SampleKey], tracking: Tracking):
-        self._store, self._config, self._identity, self._tasks = store, job.config, identity, tasks
+                 pending: Sequence[SampleKey], tracking: Tracking, waits: bool):
+        self._store, self._config, self._identity, self._tasks, self._waits = store, job.config, identity, tasks, waits
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
         self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
         self._num_before, self._num_shown, self._is_described = len(store.records), 0, False
@@ -126,7 +127,7 @@ class _Loop:
             if not stopping.requested() and self._store.claim(key):
                 yield [key], [key], True
         turn = 0  # of the tasks that others hold: those not tried for the longest time come next
-        while ranks.waits() and not self._is_complete() and not stopping.requested():
+        while self._waits and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
             left = [key for key in self._pending if key not in recorded]
             turn = turn % max(1, len(left))
@@ -170,7 +171,7 @@ class _Loop:
             return
         self._is_described = True
         if not ranks.rank() or not self._store.is_described():
-            describe(self._store, self._config, self._identity, self._device, self._tasks.notes())
+            describe(self._store, self._config, self._identity, self._device, self._tasks)
         with self._store.mutex():
             add_problems(self._store.folder, self._tasks.missing_problems)
         self._tracking.start()

@@ -10,14 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from dflash_mcmc.config.identity import plain
+from dflash_mcmc.config.identity import as_yaml, plain
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import note
 from dflash_mcmc.process import machine
-from dflash_mcmc.store.described import CONFIG, json_object
-from dflash_mcmc.store.files import read_regular
+from dflash_mcmc.runner.tasks import Tasks
+from dflash_mcmc.store.described import CONFIG, PROBLEMS, add_problems, json_object
+from dflash_mcmc.store.files import is_there, read_regular
 from dflash_mcmc.store.folder import RunStore
 
 COMMIT_NOTE = "commit.json"
@@ -26,9 +25,9 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"
              "sympy", "matplotlib", "hydra-core", "omegaconf", "wandb", "accelerate")
 
 
-def describe(store: RunStore, config: Config, identity: dict[str, object], device: str, notes: dict[str, object]) -> None:
+def describe(store: RunStore, config: Config, identity: dict[str, object], device: str | None, tasks: Tasks) -> None:
     """Writes the configuration, the identity, and an entry for this start of the run."""
-    _write_config(store, config)
+    store.write_config(as_yaml(plain(config)))
     store.write_session(identity, {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.orig_argv[1:]],
@@ -36,21 +35,21 @@ def describe(store: RunStore, config: Config, identity: dict[str, object], devic
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "host": socket.gethostname(),
-        "device": _device_name(device),
-        **notes,
+        "device": None if device is None else _device_name(device),
+        **tasks.notes(),
     })
 
 
-def restore_config(store: RunStore, config: Config) -> None:
-    """Writes the configuration of a described run again if its file is missing or has no content: reports read it."""
-    path = store.folder / CONFIG
-    if store.is_described() and b"name" not in (read_regular(path) or b""):
-        note(f"{path}: has no configuration, and is written again from this command")
-        _write_config(store, config)
-
-
-def _write_config(store: RunStore, config: Config) -> None:
-    store.write_config(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+def renew(store: RunStore, config: Config, identity: dict[str, object], tasks: Tasks) -> None:
+    """Writes again what a complete run has lost, and a configuration that is not this command's: reports read it."""
+    if b"name" not in (read_regular(store.folder / CONFIG) or b""):
+        note(f"{store.folder / CONFIG}: has no configuration, and is written again from this command")
+    store.write_config(as_yaml(plain(config)))
+    if not store.is_described():
+        describe(store, config, identity, None, tasks)
+    if not is_there(store.folder / PROBLEMS):
+        with store.mutex():
+            add_problems(store.folder, tasks.missing_problems)
 
 
 def commit() -> dict[str, object]:

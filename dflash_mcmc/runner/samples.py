@@ -105,9 +105,10 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
+        missing = [problem for problem in self._problems if problem.id not in known]
+        tokenizer = self._tokenizer or (config.model.tokenizer() if missing else None)  # a complete run has loaded none
         return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
-                 "prompt": config.model.render(self._tokenizer, prompting.conversation(problem))}
-                for problem in self._problems if problem.id not in known]
+                 "prompt": config.model.render(tokenizer, prompting.conversation(problem))} for problem in missing]
 
     def progress(self, fresh: Sequence[Record]) -> str:
         """The share of correct samples."""

@@ -156,7 +156,8 @@ class RunResult(NamedTuple):
     def line(self) -> str:
         """The result in a line."""
         units = self.unit + "s" * (self.num_new != 1)
-        drawn = f"{self.num_new} new {units}" if self.num_new else "already complete, nothing drawn"
+        nothing = "nothing drawn" if self.num_left else "already complete, nothing drawn"
+        drawn = f"{self.num_new} new {units}" if self.num_new else nothing
         beyond = (f"; {self.num_beyond} recorded {self.unit}s that were not requested are counted as well"
                   if self.num_beyond else "")
         left = f"; {self.num_left} more are being drawn by other processes" if self.num_left else ""

@@ -111,7 +111,7 @@ class ProblemText(TypedDict):
 
 
 def read_problems(folder: Path) -> dict[str, ProblemText]:
-    """The problems of a run by their ids; empty for a run of an older version. Raises UserError for a damaged file."""
+    """The problems of a run by their ids; empty without the file. Raises UserError for a damaged file."""
     path, problems = folder / PROBLEMS, dict[str, ProblemText]()
     for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
         try:

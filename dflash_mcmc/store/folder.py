@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import IO
 
 from dflash_mcmc.errors import UserError, note, writing
-from dflash_mcmc.store.described import described
-from dflash_mcmc.store.files import append_line, each_line, is_there, open_to_extend, refuse_link, write_atomically
+from dflash_mcmc.store.described import CONFIG, described
+from dflash_mcmc.store.files import append_line, each_line, open_to_extend, read_regular, refuse_link, write_atomically
 from dflash_mcmc.store.locks import FolderLocks
 from dflash_mcmc.store.reading import decoded, move_damaged, note_repeated, record_line, records_of
 from dflash_mcmc.store.records import SampleKey, is_empty, key_of, record_files, records_file, remove, unit_schema
@@ -236,17 +236,18 @@ class RunStore:
 
     def is_described(self) -> bool:
         """Whether a process has described the run in `run.json`."""
-        return is_there(self.folder / "run.json")
+        return read_regular(self.folder / "run.json") is not None
 
     def write_config(self, text: str) -> None:
         with self.mutex():
-            write_atomically(self.folder / "config.yaml", text)
+            if read_regular(path := self.folder / CONFIG) != text.encode():
+                write_atomically(path, text)
 
     def write_session(self, identity: dict, session: dict) -> None:
         """Adds an entry for this start of the run to `run.json`."""
         path = self.folder / "run.json"
         with self.mutex():
-            sessions = described(path).sessions if is_there(path) else []
+            sessions = described(path).sessions if self.is_described() else []
             self._session = len(sessions)
             write_atomically(path, json.dumps({"identity": identity, "sessions": [*sessions, session]}, indent=1) + "\n")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from omegaconf import OmegaConf
 
+from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.config import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
@@ -95,7 +95,7 @@ def train(plan: DraftPlan) -> Path:
     training, *held_out = (responses(plan, model, responses_folder(plan), request) for request in requests)
     draft = first_draft(plan, shape, model).to(device)
     if accelerator.is_main_process:
-        write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(plan))))
+        write_atomically(folder / "config.yaml", as_yaml(dataclasses.asdict(plan)))
     session = _Session(plan, accelerator, model, draft, training, dict(zip(plan.responses.held_out, held_out, strict=True)))
     if not plan.steps:
         figures = session.evaluate()

@@ -11,7 +11,7 @@ import yaml
 import dflash_mcmc as dm
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.config.command import check_command, prepare
-from dflash_mcmc.config.identity import identity_of, point_labels
+from dflash_mcmc.config.identity import identity_of, point_labels, run_folder
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.runner.commands import checked
 from tests.refusals import refused
@@ -99,3 +99,11 @@ def test_what_is_not_there_is_one_line(given, said):
     prepare()
     with refused(said):
         checked(["tracker=none", *given])
+
+
+def test_a_tilde_in_the_outputs_is_the_home_for_every_program(monkeypatch, tmp_path):
+    """A grid's jobs, a training and an audit take the folder from the same object."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (job,) = jobs("paths.outputs='~/runs'")
+    assert job.config.paths.outputs == str(tmp_path / "home/runs")
+    assert run_folder(job.config, "0").is_relative_to(tmp_path / "home")

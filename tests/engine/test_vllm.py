@@ -206,7 +206,7 @@ def test_the_default_on_a_cpu_is_what_the_chains_need(make_config, monkeypatch):
         config = make_config(*SMALL, *overrides)
         return starting.settings(config.engine, config, config.engine.load(config, "cpu"), length, requests).kv_cache_bytes
 
-    monkeypatch.setattr(starting.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    monkeypatch.setattr(starting.machine, "free_memory", lambda: 10**9)
     each = found(length=32, requests=1) // (2 * 32)
     assert each == make_config(*SMALL).model.load("cpu").cache_shape.token_bytes()
     assert found() == 2 * 8 * 512 * each

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,3 +174,30 @@ def test_freed_memory_is_kept_unless_the_user_says_what_is(given, keeps):
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "NUMPY_MADVISE_HUGEPAGE": "0", **given}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert (float(done.stdout) < 1) == keeps  # of ten times the array
+
+
+def test_output_without_a_reader_is_an_exit_code(monkeypatch):
+    """Also what is still in the buffer at the end."""
+    for text in ("text", "text\n" * 10_000):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert program.guarded(lambda text=text: print(text)) == program.NO_READER
+            monkeypatch.undo()
+
+
+def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900))
+    own, files = tmp_path / "own", {"memory.max": "max", "jobs/memory.max": "500", "jobs/memory.current": "450",
+                                    "jobs/mine/memory.max": "1000", "jobs/mine/memory.current": "300"}
+    (tmp_path / "jobs/mine").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    for group, free in (("/jobs/mine", 50), ("/jobs", 50), ("/", 900)):
+        own.write_text(f"4:memory:/other\n0::{group}\n")
+        assert machine.free_memory(own, tmp_path) == free
+    (tmp_path / "jobs/memory.stat").write_text("file 400\nactive_file 30\ninactive_file 20\n")
+    own.write_text("0::/jobs/mine\n")
+    assert machine.free_memory(own, tmp_path) == 100
+    assert machine.free_memory(tmp_path / "none", tmp_path / "none") == 900

@@ -52,7 +52,7 @@ def write(folder: Path, condition: str, records: list[dict], made: dict | None =
               "sampler": {"name": made["sampler"], "alpha": 4.0},
               "dataset": {"name": made["dataset"], "path": "problems.jsonl", "limit": limit}, **(config or {})}
     (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    session = {**SESSION, **(session or {}), **({"engine": {}} if finished else {})}
+    session = {**SESSION, "num_problems": limit, **(session or {}), **({"engine": {}} if finished else {})}
     (run / "run.json").write_text(json.dumps({"identity": made, "sessions": [session]}))
     (run / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
     if finished:

@@ -12,7 +12,7 @@ from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
 from dflash_mcmc.store.described import PROBLEMS, as_lines
 from tests.refusals import refused
-from tests.report.folders import identity, record, write
+from tests.report.folders import record, write
 
 STEPS = [{"block": 1, "step": 1, "log_p": -1.0004, "decision": "accept", "rung": 1},
          {"block": 1, "step": 1, "log_p": -3.0, "decision": "abandon", "rung": 2},
@@ -75,24 +75,15 @@ def test_the_page_says_what_it_leaves_out(tmp_path, monkeypatch):
     assert "Answers are cut after 100 characters here; they are whole in the run folders." in text
 
 
-def test_questions_of_older_runs_come_from_their_dataset(tmp_path):
-    """From `problems.jsonl`, else from the package or a local file, else there are none, which is said."""
-    path = tmp_path / "rows.jsonl"
-    row = {"problem": "From the file?", "answer": "42", "level": 1, "subject": "s", "unique_id": "q"}
-    path.write_text(json.dumps(row) + "\n")
-    cases = {"new": ({"name": "math500", "path": None}, "q", "From the run?"),
-             "file": ({"name": "math500", "path": str(path), "check_rows": False}, "q", "From the file?"),
-             "package": ({"name": "arith", "num_problems": 8}, "arith-000", None),
-             "gone": ({"name": "math500", "path": str(tmp_path / "gone.jsonl")}, "q", None)}
-    for name, (dataset, problem, question) in cases.items():
-        made = identity("ps", dataset=dataset["name"])
-        run = write(tmp_path / name, "ps", [record(problem)], made, config={"dataset": dataset})
+def test_questions_come_from_the_folder_of_the_run(tmp_path):
+    """From `problems.jsonl`; without it there are none, which is said."""
+    for name in ("new", "gone"):
+        run = write(tmp_path / name, "ps", [record("q")])
         if name == "new":
-            (run / PROBLEMS).write_bytes(as_lines([{"id": "q", "question": question, "gold": "42", "prompt": "P"}]))
+            (run / PROBLEMS).write_bytes(as_lines([{"id": "q", "question": "From the run?", "gold": "42", "prompt": "P"}]))
         browser = section(study_of(runs_of(tmp_path / name)))
-        shown = problems_of(browser.samples)[problem]["q"]
-        assert shown == question if name != "package" else shown.endswith("?")
-        assert ("cannot be read here: ps." in browser.text[-1]) == (name == "gone")
+        assert problems_of(browser.samples)["q"]["q"] == ("From the run?" if name == "new" else None)
+        assert ("have no problems.jsonl: ps." in browser.text[-1]) == (name == "gone")
 
 
 def test_damaged_problems_are_an_error_and_left_out_if_lenient(tmp_path):

@@ -314,6 +314,16 @@ def test_total_is_the_sum_and_one_run_counts_once(capsys):
     assert "hardware.tokens_per_second" in text
 
 
+@pytest.mark.parametrize("several", [["name=one,two", "dataset.limit=10"], ["dataset.shards=[0],[1]", "dataset.num_shards=30"],
+                                     ["dataset.ids=[arith-000],[arith-001]"]], ids=["names", "shards", "ids"])
+def test_runs_of_other_folders_or_problems_are_not_the_same(capsys, several):
+    rows = cells(text := told(capsys, "-m", "sampler=greedy", "condition.name=a", *several))
+    samples = [row[0] for row in rows.values()]
+    assert len(samples) == 3
+    assert sum(map(int, samples[:2])) == int(samples[2])
+    assert "the same run as another point" not in text
+
+
 def test_two_models_of_a_blend_are_two_runs(capsys, tmp_path, make_config):
     other = tmp_path / "other"
     shutil.copytree(make_config().model.path, other)

@@ -17,7 +17,7 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import commands, loop
+from dflash_mcmc.runner import budget, commands, loop
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
@@ -394,3 +394,29 @@ def test_of_two_shards_that_end_together_one_summarises(make_config, monkeypatch
     result = execute(config)
     assert (result.num_left, result.summary) == (0, whole.summary)
     assert (whole.folder / "summary.json").exists()
+
+
+def test_a_launch_makes_no_search(monkeypatch, capsys):
+    """Each process would choose points of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("dflash_mcmc.__main__").main(["sweep=optuna", "tracker=none"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == ("error: hydra/sweeper: given a search in a launch of 2 processes; allowed: in one "
+                                       "process, which chooses the points\n")
+
+
+def test_every_process_of_a_launch_waits_for_a_pilot(make_config, monkeypatch):
+    """The second process finds a sample claimed by the first."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = make_config(*QUICK, "dataset.limit=2", "pilot_problems=2")
+    claim, others = RunStore.claim, {config.dataset.problems()[0].id}
+    monkeypatch.setattr(RunStore, "claim", lambda self, key: key[0] not in others and claim(self, key))
+    monkeypatch.setattr(loop._Loop, "_look", lambda self: others.clear())
+    assert budget._measured(config, "num_steps") > 0
+
+
+def test_a_run_that_others_draw_is_not_complete(tmp_path):
+    assert loop.RunResult(tmp_path, {}, 0, 0, 3).line() == (
+        f"{tmp_path}: nothing drawn; 3 more are being drawn by other processes")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dflash_mcmc
-from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.api.choices import override
+from dflash_mcmc.config.identity import configuration_of, identity_hash, identity_of, literal, node_of
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
+from dflash_mcmc.grid.snapshot import read_point, write_point
+from dflash_mcmc.regrade import grader_config, regrade
 from dflash_mcmc.report.table import overall
 from dflash_mcmc.runner.budget import MOST, CostCurve
 from dflash_mcmc.store import finishes
-from dflash_mcmc.store.described import PROBLEMS, add_problems, read_problems
+from dflash_mcmc.store.described import PROBLEMS, add_problems, described, read_problems
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from tests.conftest import ROOT
@@ -225,3 +230,35 @@ def test_a_backslash_and_an_n_are_no_line_feed(make_config, capsys):
     assert said.count("has a backslash and an n") == 1
     assert make_config('dataset.stop=["\nQuestion:"]').dataset.stop == ["\nQuestion:"]
     assert not capsys.readouterr().err
+
+
+BRIEF = ("sampler=temperature", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=2")
+
+
+def test_a_complete_run_renews_what_describes_it(make_config):
+    """Its votes are those of the last command, and lost files are written again."""
+    folder = execute(make_config(*BRIEF)).folder
+    problems, before = (folder / PROBLEMS).read_bytes(), described(folder / "run.json")
+    for name in (PROBLEMS, "run.json"):
+        (folder / name).unlink()
+    assert execute(make_config(*BRIEF, "aggregate=majority")).num_new == 0
+    assert configuration_of(folder)["aggregate"] == "majority"
+    assert (folder / PROBLEMS).read_bytes() == problems
+    after = described(folder / "run.json")
+    assert after.identity == before.identity
+    assert [start["num_problems"] for start in after.sessions] == [2]
+
+
+def test_texts_with_the_marks_of_a_field_stay_as_they_are(make_config, tmp_path):
+    text = "{question} ${x} ${ \\${y} 1e-05"
+    config = make_config(*BRIEF, override("dataset.prompt", literal(text)), "sampler.presence_penalty=1e-05")
+    assert config.dataset.prompt == text
+    folder = execute(config).folder
+    recorded = configuration_of(folder)
+    assert (recorded["dataset"]["prompt"], recorded["sampler"]["presence_penalty"]) == (text, 1e-05)
+    assert OmegaConf.to_object(node_of("dataset", recorded["dataset"])) == config.dataset
+    write_point(tmp_path / "point.yaml", config, ROOT)
+    assert read_point(tmp_path / "point.yaml").dataset.prompt == text
+    grader = grader_config(["grader.timeout_seconds=4"])
+    with closing(grader.grader.start()) as pool:
+        assert configuration_of(regrade(folder, grader, pool).target)["dataset"] == recorded["dataset"]

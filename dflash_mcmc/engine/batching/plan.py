@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 from dflash_mcmc.engine.batching import attention
@@ -30,7 +29,7 @@ from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPage
 from dflash_mcmc.engine.batching.row_linear import is_small
 from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.process import ranks
+from dflash_mcmc.process import machine, ranks
 
 
 class TargetShape(NamedTuple):
@@ -379,7 +378,7 @@ def free_bytes(device: torch.device) -> int:
         # Unused memory in PyTorch's own pool, left by an earlier job of a sweep, is free too.
         pooled = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + pooled
-    return psutil.virtual_memory().available // ranks.local_world_size()
+    return machine.free_memory() // ranks.local_world_size()
 
 
 def _activation_bytes(model: LanguageModel | TargetShape, queries: int, keys: int) -> int:

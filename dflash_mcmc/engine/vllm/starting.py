@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 import transformers
 
@@ -20,7 +19,7 @@ from dflash_mcmc.engine.vllm.ledger import BLENDED
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.model.files import precision_name, stop_ids_of
-from dflash_mcmc.process import ranks
+from dflash_mcmc.process import machine, ranks
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def _cache_bytes(memory_gb: float | None, on_cpu: bool, needed: int | None) -> i
         return int(memory_gb * 1e9)
     if not on_cpu:
         return None
-    most = min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE))
+    most = min(_CPU_MOST, int(machine.free_memory() * _CPU_SHARE))
     return most if needed is None else min(most, needed)
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import restored, spec_of
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import Section, paragraphs
 from dflash_mcmc.statistics.outcomes import by_problem
 from dflash_mcmc.store import finishes
@@ -150,7 +145,7 @@ block. The browser needs JavaScript and no network.
 
 def section(study: Study) -> Section:
     """The browser over all runs of the study."""
-    asked, without = _asked(study.runs)
+    asked = _asked(study.runs)
     embedded = samples_of(study.runs, asked)
     text = paragraphs(_TEXT)
     most = max(run.num_chains for run in study.runs)
@@ -159,45 +154,18 @@ def section(study: Study) -> Section:
                     "run folders.")
     if embedded.longest is not None:
         text.append(f"Answers are cut after {embedded.longest:,} characters here; they are whole in the run folders.")
-    for reason in dict.fromkeys(why for _, why in without):
-        labels = ", ".join(run.label for run, why in without if why == reason)
-        text.append(f"Questions and prompts of these runs are not shown, since their folders have no problems.jsonl and their "
-                    f"dataset cannot be read here{reason}: {labels}.")
+    if without := [run.label for run in study.runs if not (run.asked or set(run.problems) <= asked.keys())]:
+        text.append("Questions and prompts of these runs are not shown, since their folders have no problems.jsonl: "
+                    f"{', '.join(without)}.")
     return Section("samples", "Samples", text, samples=embedded)
 
 
-def _asked(runs: Sequence[Run]) -> tuple[dict[str, AskedProblem], list[tuple[Run, str]]]:
-    """Question and prompts of each problem, and the runs that do not have them, with a reason."""
-    questions: dict[str, str] = {}
-    prompts: dict[str, dict[str, list[int]]] = {}
-    without = []
+def _asked(runs: Sequence[Run]) -> dict[str, AskedProblem]:
+    """Question and prompts of each problem that a run's folder has."""
+    asked: dict[str, tuple[str, dict[str, list[int]]]] = {}
     for index, run in enumerate(runs):
         for problem, text in run.asked.items():
-            questions.setdefault(problem, text["question"])
-            prompts.setdefault(problem, {}).setdefault(text["prompt"], []).append(index)
-        if not run.asked:
-            read, why = _of_dataset(run)
-            for problem, question in read.items():
-                questions.setdefault(problem, question)
-            without += [] if read else [(run, why)]
+            asked.setdefault(problem, (text["question"], {}))[1].setdefault(text["prompt"], []).append(index)
     recorded = {problem for run in runs for problem in run.problems}
-    missing = [(run, why) for run, why in without if not set(run.problems) <= questions.keys()]
-    return {problem: AskedProblem(question, list(prompts.get(problem, {}).items()))
-            for problem, question in questions.items() if problem in recorded}, missing
-
-
-def _of_dataset(run: Run) -> tuple[Mapping[str, str], str]:
-    """The questions of a run of an older version, from a dataset of the package or a local file. No network is used."""
-    fields = dict(run.config.get("dataset") or {})
-    component = components("dataset").get(str(fields.get("name")))
-    if component is None:
-        return {}, ""
-    names = {field.name: field for field in dataclasses.fields(component.cls)}
-    if "path" in names and not (isinstance(fields.get("path"), str) and Path(fields["path"]).is_file()):
-        return {}, ""
-    settings = {name: fields.get(name, spec_of(field).in_older_runs()) for name, field in names.items()}
-    try:
-        problems = restored(component.cls, settings).all_problems()
-    except UserError as error:
-        return {}, f" ({error})"
-    return {problem.id: problem.question for problem in problems}, ""
+    return {problem: AskedProblem(question, list(prompts.items()))
+            for problem, (question, prompts) in asked.items() if problem in recorded}
