@@ -198,6 +198,15 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     assert "assumed: prompts of " in told
 
 
+def test_an_anchor_beyond_the_positions_is_refused(tmp_path):
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.anchor=1024")
+    with pytest.raises(UserError, match=r"probe.anchor: given 1024; allowed: at most \d+ \(the prompt of problem") as caught:
+        measured(config.probe, config)
+    model, most = config.model.load("cpu"), int(str(caught.value).split("at most ")[1].split()[0])
+    prompt = build.encoded(config, model, config.dataset.problems()[:1])
+    assert sum(map(len, prompt.values())) + most + config.draft.load(model).num_drafted == model.max_positions == 1024
+
+
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):
     config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
     monkeypatch.setattr(of_probe, "_LARGEST_VOCABULARY", 511)

@@ -9,6 +9,7 @@ or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -150,7 +151,13 @@ def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
                           f"probe.laws=draft, which lists all pairs of tokens; this one has {model.vocab_size}")
     drafter = cast("DFlashDrafter", config.draft.load(model))
     problem = config.dataset.problems()[0]
-    prefix = torch.from_numpy(build.prompts(config, model, [problem])[problem.id]).to(device)[None]
+    prompt = build.encoded(config, model, [problem])[problem.id]
+    room = (model.max_positions or math.inf) - len(prompt) - drafter.num_drafted
+    if probe.anchor > room:
+        allowed = f"at most {room}" if room >= 0 else "a shorter prompt, or a model with more positions"
+        raise ConfigError("probe.anchor", probe.anchor, f"{allowed} (the prompt of problem {problem.id} takes {len(prompt)} and "
+                          f"the block {drafter.num_drafted} of the model's {model.max_positions} positions)")
+    prefix = torch.from_numpy(prompt).to(device)[None]
     for _ in range(probe.anchor):
         token = model.logits(sequences.read(model, prefix).hidden[:, -1]).argmax(dim=-1)
         prefix = torch.cat([prefix, token[:, None]], dim=1)

@@ -297,7 +297,6 @@ class SpeculativeMCMC(ProblemProbe):
 
         from dflash_mcmc.probe.speculative_mcmc import weighing
 
-
         uniforms = key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n)
         uniforms = torch.from_numpy(uniforms).view(len(anchors), self.num_samples, n).to(model.device)
         places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine, self.share_prefixes)

@@ -83,7 +83,9 @@ SHARES = Table("thresholds", (  # section 3.2
 ))
 POSITIONS = Table("positions", (  # section 3.3
     *_PROPOSAL,
-    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label),
+    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label[0]),
+    ("from", "number of the first of these blocks in the answer, from 0", lambda row: row.label[1]),
+    ("to_below", "end of their numbers, exclusive; empty for late blocks", lambda row: row.label[2]),
     *_OF_BLOCKS,
     ("kl", "mean KL(p^alpha || q) of a token, nats", lambda row: row.kl),
     _BLOCKS, _TOKENS,
@@ -225,6 +227,8 @@ class Stratum(NamedTuple):
 STRATA = Table("strata", (  # section 5.2
     ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)",
      lambda row: row.difficulty),
+    ("temperature", "the draft's lowest temperature", lambda row: float(_sharpest(row.columns).name)),
+    ("weights", "as in `aggregate`: `joint` if they were measured", lambda row: _sharpest(row.columns).weights),
     ("share", "share of blocks", lambda row: row.columns.blocks.mean(row.here)),
     Each(lambda row: row.proposals(), (
         ("{proposal}_acceptance", "mean simulated acceptance of these blocks",
@@ -412,11 +416,11 @@ def _sharpest(columns: Columns) -> ProposalKind:
 
 def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[ProposedBlocks]:
     """Early, middle and late blocks of each proposal."""
-    early, late = columns.number < edges[0], columns.number >= edges[1]
     for proposal in columns.proposals:
-        for name, here in (("early", early), ("mid", ~early & ~late), ("late", late)):
+        for label in zip(("early", "mid", "late"), (0, *edges), (*edges, None), strict=True):
+            here = (columns.number >= label[1]) & (columns.number < (label[2] or np.inf))
             if here.any():
-                yield ProposedBlocks(columns, proposal, name, here)
+                yield ProposedBlocks(columns, proposal, label, here)
 
 
 def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:
