@@ -165,8 +165,6 @@ def test_the_configuration_has_sizes_extent_and_time(probe_config):
     assert found["configuration"] == [{
         "dataset": "arith", "problems": 1, "skipped": 1, "blocks": 2, "tokens": 14, "max_new_tokens": 128, "alpha": 4.0,
         "draft_temperatures": "1, 0.5, 0.25", "samples": 12, "elapsed_seconds": 2.75}]
-    del kept["seconds"]
-    assert config.probe.summarise(config, records).tables["configuration"][0]["elapsed_seconds"] is None
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def test_a_published_row_needs_the_setting_of_its_quantity(probe, table, row, se
 def test_the_published_share_of_hard_tokens_is_that_of_better_ranks():
     """20.5 % is the share of tokens whose rank improves; log p improves for nearly all hard tokens."""
     setting = {"probe.answers": "gold", "probe.norm": "none", "probe.hard_below": 0.01}
-    _, row = published.beside("logit_blend", {"one": setting}, "hard", [{"run": "one", "source": "layer", "layer": 33, "beta": 0.05}])
+    own = {"run": "one", "source": "layer", "layer": 33, "beta": 0.05}
+    _, row = published.beside("logit_blend", {"one": setting}, "hard", [own])
     assert (row["rank_wins"], row.get("wins")) == (0.205, None)
 
 

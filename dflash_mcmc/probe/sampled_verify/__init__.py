@@ -142,10 +142,7 @@ class SampledVerify(Probe):
         return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The cost of every generation with every decoder. `assumed.kept` is what a decoder but `plain` keeps of a block.
-
-        A prompt of the agent and a long generation end at the model's positions, where those are known.
-        """
+        """The cost with every decoder, up to the model's positions. `assumed.kept`: what one but `plain` keeps of a block."""
         assumed, problems, size = config.assumed, config.dataset.num_chosen(), cost.block_size(config)
         short, long = problems * config.num_chains * len(self.temperatures), problems
         shape = config.model.shape("cpu")
@@ -200,7 +197,7 @@ class SampledVerify(Probe):
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
 
         room = (model.max_positions or math.inf) - self.agent_answer
-        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), min(self.agent_tokens, room))
+        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), round(min(self.agent_tokens, room)))
         if (length := len(prompt.tokens)) > room and self.agent_runs:
             left = room + self.agent_answer - length
             refused = (("probe.agent_answer", self.agent_answer, f"at most {left}") if left > 0 else
@@ -219,8 +216,7 @@ class SampledVerify(Probe):
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
         from dflash_mcmc.probe.sampled_verify import arms
 
-        drawn = any(row["n"] for rows in summary.tables.values() for row in rows)
-        return {"fig_sampled_verify": arms.figure(summary.tables)} if drawn else {}
+        return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)

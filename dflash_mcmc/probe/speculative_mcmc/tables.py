@@ -274,12 +274,6 @@ class RunExtent(NamedTuple):
     records: list[dict]
     columns: Columns
 
-    @property
-    def seconds(self) -> float | None:
-        """None if a record of an older run has no time."""
-        seconds = [record.get("seconds") for record in self.records]
-        return None if None in seconds else round(sum(filter(None, seconds)), 3)
-
 
 CONFIGURATION = Table("configuration", (
     ("dataset", "name of the dataset", lambda run: name_of(run.config.dataset)),
@@ -293,7 +287,7 @@ CONFIGURATION = Table("configuration", (
      lambda run: ", ".join(f"{temperature:g}" for temperature in run.temperatures)),
     ("samples", "samples of a simulated chain", lambda run: run.config.probe.num_samples),
     ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
-                        "processes and starts", lambda run: run.seconds),
+                        "processes and starts", lambda run: round(sum(record["seconds"] for record in run.records), 3)),
 ))
 
 
