@@ -145,8 +145,7 @@ class SampledVerify(Probe):
         """The cost with every decoder, up to the model's positions. `assumed.kept`: what one but `plain` keeps of a block."""
         assumed, problems, size = config.assumed, config.dataset.num_chosen(), cost.block_size(config)
         short, long = problems * config.num_chains * len(self.temperatures), problems
-        shape = config.model.shape("cpu")
-        positions = (shape and shape.max_positions) or math.inf
+        positions = ((shape := config.model.shape("cpu")) and shape.max_positions) or math.inf
         agent_prompt = max(1, min(self.agent_tokens, positions - self.agent_answer))
         prompts = (short + long) * (assumed.prompt_length - 1) + self.agent_runs * (agent_prompt - 1)
         answers = (short * assumed.answer_length * config.dataset.max_new_tokens
@@ -197,7 +196,8 @@ class SampledVerify(Probe):
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
 
         room = (model.max_positions or math.inf) - self.agent_answer
-        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), round(min(self.agent_tokens, room)))
+        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"),
+                                   round(min(self.agent_tokens, room)))
         if (length := len(prompt.tokens)) > room and self.agent_runs:
             left = room + self.agent_answer - length
             refused = (("probe.agent_answer", self.agent_answer, f"at most {left}") if left > 0 else
