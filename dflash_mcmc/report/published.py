@@ -76,7 +76,7 @@ def beside(probe: str, identities: Mapping[str, Mapping[str, object]], table: st
     paper = of["tables"].get(table)
     if paper is None:
         return shown
-    runs = {label for label, identity in identities.items() if of["where"].items() <= identity.items()}
+    runs = {label for label, own in identities.items() if all(own.get(key) == of["where"][key] for key in of["where"])}
     for published in paper["rows"]:
         alike = [index for index, row in enumerate(shown)
                  if row.get(RUN) in runs and all(row.get(key) == published.get(key) for key in paper["by"])]

@@ -150,10 +150,12 @@ _NO_PROBLEMS = ("(agent)", "(long) ")
 
 
 def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
-    """How many problems the intervals are over; empty for a probe without problems."""
+    """How many problems the intervals are over; empty for a probe without problems. What was skipped or not drawn is none."""
     if "dataset" not in probe.sources():
         return {}
-    return {"num_problems": len({record["problem"] for record in measured if not record["problem"].startswith(_NO_PROBLEMS)})}
+    drawn = [record["problem"] for record in measured if not any(
+        {"skipped", FAILURE} & part.keys() for part in (record, *record.get("cells", ())))]
+    return {"num_problems": len({problem for problem in drawn if not problem.startswith(_NO_PROBLEMS)})}
 
 
 def _numbers(values: dict, prefix: str = "unit") -> dict[str, float]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from dflash_mcmc.api import component, sample
+from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.probe.adaptation import walks
 from dflash_mcmc.probe.adaptation.walks import FROZEN, name_of
 from dflash_mcmc.statistics.intervals import Clusters
@@ -86,6 +89,13 @@ def test_target_and_draft_may_have_different_dtypes(result, tmp_path):
         assert sum(gained for _, gained in entry["blocks"]) == found["num_tokens"]
         assert np.abs(np.subtract(entry["log_q"][:7], exact["settings"][name]["log_q"][:7])).max() < 0.5
     assert found["log_p"] != exact["log_p"]
+
+
+def test_a_draft_without_numbers_is_skipped(result, monkeypatch):
+    logits = DFlashDrafter.logits
+    monkeypatch.setattr(DFlashDrafter, "logits", lambda self, hidden: logits(self, hidden) * torch.nan)
+    (found,) = measured(changed(result[0], limit=1, modes=["online"]))
+    assert found["skipped"] == NOT_NUMBERS
 
 
 def test_a_change_is_paired():

@@ -31,7 +31,7 @@ def run(make_config, monkeypatch):
     monkeypatch.setattr(figure, "save", lambda drawn, folder, name: None)
 
     def run(probe: str, *overrides: str) -> tuple[dict, list[dict]]:
-        config = make_config(f"probe={probe}", "draft=tiny", "dataset.limit=2", *PROBES[probe], *overrides)
+        config = make_config(f"probe={probe}", "draft=tiny", "dataset.limit=2", *PROBES.get(probe, ()), *overrides)
         result = execute(config)
         json.dumps(result.summary, allow_nan=False)
         return result.summary, records(result.folder)
@@ -59,6 +59,21 @@ def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe,
     assert summary["num_skipped"] == 2
 
 
+@pytest.mark.parametrize("overrides", [
+    ("mixing", "draft=none", "sampler.num_steps=2"),
+    ("sampled_verify", "sampler=temperature", "probe.agent_tokens=60", "probe.agent_answer=4", "probe.agent_runs=1",
+     "probe.long_tokens=8", "probe.temperatures=[1]", "probe.faults=[]"),
+    ("layer_rank", "probe.answers=greedy"), ("logit_blend", "probe.answers=greedy"), ("adaptation",),
+    ("deep_readout", "probe.answers=greedy"), *((name, *PROBES[name]) for name in ("speculative_mcmc", "difficulty"))],
+    ids=lambda overrides: overrides[0])
+def test_a_run_without_a_drawn_answer_has_a_summary(run, monkeypatch, overrides):
+    """Its tables have no numbers, and no problem counts as measured."""
+    spoilt(monkeypatch, LanguageModel, 10**9)
+    summary, found = run(overrides[0], "dataset.max_new_tokens=9", *overrides[1:])
+    assert summary["num_problems"] == 0
+    assert summary.get("num_skipped", summary.get("num_failed", 0)) >= len({record["problem"] for record in found}) >= 2
+
+
 @pytest.mark.parametrize("probe", PROBES)
 def test_the_other_problems_are_measured(run, monkeypatch, probe):
     """The first call is for the first answer, which is then skipped."""
@@ -67,7 +82,7 @@ def test_the_other_problems_are_measured(run, monkeypatch, probe):
     spoilt(monkeypatch, DFlashDrafter, 1)
     summary, found = run(probe, *untimed)
     assert sorted(record.get("skipped", "") for record in found) == ["", NOT_NUMBERS]
-    assert summary["num_skipped"] == 1
+    assert (summary["num_skipped"], summary["num_problems"]) == (1, 1)
     (own,) = [record for record in found if "skipped" not in record]
     (same,) = [record for record in plain if record["problem"] == own["problem"]]
     assert {**own, "seconds": 0} == {**same, "seconds": 0}

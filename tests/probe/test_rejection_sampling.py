@@ -99,6 +99,15 @@ def test_the_folder_has_tables_and_figures(result):
     assert course[0].startswith("draws,standard_error,speculative_rejection,speculative_rejection argmax_proposal,")
 
 
+def test_a_target_with_one_token_has_no_standard_errors(config):
+    """At this temperature p is 1 for one token to the last bit."""
+    probe = replace(config.probe, num_draws=500, temperature=1e-4)
+    found = probe.summarise(config, measured(probe, config))
+    rows = {(row["decoder"], row["fault"]): row for row in found.tables["samplers"]}
+    assert {row["in_standard_errors"] for row in rows.values()} == {None}
+    assert rows["speculative_rejection", None]["max_deviation"] == 0.0
+
+
 def measured(probe, config) -> list[dict]:
     """The records of all units, measured without a run."""
     work = Work(probe.units(config), "cpu")
@@ -196,6 +205,15 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     told = capsys.readouterr().out
     assert "it evaluates no model" not in told
     assert "assumed: prompts of " in told
+
+
+def test_an_anchor_beyond_the_positions_is_refused(tmp_path):
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.anchor=1024")
+    with pytest.raises(UserError, match=r"probe.anchor: given 1024; allowed: at most \d+ \(problem arith-000 takes") as caught:
+        measured(config.probe, config)
+    model, most = config.model.load("cpu"), int(str(caught.value).split("at most ")[1].split()[0])
+    prompt = build.encoded(config, model, config.dataset.problems()[:1])
+    assert sum(map(len, prompt.values())) + most + config.draft.load(model).num_drafted == model.max_positions == 1024
 
 
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):

@@ -161,6 +161,20 @@ def test_an_answer_without_room_is_refused(tmp_path):
         measured(composed(tmp_path, *PAIR, *SMALL, "probe.agent_answer=1000"))
 
 
+def test_a_model_without_room_for_the_agent_is_refused(tmp_path, monkeypatch):
+    config = composed(tmp_path, *PAIR, *SMALL)
+    monkeypatch.setattr(config.model.load("cpu"), "max_positions", 80)
+    with pytest.raises(UserError, match=r"probe.agent_runs: given 3; allowed: 0, or a model with more positions \("):
+        measured(config)
+
+
+def test_the_cost_stops_at_the_positions_of_the_model(tmp_path):
+    """The embedded model has 1,024 positions: 12 of them for the agent's answer, 40 for the prompt of a long generation."""
+    config, fits = (composed(tmp_path, *PAIR, *SMALL, "assumed.prompt_length=40", f"probe.agent_tokens={agent}",
+                             f"probe.long_tokens={long}") for agent, long in ((24_000, 1200), (1012, 984)))
+    assert config.probe.expected_cost(config) == fits.probe.expected_cost(fits)
+
+
 def test_the_experiment_has_the_setting_of_the_document(make_config, shared_data):
     config = make_config("experiment=sampled_verify", f"dataset.path={shared_data}/math500/test.jsonl")
     assert (config.model.path, config.draft.path) == ("Qwen/Qwen3-4B", "z-lab/Qwen3-4B-DFlash-b16")

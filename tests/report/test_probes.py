@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.probe.columns import meanings_of
+from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure, probed, published
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
@@ -16,6 +18,7 @@ from dflash_mcmc.report.study import study_of
 from tests.report.folders import record, write
 from tests.runs import execute
 
+READOUT = {"probe.answers": "gold", "probe.context": "full"}
 DRAFT = {"name": "dflash", "revision": None, "dtype": "float32", "block_size": None}
 
 
@@ -68,11 +71,54 @@ def test_published_rows_follow_the_rows_of_their_kind(report):
     ({"probe.alpha": 2.0}, "aggregate", {"proposal": "draft", "temperature": 0.25, "weights": "reference"}),
     ({}, "aggregate", {"proposal": "draft", "temperature": 0.3, "weights": "reference"}),
     ({}, "aggregate", {"proposal": "draft", "temperature": 0.25, "weights": "joint"}),
+    ({}, "positions", {"proposal": "draft", "temperature": 0.25, "weights": "reference", "position": "early", "from": 0,
+                       "to_below": 5}),
+    ({}, "positions", {"proposal": "draft", "temperature": 0.25, "weights": "reference", "position": "late", "from": 31,
+                       "to_below": None}),
+    ({}, "strata", {"difficulty": "easy", "temperature": 0.25, "weights": "joint"}),
 ])
 def test_a_published_row_of_another_setting_is_not_shown(changed, table, row):
     made = {"probe.alpha": 4.0, "probe.num_samples": 100, **changed}
     row = {"run": "one", **row}
     assert published.beside("speculative_mcmc", {"one": made}, table, [row]) == [row]
+
+
+@pytest.mark.parametrize(("probe", "table", "row", "setting", "other"), [
+    ("logit_blend", "hard", {"source": "layer", "layer": 33, "beta": 0.05},
+     {"probe.answers": "gold", "probe.norm": "none", "probe.hard_below": 0.01}, {"probe.hard_below": 0.1}),
+    ("deep_readout", "overall", {"mode": "mask"}, {"probe.answers": "gold", "probe.context": "full"},
+     {"probe.context": "block"}),
+    ("rejection_sampling", "samplers", {"decoder": "speculative_rejection", "fault": None, "draws": 50_000}, {},
+     {"probe.laws": "draft"}),
+    ("speculative_mcmc", "strata", {"difficulty": "easy", "temperature": 0.25, "weights": "reference"},
+     {"probe.alpha": 4.0, "probe.num_samples": 100}, {"probe.alpha": 2.0}),
+])
+def test_a_published_row_needs_the_setting_of_its_quantity(probe, table, row, setting, other):
+    row = {"run": "one", **row}
+    shown = published.beside(probe, {"one": setting}, table, [row])
+    assert shown[1]["run"].startswith("published")
+    assert published.beside(probe, {"one": {**setting, **other}}, table, [row]) == [row]
+
+
+def test_the_published_share_of_hard_tokens_is_that_of_better_ranks():
+    """20.5 % is the share of tokens whose rank improves; log p improves for nearly all hard tokens."""
+    setting = {"probe.answers": "gold", "probe.norm": "none", "probe.hard_below": 0.01}
+    own = {"run": "one", "source": "layer", "layer": 33, "beta": 0.05}
+    _, row = published.beside("logit_blend", {"one": setting}, "hard", [own])
+    assert (row["rank_wins"], row.get("wins")) == (0.205, None)
+
+
+def test_every_published_number_has_a_column_of_its_table():
+    for name, paper in published._content("probes").items():
+        columns = meanings_of(dict(components("probe"))[name].cls.columns())
+        for table, of in paper["tables"].items():
+            for column in {key for row in of["rows"] for key in row} - {published.RUN}:
+                assert any(_fits(column, each) for each in columns[table]), (name, table, column)
+
+
+def _fits(column: str, pattern: str) -> bool:
+    start, _, end = pattern.partition("{")
+    return column == pattern if not end else column.startswith(start) and column.endswith(end.partition("}")[2])
 
 
 def test_a_published_row_follows_the_run_with_its_setting():
@@ -84,26 +130,26 @@ def test_a_published_row_follows_the_run_with_its_setting():
 
 def test_published_numbers_are_those_of_the_documents():
     """Sums and quotients that the documents state hold between the numbers of the file."""
-    positions = [{"run": "one", "proposal": "draft", "temperature": 0.25, "weights": "reference", "position": name}
-                 for name in ("early", "mid", "late")]
+    positions = [{"run": "one", "proposal": "draft", "temperature": 0.25, "weights": "reference", "from": first,
+                  "to_below": below} for first, below in ((0, 10), (10, 30), (30, None))]
     made = {"probe.alpha": 4.0, "probe.num_samples": 100}
     found = [row for row in published.beside("speculative_mcmc", {"one": made}, "positions", positions)
              if row["run"] != "one"]
     assert sum(row["blocks"] for row in found) == 2416
     parts = [{"run": "one", "tokens": "p_target < 0.01", "component": name}
              for name in ("random baseline", "+ features", "target")]
-    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "decomposition", parts)
+    shown = published.beside("deep_readout", {"one": READOUT}, "decomposition", parts)
     ranks = [row["mean_rank"] for row in shown if row["run"] == "published, section 3.3"]
     assert [round(ranks[0] / rank, 1) for rank in ranks] == [1.0, 6.0, 42.4]
 
 
 def test_a_later_publication_follows_the_document_s_row():
     own = [{"run": "one", "block": "0"}]
-    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "blocks", own)
+    shown = published.beside("deep_readout", {"one": READOUT}, "blocks", own)
     assert [(row["run"], row.get("rank_mask")) for row in shown] == [
         ("one", None), ("published, section 3.4", 114), ("published later, 128 problems, section 3.4", 1990)]
     modes = [{"run": "one", "mode": mode} for mode in ("gold", "mask", "random")]
-    shown = published.beside("deep_readout", {"one": {"probe.answers": "gold"}}, "overall", modes)
+    shown = published.beside("deep_readout", {"one": READOUT}, "overall", modes)
     assert [row["mean_rank_draft"] for row in shown if row["run"].startswith("published later")] == [515, 697, 6489]
     assert "retract" in published.source_of("deep_readout")
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
 
-
 @final
 class WalkRecord(TypedDict):
     """A walk along an answer by a draft that is frozen, or that learns in one way."""

@@ -92,7 +92,7 @@ class Walker:
                 student.learn_prompt(adapter, text.features[:, : text.start - 1], answer.prompt)
             walks[name] = self._frozen(student, text, adapter, adapter, time.perf_counter() - started)
         log_p = self._log_p(text, self._drafted_at(text))
-        if not np.isfinite(log_p).all():
+        if not all(np.isfinite(found).all() for found in (log_p, *(walk["log_q"] for walk in walks.values()))):
             raise sequences.NotNumbers
         return {"num_tokens": len(answer.tokens), "prompt_length": text.start, "log_p": _short(log_p),
                 "seconds": {name: entry.pop("seconds") for name, entry in walks.items()}, "settings": walks}

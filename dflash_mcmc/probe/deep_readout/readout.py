@@ -132,10 +132,7 @@ def _with_the_prompt_again(rows: torch.Tensor, seen: torch.Tensor | None, blocks
                            every: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Features, visible positions and positions of a context that ends with a copy of the prompt's features.
 
-    Only the mode `reinject` sees the copy, and only in its re-injected blocks.
-
-    Args:
-        rows: (modes, length, width). seen: bool (modes, blocks, length), or None if blocks see all positions before them.
+    Only the mode `reinject` sees the copy, in its re-injected blocks. `seen` None: blocks see all positions before them.
     """
     count, length, copied = len(modes), rows.shape[1], blocks.prompt_length
     if seen is None:

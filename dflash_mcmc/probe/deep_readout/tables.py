@@ -339,7 +339,6 @@ VALUES = Table("values", (
 ))
 
 
-
 class ParameterCounts(TypedDict):
     """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
 

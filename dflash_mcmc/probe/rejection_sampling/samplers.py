@@ -9,6 +9,7 @@ or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -150,7 +151,13 @@ def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
                           f"probe.laws=draft, which lists all pairs of tokens; this one has {model.vocab_size}")
     drafter = cast("DFlashDrafter", config.draft.load(model))
     problem = config.dataset.problems()[0]
-    prefix = torch.from_numpy(build.prompts(config, model, [problem])[problem.id]).to(device)[None]
+    prompt = build.encoded(config, model, [problem])[problem.id]
+    room = (model.max_positions or math.inf) - len(prompt) - drafter.num_drafted
+    if probe.anchor > room:
+        allowed = f"at most {room}" if room >= 0 else "a shorter prompt, or a model with more positions"
+        raise ConfigError("probe.anchor", probe.anchor, f"{allowed} (problem {problem.id} takes {len(prompt)} of the model's "
+                          f"{model.max_positions} positions, and a block {drafter.num_drafted})")
+    prefix = torch.from_numpy(prompt).to(device)[None]
     for _ in range(probe.anchor):
         token = model.logits(sequences.read(model, prefix).hidden[:, -1]).argmax(dim=-1)
         prefix = torch.cat([prefix, token[:, None]], dim=1)
@@ -295,8 +302,8 @@ SAMPLERS = Table("samplers", (
     ("max_deviation", "largest distance of a cell's frequency from its probability p",
      lambda row: row.of.largest(row.sampler)),
     ("standard_error", "standard error of the frequency that varies most", lambda row: float(row.of.error[-1])),
-    ("in_standard_errors", "`max_deviation` divided by `standard_error`",
-     lambda row: float(row.of.largest(row.sampler) / row.of.error[-1])),
+    ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
+     lambda row: float(row.of.largest(row.sampler) / row.of.error[-1]) if row.of.error[-1] else None),
     ("total_variation", "half of the sum of all distances of frequencies from p",
      lambda row: 0.5 * float(np.abs(row.of.deviation[row.sampler][-1]).sum())),
     ("chi_square_p", "p-value of Pearson's test that the draws come from p",
@@ -391,7 +398,7 @@ def draw_deviations(axes: Axes, tokens: list[dict], draws: int) -> None:
     axes.bar(places - 0.2, [row[RIGHT_ONE] for row in tokens], 0.4, color=RIGHT)
     axes.bar(places + 0.2, [row[WRONG_ONE] for row in tokens], 0.4, color=WRONG)
     axes.axhline(0.0, color=OTHER, linewidth=0.6)
-    linear = 10.0 ** np.ceil(np.log10(band.max()))
+    linear = 10.0 ** np.ceil(np.log10(max(band.max(), 1e-9)))
     axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
     axes.set(title="Share of draws minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
     axes.set_xticks(places[:: 1 + len(places) // 25])

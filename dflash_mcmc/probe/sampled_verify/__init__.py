@@ -8,6 +8,7 @@ calls after an agent's prompt of 24,000 tokens, with and without a finite attent
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -29,7 +30,6 @@ from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
     from dflash_mcmc.config.schema import Config
@@ -142,11 +142,14 @@ class SampledVerify(Probe):
         return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
 
     def expected_cost(self, config: Config) -> UnitCost:
-        """The cost of every generation with every decoder. `assumed.kept` is what a decoder but `plain` keeps of a block."""
+        """The cost with every decoder, up to the model's positions. `assumed.kept`: what one but `plain` keeps of a block."""
         assumed, problems, size = config.assumed, config.dataset.num_chosen(), cost.block_size(config)
         short, long = problems * config.num_chains * len(self.temperatures), problems
-        prompts = (short + long) * (assumed.prompt_length - 1) + self.agent_runs * (self.agent_tokens - 1)
-        answers = (short * assumed.answer_length * config.dataset.max_new_tokens + long * self.long_tokens
+        positions = ((shape := config.model.shape("cpu")) and shape.max_positions) or math.inf
+        agent_prompt = max(1, min(self.agent_tokens, positions - self.agent_answer))
+        prompts = (short + long) * (assumed.prompt_length - 1) + self.agent_runs * (agent_prompt - 1)
+        answers = (short * assumed.answer_length * config.dataset.max_new_tokens
+                   + long * max(1, min(self.long_tokens, positions - assumed.prompt_length))
                    + self.agent_runs * assumed.answer_length * self.agent_answer)
         drafting, blocks = len(self.arms()) - 1, answers / assumed.kept
         units = self.num_units(config)
@@ -192,12 +195,15 @@ class SampledVerify(Probe):
             return model.encode(model.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
 
-        room = self.agent_tokens if model.max_positions is None else model.max_positions - self.agent_answer
-        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"), min(self.agent_tokens, room))
-        if len(prompt.tokens) > room and self.agent_runs:
-            raise UserError(f"probe.agent_answer: given {self.agent_answer}; allowed: at most "
-                            f"{room + self.agent_answer - len(prompt.tokens)} (the agent's shortest prompt takes "
-                            f"{len(prompt.tokens)} of the model's {model.max_positions} positions)")
+        room = (model.max_positions or math.inf) - self.agent_answer
+        prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"),
+                                   round(min(self.agent_tokens, room)))
+        if (length := len(prompt.tokens)) > room and self.agent_runs:
+            left = room + self.agent_answer - length
+            refused = (("probe.agent_answer", self.agent_answer, f"at most {left}") if left > 0 else
+                       ("probe.agent_runs", self.agent_runs, "0, or a model with more positions"))
+            raise UserError("{}: given {}; allowed: {} ".format(*refused) + f"(the agent's shortest prompt takes {length} of "
+                            f"the model's {model.max_positions} positions)")
         return prompt
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
@@ -210,7 +216,7 @@ class SampledVerify(Probe):
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
         from dflash_mcmc.probe.sampled_verify import arms
 
-        return {"fig_sampled_verify": arms.figure(summary.tables)}
+        return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)

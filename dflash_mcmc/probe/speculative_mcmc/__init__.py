@@ -256,10 +256,7 @@ class SpeculativeMCMC(ProblemProbe):
                         for name, column in columns.items()} for index, which in enumerate(weighed)}
 
     def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
-        """(distances for every predicted token, drawn blocks), both by temperature.
-
-        The name `p` in the distances is for the unsharpened target.
-        """
+        """(distances for every predicted token, drawn blocks), both by temperature. Distances of `p`: the plain target."""
         import torch
 
         from dflash_mcmc.forcing import sequences
@@ -296,7 +293,6 @@ class SpeculativeMCMC(ProblemProbe):
         import torch
 
         from dflash_mcmc.probe.speculative_mcmc import weighing
-
 
         uniforms = key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n)
         uniforms = torch.from_numpy(uniforms).view(len(anchors), self.num_samples, n).to(model.device)
@@ -383,7 +379,8 @@ def _draw_positions(axes: Axes, summary: Summary) -> None:
     for index, name in enumerate(names):
         mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
         at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
-        _points(axes, at, mine, "acceptance", WRONG if name[0] == "target" else _SHADES[names.index(name) % 3], _label(*name))
+        axes.errorbar(at, [row["acceptance"] for row in mine], bars_of(mine, "acceptance"), fmt="o", markersize=4, capsize=2,
+                      color=WRONG if name[0] == "target" else _SHADES[index % 3], label=_label(*name))
     counts = {row["position"]: row["blocks"] for row in rows}
     axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
     axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
@@ -425,11 +422,6 @@ def _of_best_weights(rows: list[dict]) -> list[dict]:
     joint = [row for row in rows if row["weights"] == "joint"]
     drafts = [row for row in joint if row["proposal"] == "draft"]
     return joint if drafts else rows
-
-
-def _points(axes: Axes, at: np.ndarray, rows: list[dict], column: str, colour: str, label: str) -> None:
-    axes.errorbar(at, [row[column] for row in rows], bars_of(rows, column), fmt="o", markersize=4, color=colour, capsize=2,
-                  label=label)
 
 
 def _label(proposal: str, temperature: float | None, between: str = ", ") -> str:

@@ -83,7 +83,9 @@ SHARES = Table("thresholds", (  # section 3.2
 ))
 POSITIONS = Table("positions", (  # section 3.3
     *_PROPOSAL,
-    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label),
+    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label[0]),
+    ("from", "number of the first of these blocks in the answer, from 0", lambda row: row.label[1]),
+    ("to_below", "end of their numbers, exclusive; empty for late blocks", lambda row: row.label[2]),
     *_OF_BLOCKS,
     ("kl", "mean KL(p^alpha || q) of a token, nats", lambda row: row.kl),
     _BLOCKS, _TOKENS,
@@ -225,6 +227,8 @@ class Stratum(NamedTuple):
 STRATA = Table("strata", (  # section 5.2
     ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)",
      lambda row: row.difficulty),
+    ("temperature", "the draft's lowest temperature", lambda row: float(_sharpest(row.columns).name)),
+    ("weights", "as in `aggregate`: `joint` if they were measured", lambda row: _sharpest(row.columns).weights),
     ("share", "share of blocks", lambda row: row.columns.blocks.mean(row.here)),
     Each(lambda row: row.proposals(), (
         ("{proposal}_acceptance", "mean simulated acceptance of these blocks",
@@ -270,12 +274,6 @@ class RunExtent(NamedTuple):
     records: list[dict]
     columns: Columns
 
-    @property
-    def seconds(self) -> float | None:
-        """None if a record of an older run has no time."""
-        seconds = [record.get("seconds") for record in self.records]
-        return None if None in seconds else round(sum(filter(None, seconds)), 3)
-
 
 CONFIGURATION = Table("configuration", (
     ("dataset", "name of the dataset", lambda run: name_of(run.config.dataset)),
@@ -289,7 +287,7 @@ CONFIGURATION = Table("configuration", (
      lambda run: ", ".join(f"{temperature:g}" for temperature in run.temperatures)),
     ("samples", "samples of a simulated chain", lambda run: run.config.probe.num_samples),
     ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
-                        "processes and starts", lambda run: run.seconds),
+                        "processes and starts", lambda run: round(sum(record["seconds"] for record in run.records), 3)),
 ))
 
 
@@ -412,11 +410,11 @@ def _sharpest(columns: Columns) -> ProposalKind:
 
 def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[ProposedBlocks]:
     """Early, middle and late blocks of each proposal."""
-    early, late = columns.number < edges[0], columns.number >= edges[1]
     for proposal in columns.proposals:
-        for name, here in (("early", early), ("mid", ~early & ~late), ("late", late)):
+        for label in zip(("early", "mid", "late"), (0, *edges), (*edges, None), strict=True):
+            here = (columns.number >= label[1]) & (columns.number < (label[2] or np.inf))
             if here.any():
-                yield ProposedBlocks(columns, proposal, name, here)
+                yield ProposedBlocks(columns, proposal, label, here)
 
 
 def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:

@@ -191,7 +191,7 @@ def effective_samples(log_weights: np.ndarray) -> np.ndarray:
 def chance_of_moves(rate: float, steps: int, least: int) -> float:
     """Probability of at least `least` moves in `steps` independent steps that each move with probability `rate`."""
     fewer = (math.comb(steps, k) * rate**k * (1.0 - rate) ** (steps - k) for k in range(least))
-    return 1.0 - sum(fewer)
+    return 1.0 - sum(fewer) if least <= steps else 0.0
 
 
 class Distances(NamedTuple):

@@ -172,6 +172,8 @@ def test_the_document_s_chances():
     assert chance_of_moves(0.53, 10, 3) == pytest.approx(0.963, abs=5e-4)
     assert chance_of_moves(0.0, 10, 1) == 0.0
     assert chance_of_moves(1.0, 3, 3) == 1.0
+    assert [chance_of_moves(rate, 1, 3) for rate in (0.0, 0.3, 1.0)] == [0.0] * 3
+    assert chance_of_moves(1.0, 1, 1) == 1.0
 
 
 # Distances and draws compared with float64 loops and numbers by hand.
