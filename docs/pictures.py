@@ -74,8 +74,6 @@ PICTURES = (
             "outputs/sources/report/figures/fig_gain_over_agreement.png"),
     Picture("sources_beta", "findings/sources-of-second-logits.md", _stored("sources"),
             "outputs/sources/report/figures/fig_gain_over_beta.png"),
-    Picture("signflip", "findings/sign-of-beta.md", _stored("signflip"),
-            "outputs/signflip/report/figures/fig_gain_over_beta.png"),
     Picture("signflip_all", "findings/sign-of-beta.md", _stored("signflip164"),
             "outputs/signflip164/report/figures/fig_gain_over_beta.png"),
 )
