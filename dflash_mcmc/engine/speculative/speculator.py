@@ -30,6 +30,7 @@ from dflash_mcmc.engine.speculative.speculation import (
     Verdict,
     all_slots,
     candidates,
+    count_dtype,
     joined,
     of_slots,
 )
@@ -226,15 +227,16 @@ class Speculator:
         if self.tree is not None:
             marks = self.tree.marks(drafted, state.vocab_size)
             return self._read(state, batch, marks)
-        marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=torch.uint8, device=drafted.device)
-        marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8)
+        dtype = count_dtype(drafted.shape[1])
+        marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=dtype, device=drafted.device)
+        marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=dtype)
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
         if self.speculation.fault.late_history:
             marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
         return self._read(state, batch, marks)
 
     def _read(self, state: Rows, batch: int, marks: torch.Tensor) -> laws.History:
-        """The rows' history with that of each slot, uint8 (rows, slots, vocabulary)."""
+        """The rows' history with that of each slot, `count_dtype` (rows, slots, vocabulary)."""
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
