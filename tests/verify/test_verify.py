@@ -522,6 +522,23 @@ def test_a_field_that_no_law_has_is_refused(tiny):
     assert verify(tiny, [np.array([1])], [np.array([2])], counts_prompt=True, presence_penalty=1.0).law.counts_prompt
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 5, float("nan"), "0.5", None, True])
+def test_a_level_that_is_no_probability_is_refused(level, tiny):
+    with pytest.raises(UserError, match=r"^level: given .*; allowed: a probability between 0 and 1$"):
+        verify(tiny, [np.array([1])], [np.array([2])], level=level)
+
+
+def test_a_loaded_model_in_training_mode_is_audited_without_dropout(warm):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(drawn._TINY, attention_dropout=0.5, attn_implementation="eager")
+    tokenizer, few = AutoTokenizer.from_pretrained(drawn._TINY), Drawn(warm.prompts[:4], warm.answers[:4])
+    found = [verify(model.train(mode), *few, tokenizer=tokenizer, temperature=0.7) for mode in (False, True)]
+    assert found[0].together == found[1].together
+    assert model.training
+    assert model.base_model.layers[0].training
+
+
 @pytest.mark.parametrize(("given", "row", "says"), [
     ("sampler=greedy", {"repetition_penalty": 1.3}, "(in Python: dflash_mcmc.verify.verify(..., temperature=0.0, repetition_"),
     ("sampler=greedy", {"temperature": 0.5}, "(sampler=temperature sampler.temperature=0.5)"),
