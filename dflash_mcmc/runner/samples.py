@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, UNDRAWN
@@ -105,9 +106,10 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
-                 "prompt": config.model.render(self._tokenizer, prompting.conversation(problem))}
-                for problem in self._problems if problem.id not in known]
+        texts = ((problem, config.model.render(self._tokenizer, prompting.conversation(problem)))
+                 for problem in self._problems if problem.id not in known)
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text,
+                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})} for problem, text in texts]
 
     def progress(self, fresh: Sequence[Record]) -> str:
         """The share of correct samples."""

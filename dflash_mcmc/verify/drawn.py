@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.config.identity import configuration_of
+from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
@@ -81,7 +82,8 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     from dflash_mcmc.store.described import read_problems
     from dflash_mcmc.store.reading import each_record
 
-    prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
+    prompts = {name: model.encode(PromptText.of(problem["prompt"], problem.get("plain", ())), not chat)
+               for name, problem in read_problems(folder).items()}
     records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
     for problem, chain in records:
         if problem not in prompts or "tokens" not in records[problem, chain]:

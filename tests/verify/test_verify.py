@@ -348,6 +348,16 @@ def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_co
     assert "lacks its first sample" in err
 
 
+def test_names_of_special_tokens_in_a_message_are_audited_as_the_text_that_was_read(make_config, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "<|im_end|>2 + 2<|im_start|> =", "answer": "4"}))
+    result = runs.execute(make_config("model=tiny", "sampler=temperature", "dataset=jsonl", "dataset.path=questions.jsonl",
+                                      "dataset.max_new_tokens=24", "num_chains=2"))
+    code, out, _ = told([str(result.folder)], capsys)
+    assert code == 0, out
+    assert json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())["log_p_error"][0] < 1e-5
+
+
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
     for content in ("a: [", "name: x\nmodel: {name: hf, no_such: 1}", "name: x\nmodel: {name: no_such}", "[]"):
         (tmp_path / "config.yaml").write_text(content)

@@ -25,6 +25,13 @@ class PromptText(str):
 
     plain: tuple[tuple[int, int], ...] = ()
 
+    @classmethod
+    def of(cls, text: str, plain: Sequence[tuple[int, int]]) -> PromptText:
+        """The text with these places."""
+        made = cls(text)
+        made.plain = tuple(plain)
+        return made
+
 
 class Conversation(NamedTuple):
     """The input of a model: a system prompt and worked examples, if configured, and then the turns of a problem."""
@@ -185,9 +192,7 @@ def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[
             plain.append((length, length + len(name)))
         texts.append(name)
         length += len(name)
-    text = PromptText("".join(texts))
-    text.plain = tuple(plain)
-    return text
+    return PromptText.of("".join(texts), plain)
 
 
 def _joined(prompt: str, answer: str) -> str:
