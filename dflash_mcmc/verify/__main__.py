@@ -114,10 +114,11 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
             bar.update(tokens=len(text.tokens))
 
     if server is not None:
-        drawn.draw(server, config, model, read, path)
+        texts, left_out = drawn.draw(server, config, model, read, path), 0
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
         found += behaviour.judge(model, answers, read, given.level, config.blend)
-    texts, left_out = of(path)
+    else:
+        texts, left_out = of(path)
     if given.against is not None:
         others, is_greedy = of(given.against)[0], read.temperature == 0.0
         found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))

@@ -486,6 +486,28 @@ def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
     assert sorted(asked) == [13, 14, 15]
 
 
+def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tiny):
+    """The prompt, the law, the limit or the server's model is another one in an earlier audit with the same folder."""
+    asked, names = [], ["model"]
+    monkeypatch.setattr(drawn, "served", lambda url: names[-1])
+    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body) or [{"ids": [5 + body["seed"]]}])
+    given = ["model=tiny", "dataset=arith", "dataset.limit=2"]
+    model, file, hot = tiny.load("cpu"), tmp_path / "drawn.jsonl", SamplingParams(temperature=1.5)
+
+    def texts(law: SamplingParams, *more: str) -> list[int]:
+        return [int(text.tokens[0]) for text in drawn.draw("http://x/v1", program._stated([*given, *more]), model, law, file)]
+
+    assert texts(SamplingParams()) == [5, 6]
+    assert texts(SamplingParams(), "dataset.prompt=boxed") == [7, 8]
+    assert texts(hot) == [9, 10]
+    assert texts(SamplingParams(), "dataset.max_new_tokens=3") == [11, 12]
+    names.append("another")
+    assert texts(SamplingParams()) == [13, 14]
+    names.append("model")
+    assert [texts(SamplingParams()), texts(SamplingParams(), "dataset.limit=1"), texts(hot)] == [[5, 6], [5], [9, 10]]
+    assert len(asked) == 10
+
+
 @pytest.mark.parametrize(("line", "says"), [
     ("{", "line 2 is not JSON"), ("[]", "line 2 is no JSON object"), ('{"ids": [1]}', "line 2 lacks prompt_ids or prompt"),
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
