@@ -143,7 +143,8 @@ class Payments(NamedTuple):
         log: float64 (tokens, bets), in nats. A token that the law cannot draw pays nothing.
         top: float64 (tokens,), 1 where the token is the most likely one.
         expected_top: float64 (tokens,), the probability of the most likely token.
-        outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0.
+        outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0;
+            at most the near one where rounding moves the bound of top-p or min-p so far.
         kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
         log_p: float64 (tokens,), log probability under the stated law, in nats; -inf for a token that it cannot draw.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
@@ -183,9 +184,20 @@ def _named(cut: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in cut._asdict().items() if value != getattr(SamplingParams(), name))
 
 
+class Rounding(NamedTuple):
+    """How far another rounding moves logits, in nats, and the mass of the most likely tokens."""
+
+    nats: float = 0.0
+    mass: float = 0.0
+
+    def loosened(self, law: SamplingParams) -> SamplingParams:
+        """The law with a truncation that keeps every token which this rounding may keep."""
+        return law._replace(top_p=min(1.0, law.top_p + self.mass), min_p=law.min_p * math.exp(-self.nats))
+
+
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice]) -> Payments:
+             pieces: Sequence[slice], near: Rounding = Rounding()) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -193,12 +205,14 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         prompt: token ids of the prompt, int64.
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
+        near: the rounding of engines.
     """
-    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near) for piece in pieces]
     return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
-def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> Payments:
+def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
+              near: Rounding) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
     history = history_of(logits, prompt, tokens, law, piece)
     kept = process(logits, law, history)
@@ -213,6 +227,8 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
         whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
         beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
+        at_bound = process(logits, near.loosened(law), history).gather(1, drawn[:, None])[:, 0].isfinite()
+        beyond = torch.where(at_bound, beyond.clamp(max=near.nats), beyond)
     top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
     if law.temperature == 0.0:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)

@@ -253,6 +253,25 @@ def test_near_ties_are_wider_in_bfloat16(tiny):
     assert verify(coarse, *one, temperature=2.0).near == 0.25
 
 
+@pytest.mark.parametrize(("dtype", "slack"), [("float32", 1e-3), ("bfloat16", 0.02)])
+@pytest.mark.parametrize("field", ["top_p", "min_p"])
+def test_the_token_just_behind_a_truncation_is_a_near_tie(field, dtype, slack, tiny):
+    """The mass before it exceeds top-p by less than rounding; it lies as little below min-p. It is far from the kept ones."""
+    import torch
+
+    model = dm.component("model", "tiny", dtype=dtype)
+    loaded = model.load("cpu")
+    with torch.no_grad():
+        hidden = sequences.read(loaded, torch.from_numpy(PROMPTS[0])[None]).hidden[0, -1:]
+    p, order = torch.softmax(loaded.logits(hidden)[0].double(), dim=-1).sort(descending=True)
+    place = next(place for place in range(1, 40) if p[place - 1] > 2.0 * p[place])
+    edge = float(p[:place].sum()) if field == "top_p" else float(p[place] / p[0])
+    inside, outside = (-0.7 * slack, -1.5 * slack) if field == "top_p" else (0.01 * edge, 2.0 * edge)
+    for shift, red in ((inside, False), (outside, True)):
+        found = verify(model, PROMPTS[:1], [[int(order[place])]], **{field: edge + shift})
+        assert (len(found.outside), found.near_ties, found.is_red) == (1, 1 - red, red)
+
+
 def test_a_truncation_that_is_not_stated_is_named(tiny):
     found = verify(tiny, *drawn_by(dm.Temperature(temperature=1.6, top_p=0.8)), temperature=1.6)
     assert found.is_red
