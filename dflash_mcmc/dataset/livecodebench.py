@@ -17,6 +17,7 @@ from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
+from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 
 _WITH_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
@@ -89,7 +90,7 @@ def _tests(value: object, where: str) -> list[dict[str, str]]:
 
 def _parsed(value: object, kind: type, where: str) -> Any:
     try:
-        content = json.loads(value) if isinstance(value, str) else value
+        content = loaded(value) if isinstance(value, str) else value
     except ValueError:
         content = None
     if not isinstance(content, kind):

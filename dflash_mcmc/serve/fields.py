@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from dflash_mcmc.dataset import stop_strings
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.serve.answers import Refused
+from dflash_mcmc.store.schema import loaded
 
 PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "frequency_penalty": (-2.0, 2.0),
              "presence_penalty": (-2.0, 2.0), "repetition_penalty": (0.0, 1e6)}
@@ -66,10 +66,9 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise ValueError(f"{text} is no number of JSON")
 
     try:
-        content = json.loads(body.decode(), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:160] or type(error).__name__
-        raise Refused(400, f"body: cannot be read: {reason}; allowed: a JSON object in UTF-8") from error
+        content = loaded(body.decode(), parse_constant=constant)
+    except ValueError as error:
+        raise Refused(400, f"body: cannot be read: {reason_of(error, 160)}; allowed: a JSON object in UTF-8") from error
     if not isinstance(content, dict):
         refuse("body", type(content).__name__, "a JSON object")
     return content

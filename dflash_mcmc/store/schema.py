@@ -291,6 +291,26 @@ def is_plain(value: Any) -> bool:
     return False
 
 
+_MOST_LEVELS = 64
+
+
+def loaded(text: str | bytes, **options: Any) -> Any:
+    """The value of a JSON text of others, as `json.loads` gives it. Raises ValueError, also for one that is nested deeply.
+
+    What reads the value may then walk it by recursion, and an error can show it.
+    """
+    try:
+        level = [value := json.loads(text, **options)]
+        for _ in range(_MOST_LEVELS + 1):
+            level = [inner for each in level if isinstance(each, (list, dict))
+                     for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"it has more than {_MOST_LEVELS} levels of nesting")
+
+
 Whole = Annotated[int, Range()]
 """A whole number."""
 Count = Annotated[int, Range(0)]

@@ -30,6 +30,7 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.runner import build
 from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store.schema import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +111,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in lines_of(file):
             where = f"{file}: line {number}"
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                row = loaded(line)
+            except ValueError as error:
                 raise UserError(f"{where} is not JSON: {reason_of(error, 120)}; allowed: {_ALLOWED}") from error
             if not isinstance(row, dict):
                 raise UserError(f"{where} is no JSON object; allowed: {_ALLOWED}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Message
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -130,7 +131,7 @@ def tools_of(value: object, where: str) -> tuple[dict[str, Any], ...]:
     listed = value
     if isinstance(value, str):
         try:
-            listed = json.loads(value) if value.strip() else []
+            listed = loaded(value) if value.strip() else []
         except ValueError:
             listed = value
     tools = [] if listed is None else listed
