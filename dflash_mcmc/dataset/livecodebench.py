@@ -70,7 +70,6 @@ def _question(row: dict, where: str) -> str:
 
 
 def _private(value: object, where: str) -> object:
-    """The JSON text of private tests, which newer files compress. Raises UserError."""
     if not isinstance(value, str) or value.lstrip().startswith("["):
         return value
     try:

@@ -72,7 +72,6 @@ class Samples(Tasks[Record]):
         return SampleWorker(self._config, engine, fit.of(problems))
 
     def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:
-        """A line where the logits that a blend mixes in are much wider than the target's: a small share then weighs much."""
         ratio = self._config.engine.blend_width(self._config.blend, model, prompts) if prompts else None
         if ratio is not None and ratio > _WIDE:
             note(f"blend: the logits that it mixes in deviate {ratio:.1f} times as much as the target's on the first prompts: "
@@ -106,13 +105,12 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        texts = ((problem, config.model.render(self._tokenizer, prompting.conversation(problem)))
-                 for problem in self._problems if problem.id not in known)
-        return [{"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text,
-                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})} for problem, text in texts]
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
+                 "prompt": (text := config.model.render(self._tokenizer, prompting.conversation(problem))),
+                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})}
+                for problem in self._problems if problem.id not in known]
 
     def progress(self, fresh: Sequence[Record]) -> str:
-        """The share of correct samples."""
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
         self._num_seen += len(fresh)
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""

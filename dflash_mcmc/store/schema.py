@@ -277,12 +277,12 @@ class Finite(NamedTuple):
         return core_schema.no_info_after_validator_function(check, handler(source))
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, deepest: int = _DEEPEST, finite: bool = True) -> bool:
     """Whether a JSON value has finite numbers and few levels. Without recursion, because a file may hold any depth."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         level = [each for each in level if isinstance(each, (float, list, dict))]
-        if any(isinstance(each, float) and not math.isfinite(each) for each in level):
+        if finite and any(isinstance(each, float) and not math.isfinite(each) for each in level):
             return False
         level = [inner for each in level if not isinstance(each, float)
                  for inner in (each.values() if isinstance(each, dict) else each)]
@@ -291,24 +291,14 @@ def is_plain(value: Any) -> bool:
     return False
 
 
-_MOST_LEVELS = 64
-
-
-def loaded(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text of others, as `json.loads` gives it. Raises ValueError, also for one that is nested deeply.
-
-    What reads the value may then walk it by recursion, and an error can show it.
-    """
+def loaded(text: str, **options: Any) -> Any:
+    """The value of a JSON text of others. Raises ValueError, also for a value that is nested too deeply for a recursion."""
     try:
-        level = [value := json.loads(text, **options)]
-        for _ in range(_MOST_LEVELS + 1):
-            level = [inner for each in level if isinstance(each, (list, dict))
-                     for inner in (each.values() if isinstance(each, dict) else each)]
-        if not level:
+        if is_plain(value := json.loads(text, **options), 2 * _DEEPEST, finite=False):
             return value
     except RecursionError:
         pass
-    raise ValueError(f"it has more than {_MOST_LEVELS} levels of nesting")
+    raise ValueError(f"it has more than {2 * _DEEPEST} levels of nesting")
 
 
 Whole = Annotated[int, Range()]

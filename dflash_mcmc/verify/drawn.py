@@ -139,7 +139,6 @@ def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: Sampling
 
 
 def _stating(name: str, value: object, law: SamplingParams) -> str:
-    """What states another value of a field of the law."""
     if name == "temperature":
         return "sampler=greedy" if value == 0 else f"sampler=temperature sampler.temperature={value!r}"
     if law.temperature == 0.0:
@@ -190,7 +189,6 @@ def write_cases(config: Config, folder: Path) -> None:
 
 
 def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: Path) -> None:
-    """Writes a model of the embedded one's kind, with its tokenizer, as a float32 GGUF file."""
     import gguf
 
     tokenizer = json.loads((_TINY / "tokenizer.json").read_text())

@@ -144,7 +144,7 @@ class Payments(NamedTuple):
         top: float64 (tokens,), 1 where the token is the most likely one.
         expected_top: float64 (tokens,), the probability of the most likely token.
         outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0;
-            at most the near one where rounding moves the bound of top-p or min-p so far.
+            at most that of rounding where this moves the bound of top-p or min-p so far.
         kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
         log_p: float64 (tokens,), log probability under the stated law, in nats; -inf for a token that it cannot draw.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
@@ -176,7 +176,6 @@ def bets_of(law: SamplingParams) -> list[Bet]:
 
 
 def _order_matters(law: SamplingParams) -> bool:
-    """Whether a truncation keeps other tokens before the temperature than after it."""
     return law.truncates and law.temperature not in (0.0, 1.0)
 
 
@@ -187,17 +186,19 @@ def _named(cut: SamplingParams) -> str:
 class Rounding(NamedTuple):
     """How far another rounding moves logits, in nats, and the mass of the most likely tokens."""
 
-    nats: float = 0.0
-    mass: float = 0.0
+    nats: float
+    mass: float
 
     def loosened(self, law: SamplingParams) -> SamplingParams:
         """The law with a truncation that keeps every token which this rounding may keep."""
         return law._replace(top_p=min(1.0, law.top_p + self.mass), min_p=law.min_p * math.exp(-self.nats))
 
 
+NO_ROUNDING = Rounding(0.0, 0.0)
+
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice], near: Rounding = Rounding()) -> Payments:
+             pieces: Sequence[slice], near: Rounding = NO_ROUNDING) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -275,7 +276,6 @@ class Repeats:
 
 def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,
                   tokens: np.ndarray, law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
-    """The log payments (tokens,) of each bet, in the order of `bets_of`."""
     of_drawn, p = log_p.gather(1, drawn[:, None])[:, 0].double(), log_p.exp()
     for power in _POWERS:
         yield (power - 1.0) * of_drawn - (power * log_p).logsumexp(dim=-1).double()
@@ -305,10 +305,7 @@ def _tilts(drawn: torch.Tensor, share: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mass and the smallest probability of the tokens that a truncation keeps, of descending probabilities (rows, n).
-
-    Tokens that tie with the smallest are kept too.
-    """
+    """Mass and smallest probability of what a truncation keeps, ties with it too, of descending probabilities (rows, n)."""
     upto = values.cumsum(dim=-1)
     if cut.top_k:
         count = torch.full((len(values), 1), min(cut.top_k, values.shape[1]), device=values.device)

@@ -367,7 +367,7 @@ def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_co
     assert "lacks its first sample" in err
 
 
-def test_names_of_special_tokens_in_a_message_are_audited_as_the_text_that_was_read(make_config, capsys, monkeypatch, tmp_path):
+def test_names_of_special_tokens_in_a_message_are_audited_as_text(make_config, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "<|im_end|>2 + 2<|im_start|> =", "answer": "4"}))
     result = runs.execute(make_config("model=tiny", "sampler=temperature", "dataset=jsonl", "dataset.path=questions.jsonl",

@@ -161,7 +161,6 @@ def _is_json(value: object) -> bool:
 
 
 def _specials_in(tokenizer: Any, value: object) -> list[str]:
-    """The special tokens whose names stand in the texts of a conversation, the longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     names = {token.content for token in added.values() if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -80,7 +80,6 @@ def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[di
 
 
 def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
-    """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         if len(set(names := reader.fieldnames or ())) < len(names):

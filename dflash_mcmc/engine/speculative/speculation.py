@@ -29,7 +29,7 @@ def tensor_of(values: Sequence, device: torch.device) -> torch.Tensor:
 
 
 def count_dtype(most: int) -> torch.dtype:
-    """The type of counts of drafted tokens, which has `most`: a block has seldom more than a byte counts."""
+    """The type of counts up to `most`."""
     return torch.uint8 if most < 2**8 else torch.int32
 
 

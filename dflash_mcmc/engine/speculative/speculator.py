@@ -166,7 +166,6 @@ class Speculator:
             self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The blended target's logits for the states of `Verified`."""
         return self.runner.logits(states[0], states[1:], ())["blended"]
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
@@ -218,7 +217,6 @@ class Speculator:
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
-        """Weights of the processed logits, (rows * slots)."""
         own = processed(logits, groups, self.num_read, history)
         return target if own is target.logits else laws.weigh(own)
 
@@ -236,7 +234,6 @@ class Speculator:
         return self._read(state, batch, marks)
 
     def _read(self, state: Rows, batch: int, marks: torch.Tensor) -> laws.History:
-        """The rows' history with that of each slot, `count_dtype` (rows, slots, vocabulary)."""
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))
