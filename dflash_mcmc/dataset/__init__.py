@@ -76,7 +76,7 @@ def checked(problems: list[Problem]) -> list[Problem]:
     for problem in problems:
         for name in ("id", "question", "answer", "solution", "subject", "second"):
             value = problem._asdict()[name]
-            if not _is_text(value) and (value is not None or name not in ("solution", "subject", "second")):
+            if not is_text(value) and (value is not None or name not in ("solution", "subject", "second")):
                 raise UserError(f"dataset.path: problem {problem.id!r} has {value!r:.80} for its {name}; allowed: a text")
         if problem.id in seen:
             raise UserError(f"dataset.path: the id {problem.id!r} occurs twice; allowed: a different id for each problem")
@@ -87,7 +87,7 @@ def checked(problems: list[Problem]) -> list[Problem]:
     return problems
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Whether a tokenizer accepts a value: JSON can hold lone surrogates, and no tokenizer accepts them."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 

@@ -67,7 +67,6 @@ class ClBench(FromFile):
                        messages=messages)
 
     def _gold(self, row: dict, number: int) -> str:
-        """The rubrics as a JSON list; an empty text if the run is not graded. Raises UserError for a row that lacks them."""
         if not self.rubrics:
             return ""
         rubrics = row.get("rubrics")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_mcmc.dataset import is_text
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
@@ -37,7 +38,7 @@ class GpqaDiamond(Benchmark):
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row. Raises UserError if a part is no text."""
         for name in self.required:
-            if not isinstance(row[name], str):
+            if not is_text(row[name]):
                 raise UserError(f"dataset.path: row {number} has {row[name]!r:.80} for its {name}; allowed: a text")
         order = Stream(Key(self.options_seed).fold_in("gpqa", row["Record ID"])).shuffle(list(_OPTIONS))
         options = "\n".join(f"{letter}) {row[name].strip()}" for letter, name in zip(_LETTERS, order, strict=True))

@@ -33,7 +33,6 @@ class Gsm8k(Benchmark):
 
 
 def _gold(solution: str, number: int) -> str:
-    """The text after the mark, without digit separators."""
     if not isinstance(solution, str) or _MARK not in solution:
         raise UserError(f"dataset.path: row {number} has no final answer after {_MARK!r}")
     return solution.rpartition(_MARK)[2].strip().replace(",", "")

@@ -62,7 +62,6 @@ def rows_of(place: Place, columns: Sequence[str], whole: bool) -> list[dict]:
 
 @cache
 def _loaded(place: Place) -> Any:
-    """The table of a split. Raises UserError."""
     _check_folder(place)  # at once: the import takes seconds
     import datasets
 
@@ -95,11 +94,7 @@ def _source(place: Place) -> str:
 
 
 def _saved(place: Place, loaded: Any) -> Any:
-    """The table of the configured split. Raises ConfigError.
-
-    Args:
-        loaded: the result of `load_from_disk`, which is one table, or a table for each split.
-    """
+    """The configured split of a saved table, or of a table for each split. Raises ConfigError."""
     if place.name is not None:
         raise ConfigError("dataset.name", place.name, "null with a folder that save_to_disk has written")
     splits = loaded if isinstance(loaded, dict) else {str(loaded.split or place.split): loaded}

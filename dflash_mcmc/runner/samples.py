@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, UNDRAWN
@@ -71,7 +72,6 @@ class Samples(Tasks[Record]):
         return SampleWorker(self._config, engine, fit.of(problems))
 
     def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:
-        """A line where the logits that a blend mixes in are much wider than the target's: a small share then weighs much."""
         ratio = self._config.engine.blend_width(self._config.blend, model, prompts) if prompts else None
         if ratio is not None and ratio > _WIDE:
             note(f"blend: the logits that it mixes in deviate {ratio:.1f} times as much as the target's on the first prompts: "
@@ -108,10 +108,10 @@ class Samples(Tasks[Record]):
         missing = [problem for problem in self._problems if problem.id not in known]
         tokenizer = self._tokenizer or (config.model.tokenizer() if missing else None)  # a complete run has loaded none
         return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
-                 "prompt": config.model.render(tokenizer, prompting.conversation(problem))} for problem in missing]
+                 "prompt": (text := config.model.render(tokenizer, prompting.conversation(problem))),
+                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})} for problem in missing]
 
     def progress(self, fresh: Sequence[Record]) -> str:
-        """The share of correct samples."""
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
         self._num_seen += len(fresh)
         return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""

@@ -213,7 +213,6 @@ def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
 
 
 def _most_likely(reply: Reply, texts: TokenTexts) -> list[tuple[bytes, float]] | None:
-    """The bytes and log p of the most likely token at each place; None if they were not asked for."""
     if reply.scored is None or reply.scored.most_likely is None:
         return None
     tokens = [token for token, _ in reply.scored.most_likely]

@@ -172,7 +172,6 @@ class Service:
 
     async def _parts(self, request: Request, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int],
                      tellers: Sequence[Teller], numbers: Sequence[int], prompt_tokens: int) -> AsyncIterator[Reply | str]:
-        """The parts of answers, the last of each when it has ended, and comments. Raises Refused."""
         clock, whole = asyncio.get_running_loop().time, list[Reply]()
         late, quiet = clock() + self.options.request_seconds, clock() + self.options.keep_alive_seconds
         try:
@@ -228,7 +227,6 @@ class Service:
         return asked, orders, scorers, seed, sum(map(len, prompts))
 
     def _scorers(self, asked: RequestFields, prompts: Sequence[np.ndarray]) -> list[TextScorer | None]:
-        """What scores the text of each answer, where more is asked for than a chain knows. Raises Refused."""
         if not asked.top and not asked.echo:
             return [None] * (len(prompts) * asked.n)
         if asked.echo and asked.logprobs and self._config.blend.needs_draft:
@@ -239,11 +237,7 @@ class Service:
 
     def _orders(self, config: Config, prompts: Sequence[np.ndarray], n: int, seed: int,
                 stop: tuple[str, ...], empty: bool) -> Iterator[Order]:
-        """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample` with these prompts.
-
-        Args:
-            empty: whether the answers have no token, so that only the prompts are read.
-        """
+        """An order for each prompt and answer. The keys are those of `dflash_mcmc.sample`. `empty`: answers have no token."""
         from dflash_mcmc.rng import Key
 
         for index, tokens in enumerate(prompts):
@@ -253,7 +247,6 @@ class Service:
                     config, config.sampler, tokens, key, self._target), stop, Future())
 
     def _tokens(self, config: Config, prompt: Any) -> np.ndarray:
-        """The token ids of a prompt. Raises Refused."""
         chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
         tokens = fields.allowed("messages" if chat else "prompt", lambda: self._encoded(config, prompt))
         if len(tokens) > self._longest_prompt:
@@ -273,7 +266,6 @@ class Service:
         return read_prompts.token_ids(config, self._target, "00000", read)
 
     def _ordered(self, orders: Sequence[Order]) -> list[int]:
-        """The numbers of orders that are taken. Raises Refused."""
         try:
             return self.workers.order(orders)
         except QueueFull as error:
@@ -324,13 +316,11 @@ class Service:
 
 
 def _no_answer(prompt: np.ndarray) -> Chain:
-    """A chain that draws nothing."""
     return ChainResult(Trajectory.start(prompt))
     yield
 
 
 def _characters(value: Any) -> int:
-    """Characters of all texts in a prompt."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from dflash_mcmc.dataset import stop_strings
-from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
+from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.serve.answers import Refused
+from dflash_mcmc.store.schema import loaded
 
 PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "frequency_penalty": (-2.0, 2.0),
              "presence_penalty": (-2.0, 2.0), "repetition_penalty": (0.0, 1e6)}
@@ -24,6 +24,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
 """Fields of OpenAI that are refused unless they have a value that changes nothing."""
 LARGEST_SEED = 2**63 - 1
+_KINDS: dict[type, tuple[str, Any]] = {bool: ("true or false", False), str: ("a text", None), dict: ("an object", {})}
 
 
 class RequestFields(NamedTuple):
@@ -66,10 +67,9 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise ValueError(f"{text} is no number of JSON")
 
     try:
-        content = json.loads(body.decode(), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:160] or type(error).__name__
-        raise Refused(400, f"body: cannot be read: {reason}; allowed: a JSON object in UTF-8") from error
+        content = loaded(body.decode(), parse_constant=constant)
+    except ValueError as error:
+        raise Refused(400, f"body: cannot be read: {reason_of(error, 160)}; allowed: a JSON object in UTF-8") from error
     if not isinstance(content, dict):
         refuse("body", type(content).__name__, "a JSON object")
     return content
@@ -86,22 +86,22 @@ def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
             near = did_you_mean(name, _KNOWN[chat])
             raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the "
                           "sampler in sampler", name[:80])
-    if (named := _text(asked, "model")) not in (None, model):
+    if (named := _of(asked, "model", str)) not in (None, model):
         raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
     openai = {name: _number(asked, name, *bounds) for name, bounds in PENALTIES.items() if name in asked}
     if (top_k := _whole(asked, "top_k", -1, 2**31)) is not None:
         openai["top_k"] = max(top_k, 0)  # -1 keeps all, too
-    options = _mapping(asked, "stream_options")
+    options = _of(asked, "stream_options", dict)
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
         refuse("stream_options", options, '{"include_usage": true or false}')
-    logprobs, top, echo, stream = *_logprobs(asked, chat), _flag(asked, "echo"), _flag(asked, "stream")
+    logprobs, top, echo, stream = *_logprobs(asked, chat), _of(asked, "echo", bool), _of(asked, "stream", bool)
     if stream and (top or echo):
         refuse("stream", True, f"false with {'echo' if echo else 'the most likely tokens'}, since the text is read at its end")
     return RequestFields(chat, _prompts(asked, chat), _whole(asked, "n", 1, 10_000) or 1,
                  _whole(asked, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(asked), _max_tokens(asked, 0 if echo else 1),
-                 logprobs, top, echo, _flag(asked, "return_token_ids"), stream,
+                 logprobs, top, echo, _of(asked, "return_token_ids", bool), stream,
                  options.get("include_usage", False),
-                 {**_sampler(asked), **({"sampling_mask": True} if _flag(asked, "return_sampling_mask") else {})}, openai)
+                 {**_sampler(asked), **({"sampling_mask": True} if _of(asked, "return_sampling_mask", bool) else {})}, openai)
 
 
 def _max_tokens(asked: Mapping[str, Any], least: int) -> int | None:
@@ -171,24 +171,11 @@ def _number(asked: Mapping[str, Any], name: str, low: float, high: float) -> flo
     return float(value)
 
 
-def _flag(asked: Mapping[str, Any], name: str) -> bool:
-    value = asked.get(name, False)
-    if not isinstance(value, bool):
-        refuse(name, value, "true or false")
-    return value
-
-
-def _text(asked: Mapping[str, Any], name: str) -> str | None:
-    value = asked.get(name)
-    if value is not None and not isinstance(value, str):
-        refuse(name, value, "a text")
-    return value
-
-
-def _mapping(asked: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = asked.get(name, {})
-    if not isinstance(value, dict):
-        refuse(name, value, "an object")
+def _of(asked: Mapping[str, Any], name: str, kind: type) -> Any:
+    words, default = _KINDS[kind]
+    value = asked.get(name, default)
+    if name in asked and not isinstance(value, kind):
+        refuse(name, value, words)
     return value
 
 
@@ -207,7 +194,7 @@ def _logprobs(asked: Mapping[str, Any], chat: bool) -> tuple[bool, bool]:
     field = "top_logprobs" if chat else "logprobs"
     if (top := _whole(asked, field, 0, 20) or 0) > 1:
         refuse(field, top, "0, or 1: the most likely token")
-    wanted = _flag(asked, "logprobs") if chat else "logprobs" in asked
+    wanted = _of(asked, "logprobs", bool) if chat else "logprobs" in asked
     if top and not wanted:
         refuse(field, top, "0 without logprobs=true")
     return wanted, bool(top)

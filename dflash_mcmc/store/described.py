@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.store.files import read_regular, write_atomically
-from dflash_mcmc.store.schema import Damaged, Schema, from_line, to_line, whole_lines
+from dflash_mcmc.store.schema import AsList, Damaged, Schema, from_line, to_line, whole_lines
 
 RUN, CONFIG = "run.json", "config.yaml"
 
@@ -108,6 +108,8 @@ class ProblemText(TypedDict):
     """The correct answer as the dataset writes it."""
     prompt: str
     """The text that the model continues, before the tokenizer adds special tokens of its own."""
+    plain: NotRequired[list[Annotated[tuple[int, int], AsList()]]]
+    """Places (start, stop) of names of special tokens in it that stay text."""
 
 
 def read_problems(folder: Path) -> dict[str, ProblemText]:

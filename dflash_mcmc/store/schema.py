@@ -277,18 +277,28 @@ class Finite(NamedTuple):
         return core_schema.no_info_after_validator_function(check, handler(source))
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, deepest: int = _DEEPEST, finite: bool = True) -> bool:
     """Whether a JSON value has finite numbers and few levels. Without recursion, because a file may hold any depth."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         level = [each for each in level if isinstance(each, (float, list, dict))]
-        if any(isinstance(each, float) and not math.isfinite(each) for each in level):
+        if finite and any(isinstance(each, float) and not math.isfinite(each) for each in level):
             return False
         level = [inner for each in level if not isinstance(each, float)
                  for inner in (each.values() if isinstance(each, dict) else each)]
         if not level:
             return True
     return False
+
+
+def loaded(text: str, **options: Any) -> Any:
+    """The value of a JSON text of others. Raises ValueError, also for a value that is nested too deeply for a recursion."""
+    try:
+        if is_plain(value := json.loads(text, **options), 2 * _DEEPEST, finite=False):
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"it has more than {2 * _DEEPEST} levels of nesting")
 
 
 Whole = Annotated[int, Range()]

@@ -26,15 +26,17 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         tokenizer: of a loaded model.
         hardware: a component, such as `dm.Local(device="cuda")`, whose device computes; None takes the CPU. A loaded model
             stays where it is.
-        level: the probability of a false alarm that is allowed, whenever one looks.
+        level: the probability of a false alarm that is allowed, whenever one looks, in (0, 1).
         law: the stated fields of `SamplingParams`, such as `temperature` and `top_p`; temperature 1 without truncation unless
             given. Temperature 0 may have penalties.
 
     Raises:
-        UserError: for ids that the model does not know, and for a field that the law does not have.
+        UserError: for ids that the model does not know, another level, and a field that the law does not have.
     """
+    from numbers import Real
+
     import dflash_mcmc as dm
-    from dflash_mcmc.api.choices import model_of
+    from dflash_mcmc.api.choices import evaluating, model_of
     from dflash_mcmc.api.sampling import pairs_of
     from dflash_mcmc.errors import ConfigError
     from dflash_mcmc.ops import SamplingParams
@@ -43,6 +45,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
 
     if unknown := [name for name in law if name not in SamplingParams._fields]:
         raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams._fields)}")
+    if not isinstance(level, Real) or not 0.0 < level < 1.0:
+        raise ConfigError("level", level, "a probability between 0 and 1")
     greedy = law.get("temperature") == 0.0  # which the sampler's temperature cannot state; other fields are checked alike
     fields = {"temperature": 1.0, **law, **({"temperature": 1.0} if greedy else {})}
     counts = "prompt+answer" if fields.pop("counts_prompt", False) else "answer"
@@ -50,4 +54,5 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     target = model_of(model, tokenizer, chat=False).load("cpu" if hardware is None else hardware.resolve())
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
-    return audit(target, texts, stated._replace(temperature=0.0) if greedy else stated, level)
+    with evaluating(target.decoder):
+        return audit(target, texts, stated._replace(temperature=0.0) if greedy else stated, float(level))

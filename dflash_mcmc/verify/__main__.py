@@ -93,7 +93,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
-    """The audit, and the further parts of the report that were asked for."""
     import torch
 
     from dflash_mcmc.process import bars
@@ -114,10 +113,11 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
             bar.update(tokens=len(text.tokens))
 
     if server is not None:
-        drawn.draw(server, config, model, read, path)
+        texts, left_out = drawn.draw(server, config, model, read, path), 0
         answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
         found += behaviour.judge(model, answers, read, given.level, config.blend)
-    texts, left_out = of(path)
+    else:
+        texts, left_out = of(path)
     if given.against is not None:
         others, is_greedy = of(given.against)[0], read.temperature == 0.0
         found.append(behaviour.against(model, given.against, texts, others, is_greedy, config.blend))
@@ -147,7 +147,6 @@ def _write_cases(arguments: list[str]) -> None:
 
 
 def _stated(overrides: list[str]) -> Config:
-    """The checked configuration of overrides. Raises UserError."""
     def added(names: set[str]) -> list[str]:
         fixed = ["tracker=none", *(["sampler=temperature"] if "sampler" not in names else [])]
         if "sampler=temperature" in (*fixed, *overrides) and names.isdisjoint({"sampler.temperature", "sampler.alpha"}):
@@ -169,7 +168,6 @@ def _token_law(config: Config) -> SamplingParams | None:
 
 
 def _of_run(folder: Path, overrides: list[str]) -> Config:
-    """The configuration of a run folder. Raises UserError."""
     if overrides:
         raise UserError(f"{overrides[0]}: given with a run folder; allowed: nothing, since its config.yaml states the law")
     from omegaconf import OmegaConf

@@ -13,16 +13,19 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.evidence import Bet, BetEvidence, Evidence, Payments, Repeats, Shift, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Evidence, Repeats, Rounding, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.verify.drawn import DrawnText
+    from dflash_mcmc.verify.evidence import Bet, BetEvidence, Payments, Shift
 
 _NEAR, _NEAR_BFLOAT16 = 0.1, 0.5
 """The distance of logits within which a token outside counts as a near-tie of another rounding. bfloat16 rounds logits between
 16 and 32 to multiples of 0.125, after many roundings on the way."""
+_MASS, _MASS_BFLOAT16 = 1e-3, 0.02
+"""The mass behind `top_p` in which a token counts as a near-tie, too."""
 OFF = 0.02
 """The mean distance a token of a stated log p, in nats, above which it is wrong."""
 
@@ -135,4 +138,5 @@ def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend:
             state = blend.mix(state, [output[piece] for output in outputs], model.final_norm)
         return sequences.checked(model.logits(state))
 
-    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))))
+    near = Rounding(near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS)
+    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))), near)

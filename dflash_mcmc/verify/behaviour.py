@@ -85,14 +85,15 @@ def against(model: LanguageModel, source: Path, texts: Sequence[DrawnText], othe
 
 
 def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:
-    """A server's answers by request, from a file where they are known. A request that it refuses has the reason, a text.
+    """A server's answers by request, from a file where the same ones are known. A refused request has the reason, a text.
 
     Raises UserError for a server that is down, limits requests or fails. What it has answered is in the file.
     """
     prompts = [ids.tolist() for ids in build.prompts(config, model, config.dataset.problems()).values()][:_PROMPTS]
     common = {"model": drawn.served(url), "max_tokens": config.dataset.max_new_tokens, "seed": config.seed,
               "return_token_ids": True, **drawn.asked_of(law)}
-    known = {row["request"]: row["answer"] for row in drawn.kept_rows(file)}
+    kept = {json.dumps([row.get("request"), row.get("body")]): row.get("answer") for _, row in drawn.kept_rows(file)}
+    known: dict[str, Any] = {}
 
     def sent(body: dict[str, Any]) -> Any:
         try:
@@ -104,10 +105,12 @@ def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, fil
 
     with ThreadPoolExecutor(len(prompts)) as pool, writing(file), file.open("a", encoding="utf-8") as lines:
         for name, bodies in _requests(common, prompts, known):
-            missing = {f"{name} {place}": body for place, body in bodies.items() if f"{name} {place}" not in known}
+            rows = {f"{name} {place}": body for place, body in bodies.items()}
+            known |= {key: kept[asked] for key, body in rows.items() if (asked := json.dumps([key, body])) in kept}
+            missing = {key: body for key, body in rows.items() if key not in known}
             for key, answer in zip(missing, (pool.map if "together" in name else map)(sent, missing.values()), strict=True):
                 known[key] = answer
-                lines.write(json.dumps({"request": key, "answer": answer}) + "\n")
+                lines.write(json.dumps({"request": key, "body": missing[key], "answer": answer}) + "\n")
                 lines.flush()
     return known | {"prompts": prompts}
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.config.identity import configuration_of
+from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
@@ -29,6 +30,7 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.runner import build
 from dflash_mcmc.store.records import key_of
+from dflash_mcmc.store.schema import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +83,8 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
     from dflash_mcmc.store.described import read_problems
     from dflash_mcmc.store.reading import each_record
 
-    prompts = {name: model.encode(problem["prompt"], not chat) for name, problem in read_problems(folder).items()}
+    prompts = {name: model.encode(PromptText.of(problem["prompt"], problem.get("plain", ())), not chat)
+               for name, problem in read_problems(folder).items()}
     records = {key_of(record): record for record in each_record(folder) if record.get("verdict") != NOT_DRAWN}
     for problem, chain in records:
         if problem not in prompts or "tokens" not in records[problem, chain]:
@@ -99,22 +102,26 @@ def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnTe
 
 def of_file(file: Path, model: LanguageModel, law: SamplingParams) -> Iterator[DrawnText]:
     """The texts of a JSON Lines file. Raises UserError for a line that is none, or that states another law."""
+    texts = (_of_row(row, where, model, law) for where, row in _rows(file))
+    return (text for text in texts if text is not None)
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for number, line in lines_of(file):
             where = f"{file}: line {number}"
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                row = loaded(line)
+            except ValueError as error:
                 raise UserError(f"{where} is not JSON: {reason_of(error, 120)}; allowed: {_ALLOWED}") from error
-            if (text := _of_row(row, where, model, law)) is not None:
-                yield text
+            if not isinstance(row, dict):
+                raise UserError(f"{where} is no JSON object; allowed: {_ALLOWED}")
+            yield where, row
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{file}: cannot be read: {reason_of(error, 120)}; allowed: a JSON Lines file") from error
 
 
-def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> DrawnText | None:
-    if not isinstance(row, dict):
-        raise UserError(f"{where} is no JSON object; allowed: {_ALLOWED}")
+def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: SamplingParams) -> DrawnText | None:
     for name, stated in law._asdict().items():
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
@@ -132,7 +139,6 @@ def _of_row(row: Any, where: str, model: LanguageModel, law: SamplingParams) -> 
 
 
 def _stating(name: str, value: object, law: SamplingParams) -> str:
-    """What states another value of a field of the law."""
     if name == "temperature":
         return "sampler=greedy" if value == 0 else f"sampler=temperature sampler.temperature={value!r}"
     if law.temperature == 0.0:
@@ -183,7 +189,6 @@ def write_cases(config: Config, folder: Path) -> None:
 
 
 def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: Path) -> None:
-    """Writes a model of the embedded one's kind, with its tokenizer, as a float32 GGUF file."""
     import gguf
 
     tokenizer = json.loads((_TINY / "tokenizer.json").read_text())
@@ -217,32 +222,40 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
     out.close()
 
 
-def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> None:
-    """Asks a server for the texts of the configured problems and appends each to a file, which `of_file` reads.
+def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> list[DrawnText]:
+    """Asks a server for the texts of the configured problems, and appends each to a file.
 
     It asks for `num_chains` texts of each problem. Each has a seed of its own, the smallest one that no text of the file
-    has: with one seed, first tokens of several prompts depend on one another. Texts that the file has already are not asked
-    for again. The server is an OpenAI-style one, `/completions`, that takes prompts as token ids and returns the ids that it
-    drew.
+    has: with one seed, first tokens of several prompts depend on one another. Texts that the file has for the same requests
+    are not asked for again, and those for other requests are passed over. The server is an OpenAI-style one, `/completions`,
+    that takes prompts as token ids and returns the ids that it drew.
 
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
     prompts = build.prompts(config, model, config.dataset.problems())
-    name = served(url)
-    known = _known(file, config.seed)
-    wanted = [key for key in itertools.product(prompts, range(config.num_chains)) if key not in known]
-    taken = set(known.values())
+    common = {"model": served(url), "max_tokens": config.dataset.max_new_tokens}
+    every = {(problem, chain): {"prompt_ids": prompts[problem].tolist(), **common, **law._asdict()}
+             for problem in prompts for chain in range(config.num_chains)}
+
+    def known() -> dict[tuple[str, int], DrawnText | None]:
+        """The texts of the file that were asked for like this. Lines of older files lack some fields."""
+        return {key: _of_row(row, where, model, law) for where, row in kept_rows(file)
+                if (key := (row.get("problem"), row.get("chain"))) in every
+                and all(row.get(name, value) == value for name, value in every[key].items())}
+
+    if there := known():
+        note(f"{len(there)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
+             "engine")
+    wanted = [key for key in every if key not in there]
+    taken = {row.get("seed", place) for place, (_, row) in enumerate(kept_rows(file), config.seed)}  # older lines lack it
     seeds = dict(zip(wanted, (seed for seed in itertools.count(config.seed) if seed not in taken), strict=False))
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def ask(key: tuple[str, int]) -> dict[str, object]:
-        problem, chain = key
-        body = {"model": name, "prompt": prompts[problem].tolist(), "max_tokens": config.dataset.max_new_tokens,
-                "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
+        body = {**common, "prompt": every[key]["prompt_ids"], "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
         (answer,) = completed(url, body)
-        return {"problem": problem, "chain": chain, "seed": seeds[key], "prompt_ids": body["prompt"], "ids": answer["ids"],
-                **law._asdict()}
+        return {"problem": key[0], "chain": key[1], "seed": seeds[key], "ids": answer["ids"], **every[key]}
 
     with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
           bars.Bar(len(wanted), "text", "asking", shown=bool(wanted)) as bar):
@@ -250,6 +263,7 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             bar.update()
+    return [text for text in known().values() if text is not None]
 
 
 def asked_of(law: SamplingParams) -> dict[str, float]:
@@ -258,21 +272,13 @@ def asked_of(law: SamplingParams) -> dict[str, float]:
     return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
 
 
-def _known(file: Path, first: int) -> dict[tuple[str, int], int]:
-    """The seeds of a file's texts by problem and chain. Lines of older files have none: it is their place from `first`."""
-    if known := {(row["problem"], row["chain"]): row.get("seed", place) for place, row in enumerate(kept_rows(file), first)}:
-        note(f"{len(known)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
-             "engine")
-    return known
-
-
-def kept_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of an earlier audit's file. A last line that a killed process has left unfinished is cut off."""
+def kept_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Place and row of each line of an earlier audit's file. A last line that a killed process left unfinished is cut off."""
     if not file.exists():
         return []
     with writing(file), file.open("rb+") as lines:
         lines.truncate(lines.read().rfind(b"\n") + 1)
-    return [json.loads(line) for _, line in lines_of(file)]
+    return list(_rows(file))
 
 
 def served(url: str) -> str:

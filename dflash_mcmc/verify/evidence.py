@@ -143,7 +143,8 @@ class Payments(NamedTuple):
         log: float64 (tokens, bets), in nats. A token that the law cannot draw pays nothing.
         top: float64 (tokens,), 1 where the token is the most likely one.
         expected_top: float64 (tokens,), the probability of the most likely token.
-        outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0.
+        outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0;
+            at most that of rounding where this moves the bound of top-p or min-p so far.
         kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
         log_p: float64 (tokens,), log probability under the stated law, in nats; -inf for a token that it cannot draw.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
@@ -175,7 +176,6 @@ def bets_of(law: SamplingParams) -> list[Bet]:
 
 
 def _order_matters(law: SamplingParams) -> bool:
-    """Whether a truncation keeps other tokens before the temperature than after it."""
     return law.truncates and law.temperature not in (0.0, 1.0)
 
 
@@ -183,9 +183,22 @@ def _named(cut: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in cut._asdict().items() if value != getattr(SamplingParams(), name))
 
 
+class Rounding(NamedTuple):
+    """How far another rounding moves logits, in nats, and the mass of the most likely tokens."""
+
+    nats: float
+    mass: float
+
+    def loosened(self, law: SamplingParams) -> SamplingParams:
+        """The law with a truncation that keeps every token which this rounding may keep."""
+        return law._replace(top_p=min(1.0, law.top_p + self.mass), min_p=law.min_p * math.exp(-self.nats))
+
+
+NO_ROUNDING = Rounding(0.0, 0.0)
+
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice]) -> Payments:
+             pieces: Sequence[slice], near: Rounding = NO_ROUNDING) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -193,12 +206,14 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         prompt: token ids of the prompt, int64.
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
+        near: the rounding of engines.
     """
-    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece) for piece in pieces]
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near) for piece in pieces]
     return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
-def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice) -> Payments:
+def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
+              near: Rounding) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
     history = history_of(logits, prompt, tokens, law, piece)
     kept = process(logits, law, history)
@@ -213,6 +228,8 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
         whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
         beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
+        at_bound = process(logits, near.loosened(law), history).gather(1, drawn[:, None])[:, 0].isfinite()
+        beyond = torch.where(at_bound, beyond.clamp(max=near.nats), beyond)
     top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
     if law.temperature == 0.0:
         paid = torch.zeros(len(drawn), 1, dtype=torch.float64)
@@ -259,7 +276,6 @@ class Repeats:
 
 def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,
                   tokens: np.ndarray, law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
-    """The log payments (tokens,) of each bet, in the order of `bets_of`."""
     of_drawn, p = log_p.gather(1, drawn[:, None])[:, 0].double(), log_p.exp()
     for power in _POWERS:
         yield (power - 1.0) * of_drawn - (power * log_p).logsumexp(dim=-1).double()
@@ -289,10 +305,7 @@ def _tilts(drawn: torch.Tensor, share: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _kept(values: torch.Tensor, cut: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mass and the smallest probability of the tokens that a truncation keeps, of descending probabilities (rows, n).
-
-    Tokens that tie with the smallest are kept too.
-    """
+    """Mass and smallest probability of what a truncation keeps, ties with it too, of descending probabilities (rows, n)."""
     upto = values.cumsum(dim=-1)
     if cut.top_k:
         count = torch.full((len(values), 1), min(cut.top_k, values.shape[1]), device=values.device)

@@ -76,8 +76,8 @@ def notes(found: Audit) -> list[str]:
     """What limits the verdict."""
     said = []
     if found.near_ties:
-        said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {found.near:g} nats: near-ties of "
-                    "another rounding. They count neither for nor against the law.")
+        said.append(f"{found.near_ties} tokens lie outside of the law's support by at most {found.near:g} nats, or where "
+                    "rounding moves the bound of top-p or min-p: near-ties. They count neither for nor against the law.")
     if found.left_out:
         said.append(f"{found.left_out} texts follow the first one that the run lacks, by problem and chain, and are left out: "
                     "answers that end first are the short and likely ones. The command of the run draws the rest.")

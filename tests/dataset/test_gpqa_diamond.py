@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_the_order_depends_on_the_seed_and_the_id_alone(read):
     assert read() == read(options_seed=0)
     assert [problem.answer for problem in read()] != [problem.answer for problem in read(options_seed=1)]
     assert read(limit=3) == read()[:3]
+
+
+def test_a_lone_surrogate_is_one_line(read, tmp_path):
+    row = dict(zip(COLUMNS, ROWS[0], strict=True))
+    for name in COLUMNS[:3]:
+        (tmp_path / "rows.jsonl").write_text(json.dumps({**row, name: "x\ud800"}))
+        with refused(f"dataset.path: row 0 has 'x\\ud800' for its {name}; allowed: a text"):
+            read(path=str(tmp_path / "rows.jsonl"))
 
 
 def test_the_published_number_of_rows_is_checked(read):

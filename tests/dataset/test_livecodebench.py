@@ -87,3 +87,6 @@ def test_bad_rows_are_errors_of_one_line(read):
         read({**ROW, "private_test_cases": "!"}, private=True)
     with refused("row 0 for its metadata: given 'x'; allowed: JSON of a dict"):
         read({**ROW, "metadata": "x"})
+    for name in ("public_test_cases", "private_test_cases", "metadata"):
+        with refused(f"row 0 for its {name}: given '[["):
+            read({**ROW, name: "[" * 100_000}, private=True)

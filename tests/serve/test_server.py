@@ -335,6 +335,9 @@ def test_the_most_likely_token_is_told_with_each_token_of_an_answer(running):
 WRONG = {
     "not JSON": (b"{", 400, "body"), "no object": (b"[1]", 400, "body"), "not finite": (b'{"temperature": NaN}', 400, "NaN"),
     "too large": (b'{"temperature": 1e999}', 400, "temperature"), "deep": (b"[" * 9000, 400, "body"),
+    "deep prompt": (b'{"prompt": ' + b"[" * 700 + b"]" * 700 + b"}", 400, "body: cannot be read: it has more than 64 levels"),
+    "deep user": (b'{"prompt": "x", "user": ' + b"[" * 700 + b"]" * 700 + b"}", 400, "body: cannot be read: it has more than"),
+    "deep stop": (b'{"prompt": "x", "stop": ' + b"[" * 60 + b"]" * 60 + b"}", 400, "stop: given [[["),
     "bytes": (b'{"prompt": "\xff"}', 400, "body"), "surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt"),
     "surrogate in a name": (b'{"prompt": "x", "\\ud800": 1}', 400, "unknown field"),
     "surrogate in a field": (b'{"prompt": "x", "sampler": {"\\ud800": 1}}', 400, "sampler."),

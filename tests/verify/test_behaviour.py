@@ -49,6 +49,20 @@ def answers(tiny, tmp_path_factory) -> dict[str, Any]:
     return asked
 
 
+def test_kept_answers_of_other_requests_are_asked_for_again(tiny, tmp_path, monkeypatch):
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(drawn, "served", lambda url: "model")
+    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body) or [
+        {"ids": [int(body["temperature"] * 10)] * 4, "text": "abcdefgh", "logprobs": []}])
+    config, file = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3"]), tmp_path / "behaviour.jsonl"
+    file.write_text(json.dumps({"request": "alone 0", "answer": "of a version that did not store requests"}) + "\n")
+    for temperature, count in ((1.0, 25), (1.5, 19), (1.0, 0)):  # 6 requests are those of temperature 0
+        asked.clear()
+        answers = behaviour.ask("http://x/v1", config, tiny, SamplingParams(temperature=temperature), file)
+        assert answers["alone 0"][0]["ids"] == [int(10 * temperature)] * 4
+        assert len(asked) == count
+
+
 def outcomes(tiny, answers: dict[str, Any], law: SamplingParams = LAW) -> dict[str, tuple[str, str]]:
     return {check: (outcome, says) for check, outcome, says in behaviour.judge(tiny, answers, law, 0.05)}
 

@@ -253,6 +253,25 @@ def test_near_ties_are_wider_in_bfloat16(tiny):
     assert verify(coarse, *one, temperature=2.0).near == 0.25
 
 
+@pytest.mark.parametrize(("dtype", "slack"), [("float32", 1e-3), ("bfloat16", 0.02)])
+@pytest.mark.parametrize("field", ["top_p", "min_p"])
+def test_the_token_just_behind_a_truncation_is_a_near_tie(field, dtype, slack, tiny):
+    """The mass before it exceeds top-p by less than rounding; it lies as little below min-p. It is far from the kept ones."""
+    import torch
+
+    model = dm.component("model", "tiny", dtype=dtype)
+    loaded = model.load("cpu")
+    with torch.no_grad():
+        hidden = sequences.read(loaded, torch.from_numpy(PROMPTS[0])[None]).hidden[0, -1:]
+    p, order = torch.softmax(loaded.logits(hidden)[0].double(), dim=-1).sort(descending=True)
+    place = next(place for place in range(1, 40) if p[place - 1] > 2.0 * p[place])
+    edge = float(p[:place].sum()) if field == "top_p" else float(p[place] / p[0])
+    inside, outside = (-0.7 * slack, -1.5 * slack) if field == "top_p" else (0.01 * edge, 2.0 * edge)
+    for shift, red in ((inside, False), (outside, True)):
+        found = verify(model, PROMPTS[:1], [[int(order[place])]], **{field: edge + shift})
+        assert (len(found.outside), found.near_ties, found.is_red) == (1, 1 - red, red)
+
+
 def test_a_truncation_that_is_not_stated_is_named(tiny):
     found = verify(tiny, *drawn_by(dm.Temperature(temperature=1.6, top_p=0.8)), temperature=1.6)
     assert found.is_red
@@ -346,6 +365,16 @@ def test_a_run_that_is_not_complete_is_read_up_to_its_first_missing_text(make_co
     code, _, err = told([str(folder)], capsys)
     assert code == 2
     assert "lacks its first sample" in err
+
+
+def test_names_of_special_tokens_in_a_message_are_audited_as_text(make_config, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "<|im_end|>2 + 2<|im_start|> =", "answer": "4"}))
+    result = runs.execute(make_config("model=tiny", "sampler=temperature", "dataset=jsonl", "dataset.path=questions.jsonl",
+                                      "dataset.max_new_tokens=24", "num_chains=2"))
+    code, out, _ = told([str(result.folder)], capsys)
+    assert code == 0, out
+    assert json.loads((tmp_path / "verify" / result.folder.name / "verify.json").read_text())["log_p_error"][0] < 1e-5
 
 
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path, capsys):
@@ -476,6 +505,28 @@ def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
     assert sorted(asked) == [13, 14, 15]
 
 
+def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tiny):
+    """The prompt, the law, the limit or the server's model is another one in an earlier audit with the same folder."""
+    asked, names = [], ["model"]
+    monkeypatch.setattr(drawn, "served", lambda url: names[-1])
+    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body) or [{"ids": [5 + body["seed"]]}])
+    given = ["model=tiny", "dataset=arith", "dataset.limit=2"]
+    model, file, hot = tiny.load("cpu"), tmp_path / "drawn.jsonl", SamplingParams(temperature=1.5)
+
+    def texts(law: SamplingParams, *more: str) -> list[int]:
+        return [int(text.tokens[0]) for text in drawn.draw("http://x/v1", program._stated([*given, *more]), model, law, file)]
+
+    assert texts(SamplingParams()) == [5, 6]
+    assert texts(SamplingParams(), "dataset.prompt=boxed") == [7, 8]
+    assert texts(hot) == [9, 10]
+    assert texts(SamplingParams(), "dataset.max_new_tokens=3") == [11, 12]
+    names.append("another")
+    assert texts(SamplingParams()) == [13, 14]
+    names.append("model")
+    assert [texts(SamplingParams()), texts(SamplingParams(), "dataset.limit=1"), texts(hot)] == [[5, 6], [5], [9, 10]]
+    assert len(asked) == 10
+
+
 @pytest.mark.parametrize(("line", "says"), [
     ("{", "line 2 is not JSON"), ("[]", "line 2 is no JSON object"), ('{"ids": [1]}', "line 2 lacks prompt_ids or prompt"),
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
@@ -520,6 +571,23 @@ def test_a_field_that_no_law_has_is_refused(tiny):
         with pytest.raises(UserError, match=next(iter(law))):
             verify(tiny, [np.array([1])], [np.array([2])], **law)
     assert verify(tiny, [np.array([1])], [np.array([2])], counts_prompt=True, presence_penalty=1.0).law.counts_prompt
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 5, float("nan"), "0.5", None, True])
+def test_a_level_that_is_no_probability_is_refused(level, tiny):
+    with pytest.raises(UserError, match=r"^level: given .*; allowed: a probability between 0 and 1$"):
+        verify(tiny, [np.array([1])], [np.array([2])], level=level)
+
+
+def test_a_loaded_model_in_training_mode_is_audited_without_dropout(warm):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(drawn._TINY, attention_dropout=0.5, attn_implementation="eager")
+    tokenizer, few = AutoTokenizer.from_pretrained(drawn._TINY), Drawn(warm.prompts[:4], warm.answers[:4])
+    found = [verify(model.train(mode), *few, tokenizer=tokenizer, temperature=0.7) for mode in (False, True)]
+    assert found[0].together == found[1].together
+    assert model.training
+    assert model.base_model.layers[0].training
 
 
 @pytest.mark.parametrize(("given", "row", "says"), [

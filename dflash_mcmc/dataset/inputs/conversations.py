@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import UserError, reason_of
+from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Message
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -24,6 +25,13 @@ class PromptText(str):
     """
 
     plain: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, text: str, plain: Sequence[tuple[int, int]]) -> PromptText:
+        """The text with these places."""
+        made = cls(text)
+        made.plain = tuple(plain)
+        return made
 
 
 class Conversation(NamedTuple):
@@ -123,7 +131,7 @@ def tools_of(value: object, where: str) -> tuple[dict[str, Any], ...]:
     listed = value
     if isinstance(value, str):
         try:
-            listed = json.loads(value) if value.strip() else []
+            listed = loaded(value) if value.strip() else []
         except ValueError:
             listed = value
     tools = [] if listed is None else listed
@@ -153,7 +161,6 @@ def _is_json(value: object) -> bool:
 
 
 def _specials_in(tokenizer: Any, value: object) -> list[str]:
-    """The special tokens whose names stand in the texts of a conversation, the longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     names = {token.content for token in added.values() if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -185,9 +192,7 @@ def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[
             plain.append((length, length + len(name)))
         texts.append(name)
         length += len(name)
-    text = PromptText("".join(texts))
-    text.plain = tuple(plain)
-    return text
+    return PromptText.of("".join(texts), plain)
 
 
 def _joined(prompt: str, answer: str) -> str:

@@ -111,7 +111,6 @@ class NamedFields(FromFile):
 
 @cache
 def _template(field: str, source: str) -> Template:
-    """The template, sandboxed. Raises ConfigError."""
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -131,7 +130,6 @@ def _undeclared(source: str | None) -> set[str]:
 
 
 def _rendered(field: str, source: str, row: dict, where: str) -> str:
-    """The text of a template. Raises UserError."""
     try:
         return _template(field, source).render({**row, _ROW: row})
     except Exception as error:  # a template can apply any operation to the values of a row

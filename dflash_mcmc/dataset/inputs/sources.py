@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
-import json
 import re
 import zlib
 from abc import abstractmethod
@@ -22,6 +21,7 @@ from dflash_mcmc.dataset import Dataset, checked
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.process import hub
+from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def of_hub(source: Hub, revision: str | None, columns: Iterable[str]) -> list[di
 
 
 def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
-    """Rows of a file of comma-separated values whose first row names the columns. All values are texts."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         if len(set(names := reader.fieldnames or ())) < len(names):
@@ -107,8 +106,8 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 def _parsed(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
     for line_number, line in lines_of(file):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = loaded(line)
+        except ValueError as error:
             reason = reason_of(error, 120)
             raise UserError(f"{field}: cannot read {file}: line {line_number} is not JSON: {reason}") from error
         if not isinstance(row, dict):

@@ -133,7 +133,6 @@ class BlockSteps:
         state.blocks[:batch] += drafting & (offset < self.drafter.num_drafted)
 
     def _target(self, states: torch.Tensor, hidden: torch.Tensor | None, started: torch.Tensor) -> laws.Weights:
-        """Weights of the blended target after each token, (rows * slots)."""
         said = None if hidden is None else DraftStates(
             torch.nn.functional.pad(hidden, (0, 0, 0, 1)).flatten(0, 1),
             (started[:, None] & (self._offsets < self.drafter.num_drafted)).flatten())
@@ -184,7 +183,6 @@ class MixedSteps:
                 stepper.step(cache, state, batch, key_length, mine, floors)
 
     def _together(self, cache: SlotCache, state: Rows, batch: int, key_length: int, parts: _Parts, floors: bool) -> None:
-        """A step in which all rows share one forward of the target."""
         proposed, fed, at = list[Any](), torch.zeros(0), torch.zeros(0)
         for (_, mine, live), stepper in zip(_each(state, batch, parts), self._joined, strict=True):
             new = stepper.propose(cache, state, batch, key_length, mine)

@@ -233,7 +233,6 @@ class DFlashDrafter:
         return self._rows(anchors, self.num_drafted + 1)[:, 1:]
 
     def _rows(self, anchors: Anchors, block: int) -> torch.Tensor:
-        """Hidden states (rows, block, width) of the anchor's row and of the masks after it."""
         num_rows = len(anchors.position)
         tokens = torch.full((num_rows, block), self.network.shape.mask_token_id, device=anchors.position.device)
         tokens[:, 0] = anchors.fed()
@@ -332,7 +331,6 @@ class ModelDrafter(Featureless):
         return _grown_by_forwards(anchors, draw, tree, forward(fed, at))
 
     def _start(self, anchors: Anchors) -> tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor]:
-        """The model's forward, and the tokens and positions, int64 (rows, 2), that it reads first."""
         before = (anchors.position - 1).clamp(min=0)
         if anchors.live is not None:
             before = torch.where(anchors.live, before, anchors.position)

@@ -138,14 +138,12 @@ def draft_log_q(block: Block) -> torch.Tensor:
 
 
 def _under(weights: laws.Weights, drafted: torch.Tensor, before: tuple[int, ...]) -> torch.Tensor:
-    """Log-probabilities of drafted tokens, each under one of its row's laws, float64 (rows, n)."""
     rows = torch.arange(len(drafted), device=drafted.device)[:, None] * (len(weights.logits) // len(drafted))
     chosen = of_slots(weights, (rows + tensor_of(before, drafted.device)).flatten())
     return chosen.log_probability(drafted.flatten()).view(drafted.shape)
 
 
 def _draft_slots(block: Block) -> torch.Tensor:
-    """Probabilities of the draft, (rows, n, vocabulary)."""
     if block.draft is not None:
         return all_slots(block.draft, len(block.drafted))
     vocabulary = block.target.logits.shape[-1]
@@ -427,7 +425,6 @@ def _keep(state: Rows, offer: Proposal, gained: torch.Tensor) -> None:
 
 
 def _weights(state: Rows, offer: Proposal, offered: torch.Tensor) -> torch.Tensor:
-    """The weight of each row after each slot, float64 (rows, slots)."""
     batch = len(offered)
     gain = state.alpha[:batch, None] * offer.scores[..., 0] - offer.scores[..., 1]
     return state.weight[:batch, None] + torch.where(offered, gain, 0.0).cumsum(dim=1)

@@ -180,7 +180,6 @@ class EagleDrafter(DFlashDrafter):
         return self.network(self._embedded(fed), state, positions, attend)
 
     def _before(self, cache: SlotCache, rows: slice | torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        """Features (rows, 1, hidden) of the tokens before positions int64 (rows,); zeros before the first token."""
         _, values = cache.held(rows, (first - 1).clamp(min=0)[:, None])
         shape = self.network.shape
         kept = values[0, ..., shape.head_dim :].transpose(1, 2).flatten(2)[..., : shape.hidden_size]

@@ -28,6 +28,11 @@ def tensor_of(values: Sequence, device: torch.device) -> torch.Tensor:
         return torch.tensor(values, device=device)
 
 
+def count_dtype(most: int) -> torch.dtype:
+    """The type of counts up to `most`."""
+    return torch.uint8 if most < 2**8 else torch.int32
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """A tree of drafted tokens: the number of candidates after each node, breadth first, without zeros at the end.
@@ -118,13 +123,14 @@ class TokenTree:
         return yes[:, 1:]
 
     def marks(self, drafted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """How often each token is drafted on the path to a node, uint8 (rows, nodes, vocabulary)."""
-        marks = torch.zeros(len(drafted), len(self) + 1, vocab_size, dtype=torch.uint8, device=drafted.device)
+        """How often each token is drafted on the path to a node, of `count_dtype`, (rows, nodes, vocabulary)."""
+        dtype = count_dtype(self.depth)
+        marks = torch.zeros(len(drafted), len(self) + 1, vocab_size, dtype=dtype, device=drafted.device)
         for depth in range(1, self.depth + 1):
             here = self.nodes(depth)
             above = marks[:, tensor_of(self.parents[here.start - 1 : here.stop - 1], drafted.device)]
             tokens = drafted[:, here.start - 1 : here.stop - 1, None]
-            marks[:, here] = above.scatter_add(2, tokens, torch.ones_like(tokens, dtype=torch.uint8))
+            marks[:, here] = above.scatter_add(2, tokens, torch.ones_like(tokens, dtype=dtype))
         return marks
 
     def sight(self, first: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -30,6 +30,7 @@ from dflash_mcmc.engine.speculative.speculation import (
     Verdict,
     all_slots,
     candidates,
+    count_dtype,
     joined,
     of_slots,
 )
@@ -165,7 +166,6 @@ class Speculator:
             self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
     def _law(self, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The blended target's logits for the states of `Verified`."""
         return self.runner.logits(states[0], states[1:], ())["blended"]
 
     def _uniforms(self, state: Rows, batch: int, positions: torch.Tensor) -> Uniforms:
@@ -217,7 +217,6 @@ class Speculator:
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
-        """Weights of the processed logits, (rows * slots)."""
         own = processed(logits, groups, self.num_read, history)
         return target if own is target.logits else laws.weigh(own)
 
@@ -226,15 +225,15 @@ class Speculator:
         if self.tree is not None:
             marks = self.tree.marks(drafted, state.vocab_size)
             return self._read(state, batch, marks)
-        marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=torch.uint8, device=drafted.device)
-        marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=torch.uint8)
+        dtype = count_dtype(drafted.shape[1])
+        marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=dtype, device=drafted.device)
+        marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=dtype)
         marks = torch.nn.functional.pad(marks, (0, 0, 1, 0))
         if self.speculation.fault.late_history:
             marks = torch.nn.functional.pad(marks[:, :-1], (0, 0, 1, 0))
         return self._read(state, batch, marks)
 
     def _read(self, state: Rows, batch: int, marks: torch.Tensor) -> laws.History:
-        """The rows' history with that of each slot, uint8 (rows, slots, vocabulary)."""
         seen, counts = state.history(batch)
         return laws.History(None if seen is None else (seen[:, None] | (marks > 0)).flatten(0, 1),
                             None if counts is None else (counts[:, None] + marks).flatten(0, 1))

@@ -132,7 +132,6 @@ class DflashAPI(ModelAPI):
         return self._output(drawn, len(tokens), asked)
 
     def _settings(self, config: GenerateConfig) -> tuple[RequestSettings, Config]:
-        """What is asked of an answer, and the checked configuration. Raises UserError."""
         asked = requests.read(config.model_dump(exclude_none=True), self._config.dataset.max_new_tokens)
         return asked, self._samplers.config_for(asked.sampler, asked.common, asked.max_tokens)
 
@@ -178,7 +177,6 @@ class DflashAPI(ModelAPI):
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """A message as role and content. Raises ConfigError for content that is not text."""
     if isinstance(message.content, list) and (other := [part.type for part in message.content if part.type != "text"]):
         raise ConfigError("input", f"content of the type {other[0]}", "text")
     return {"role": message.role, "content": message.text}

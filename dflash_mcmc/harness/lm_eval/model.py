@@ -148,10 +148,7 @@ class DflashMcmcLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False,
                               **_: Any) -> list[tuple[float, bool]]:
-        """(log likelihood in nats, whether greedy decoding gives it) of each continuation.
-
-        The beginning of a context is left out where the two do not fit.
-        """
+        """(log likelihood in nats, whether greedy decoding gives it) of each continuation."""
         if not requests:
             return []
         config = self._args.config

@@ -73,7 +73,6 @@ def without_cache(arguments: Sequence[str]) -> list[str]:
 
 
 def _until(until: Any) -> list[str]:
-    """The stop strings. Raises ConfigError."""
     texts = [until] if isinstance(until, str) else until or []
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise ConfigError("generation_kwargs.until", until, "a text or a list of texts")
@@ -81,7 +80,6 @@ def _until(until: Any) -> list[str]:
 
 
 def _number(name: str, value: Any, kind: Callable[[Any], _Number], least: int) -> _Number:
-    """A field as a number. A command line gives texts. Raises ConfigError."""
     try:
         number = kind(value)
     except (TypeError, ValueError) as error:

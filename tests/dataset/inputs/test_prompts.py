@@ -306,7 +306,7 @@ def test_a_template_that_refuses_a_role_is_an_error_of_one_line(make_config):
 
 
 def test_values_that_are_no_tools_are_refused():
-    for wrong in ("{", 3, [1], {"a": 1}, ["\ud800"]):
+    for wrong in ("{", 3, [1], {"a": 1}, ["\ud800"], "[" * 100_000, "[" * 700 + "]" * 700):
         with refused("row 0 has", "for its tools"):
             tools_of(wrong, "row 0")
     assert tools_of(None, "row 0") == tools_of("", "row 0") == tools_of([], "row 0") == ()

@@ -56,8 +56,9 @@ def test_the_home_folder_is_found(tmp_path, monkeypatch):
     (b'{"a": 1}\n\n{"b": 1, "c": 2}\n', "line 3 lacks the field 'a'; it has: b, c"),
     (b'{"a": "\xff"}\n', "UnicodeDecodeError"),
     (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1 is not JSON"),
+    (b"[" * 700 + b"]" * 700, "line 1 is not JSON: it has more than 64 levels of nesting"),
     (b'{"a": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
-], ids=["missing", "empty", "blank", "text", "cut off", "list", "field", "encoding", "nested", "digits"])
+], ids=["missing", "empty", "blank", "text", "cut off", "list", "field", "encoding", "nested", "deep list", "digits"])
 def test_bad_files_are_errors_of_one_line(tmp_path, content, message):
     file = tmp_path / "bad.jsonl"
     if content is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
 from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+from dflash_mcmc.engine.speculative.speculation import TokenTree
+from dflash_mcmc.engine.speculative.speculator import Speculator
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -253,6 +256,17 @@ def test_blocks_of_which_much_is_kept(qwen3, plain, name):
             same(done[tag].result, expected.result)
         kept, blocks = (sum(getattr(d.cost, n) for d in done.values()) for n in ("tokens_kept", "blocks_drafted"))
         assert kept > 0.3 * blocks
+
+
+@pytest.mark.parametrize("tree", [None, TokenTree((1,) * 300)])
+def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block(tree):
+    maker = SimpleNamespace(tree=tree, speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
+    maker._read = functools.partial(Speculator._read, maker)
+    state = SimpleNamespace(vocab_size=4, history=lambda batch: (torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
+    seen, counts = Speculator._history(maker, state, 1, torch.full((1, 300), 2))
+    assert counts[:, 2].tolist() == list(range(1, 302))
+    assert counts[:, 3].tolist() == [1] * 301
+    assert seen[:, 2].tolist() == [False] + [True] * 300
 
 
 def test_drafts_that_are_no_numbers_end_the_sample(qwen3):
