@@ -105,11 +105,14 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        missing = [problem for problem in self._problems if problem.id not in known]
-        tokenizer = self._tokenizer or (config.model.tokenizer() if missing else None)  # a complete run has loaded none
-        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
-                 "prompt": (text := config.model.render(tokenizer, prompting.conversation(problem))),
-                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})} for problem in missing]
+        found = list[ProblemText]()
+        for problem in (each for each in self._problems if each.id not in known):
+            self._tokenizer = self._tokenizer or config.model.tokenizer()  # a complete run has loaded none
+            text = config.model.render(self._tokenizer, prompting.conversation(problem))
+            found.append({"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text})
+            if isinstance(text, PromptText):
+                found[-1]["plain"] = list(text.plain)
+        return found
 
     def progress(self, fresh: Sequence[Record]) -> str:
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)

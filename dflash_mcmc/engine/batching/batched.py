@@ -228,7 +228,7 @@ def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None, fe
     """What the engine's steps compute: blocks of each length."""
     if proposer is None or speculation is None or speculation.lengths is None:
         return [step_bits.EngineSteps(proposer, speculation.rule if speculation else None, few)]
-    return [step_bits.EngineSteps(*((shortened(proposer, count), speculation.rule) if count else (None, None)), few)
+    return [step_bits.EngineSteps(shortened(proposer, count) if count else None, speculation.rule if count else None, few)
             for count in sorted(set(speculation.lengths.drafted.tolist()))]
 
 

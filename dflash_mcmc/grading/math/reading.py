@@ -13,22 +13,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dflash_mcmc.grading.math import answers
-from dflash_mcmc.grading.math.answers import (
-    PERCENT,
-    Answer,
-    Based,
-    ChoiceAnswer,
-    Either,
-    Formula,
-    Matrix,
-    MeasureUnit,
-    Named,
-    Related,
-    Several,
-    Words,
-    measured,
-    multiplied,
-)
 from dflash_mcmc.grading.math.syntax import Node, NotParsed, parse
 from dflash_mcmc.grading.math.tokens import FACING, Token, depths, enclosed, facing, prefixed, split, tokenise
 from dflash_mcmc.grading.math.values import NoValue, close, exact, within
@@ -47,20 +31,22 @@ _MAX_SIGNS = 2
 """The largest number of independent plus-or-minus signs in one answer. Each sign doubles the number of answers."""
 
 
-def readings(text: str) -> list[Answer]:
+def readings(text: str) -> list[answers.Answer]:
     """The possible meanings of a string. There are two if the string has a comma that may group digits, as in `1,234`."""
     tokens, ungrouped = (facing(prefixed(tokenise(text, grouping))) for grouping in (True, False))
     if tokens == ungrouped:
         return [read(tokens)]
     answer = read(ungrouped)
-    return [read(tokens), answer._replace(kind="ordered") if isinstance(answer, Several) and answer.kind == "list" else answer]
+    if isinstance(answer, answers.Several) and answer.kind == "list":
+        answer = answer._replace(kind="ordered")
+    return [read(tokens), answer]
 
 
-def read(tokens: Sequence[Token]) -> Answer:
+def read(tokens: Sequence[Token]) -> answers.Answer:
     """Parses tokens, which may be a list, as an answer."""
     tokens = _unwrapped(tokens)
     if len(tokens) > 1 and all(token.kind == "word" for token in tokens):
-        return Words(" ".join(token.value for token in tokens))
+        return answers.Words(" ".join(token.value for token in tokens))
     parts, separators = split(tokens, _is_separator)
     if {token.value.lower() for token in separators} == {"and"} and all(_is_inequality(part) for part in parts):
         return intersection([read_one(part) for part in parts])
@@ -69,21 +55,21 @@ def read(tokens: Sequence[Token]) -> Answer:
     if len(items) > 1:
         joining = {token.value.lower() for token in separators if token.kind == "word"}
         return _list([read_one(item) for item in items], joining, signed=len(items) > len(parts))
-    return read_one(items[0]) if items else Words("")
+    return read_one(items[0]) if items else answers.Words("")
 
 
-def _list(items: Sequence[Answer], joining: set[str], signed: bool) -> Several:
+def _list(items: Sequence[answers.Answer], joining: set[str], signed: bool) -> answers.Several:
     """A list of items. `signed` means that the list contains both signs of a plus-or-minus.
 
     A signed list is surely a list of solutions, not a point. A list with named items or joining words is also surely a list of
     solutions, unless each item has a different name and no word is `or`.
     """
-    each, some = answers.names(items), any(isinstance(item, Named) for item in items)
+    each, some = answers.names(items), any(isinstance(item, answers.Named) for item in items)
     point = len(each or ()) == len(items) and "or" not in joining
-    return Several("list", tuple(items), sure=signed or (not point and (some or bool(joining))))
+    return answers.Several("list", tuple(items), sure=signed or (not point and (some or bool(joining))))
 
 
-def read_one(tokens: Sequence[Token]) -> Answer:
+def read_one(tokens: Sequence[Token]) -> answers.Answer:
     """Parses tokens without commas outside brackets as an answer."""
     tokens = _unwrapped(tokens)
     for kind in (_choice, _words, _matrix):
@@ -94,17 +80,17 @@ def read_one(tokens: Sequence[Token]) -> Answer:
         return related(tokens)
     parts, unions = split(tokens, lambda token: token.value == r"\cup")
     if unions:
-        return Several("union", tuple(read_one(part) for part in parts))
+        return answers.Several("union", tuple(read_one(part) for part in parts))
     pair = enclosed(tokens)
     if pair is not None:
         return _bracketed(*pair, tokens)
     if [token.value for token in tokens] == [r"\emptyset"]:
-        return Several("set", ())
+        return answers.Several("set", ())
     return _based(tokens) or _formula(tokens)
 
 
-def _formula(tokens: Sequence[Token]) -> Formula:
-    formula = measured(tokens)
+def _formula(tokens: Sequence[Token]) -> answers.Formula:
+    formula = answers.measured(tokens)
     if len(formula.tokens) == 1 and (word := formula.tokens[0].value.lower()) in NUMBERS:
         return formula._replace(tokens=(Token("number", str(NUMBERS[word])),))
     return formula
@@ -158,38 +144,38 @@ def _with_signs(tokens: list[Token], signs: dict[int, str]) -> list[Token]:
             for index, token in enumerate(tokens)]
 
 
-def _words(tokens: Sequence[Token]) -> Words | None:
+def _words(tokens: Sequence[Token]) -> answers.Words | None:
     if not tokens:
-        return Words("")
+        return answers.Words("")
     first = tokens[0]
     if first.kind != "word" or first.value.lower() in NUMBERS:
         return None
     if all(token.kind in ("word", "number") or token.value in _PUNCTUATION for token in tokens):
-        return Words(" ".join(token.value for token in tokens))
+        return answers.Words(" ".join(token.value for token in tokens))
     return None
 
 
-def _choice(tokens: Sequence[Token]) -> ChoiceAnswer | None:
+def _choice(tokens: Sequence[Token]) -> answers.ChoiceAnswer | None:
     """Parses a choice such as `(C)`, `(C) 12` or `option C`; None for other tokens."""
     values = [token.value for token in tokens]
     if not tokens:
         return None
     if option := _OPTION.fullmatch(" ".join(values)):
-        return ChoiceAnswer(option.group(1), None)
+        return answers.ChoiceAnswer(option.group(1), None)
     if len(tokens) == 1 and tokens[0].kind == "word" and (labelled := _LABELLED.fullmatch(values[0])):
-        return ChoiceAnswer(labelled.group(1), read(tokenise(labelled.group(2))))
+        return answers.ChoiceAnswer(labelled.group(1), read(tokenise(labelled.group(2))))
     if tokens[0].kind == "word" and (match := _LETTER.fullmatch(values[0])) and len(tokens) > 1 and not values[0].isalpha():
-        return ChoiceAnswer(match.group(1).upper(), read(tokens[1:]))
+        return answers.ChoiceAnswer(match.group(1).upper(), read(tokens[1:]))
     if values[0] == "(" and values[2:3] == [")"] and tokens[1].kind == "letter" and _LETTER.fullmatch(values[1]):
         rest = tokens[3:]
         if not rest:
-            return ChoiceAnswer(values[1].upper(), None)
+            return answers.ChoiceAnswer(values[1].upper(), None)
         if (rest[0].spaced and rest[0].kind in ("number", "word")) or rest[0].value in (r"\frac", r"\sqrt"):
-            return ChoiceAnswer(values[1].upper(), read(rest))
+            return answers.ChoiceAnswer(values[1].upper(), read(rest))
     return None
 
 
-def _based(tokens: Sequence[Token]) -> Based | Formula | None:
+def _based(tokens: Sequence[Token]) -> answers.Based | answers.Formula | None:
     """Parses `52_8`, `52_{8}`, `(52)_8`, `52_{\\text{eight}}` and `52 \\text{ base } 8`; `52_{10}` is 52."""
     text = " ".join(token.value for token in tokens if token.value not in ("{", "}"))
     match = _BASED.fullmatch(text)
@@ -201,10 +187,10 @@ def _based(tokens: Sequence[Token]) -> Based | Formula | None:
         return None
     if base == 10:
         return _formula([*([Token("sign", "-")] if sign.strip() else []), Token("number", digits)])
-    return Based(f"{sign.strip()}{digits}", base)
+    return answers.Based(f"{sign.strip()}{digits}", base)
 
 
-def _matrix(tokens: Sequence[Token]) -> Matrix | None:
+def _matrix(tokens: Sequence[Token]) -> answers.Matrix | None:
     begins = [index for index, token in enumerate(tokens) if token.kind == "begin"]
     if len(begins) != 1 or tokens[begins[0]].value not in _MATRICES:
         return None
@@ -219,7 +205,7 @@ def _matrix(tokens: Sequence[Token]) -> Matrix | None:
         return None
     rows, _ = split(tokens[begins[0] + 1:ends[0]], lambda token: token.value == r"\\")
     cells = [split(row, lambda token: token.value == "&")[0] for row in rows if row]
-    return Matrix(tuple(tuple(read(cell) for cell in row) for row in cells), tuple(factor))
+    return answers.Matrix(tuple(tuple(read(cell) for cell in row) for row in cells), tuple(factor))
 
 
 def _is_factor(tokens: Sequence[Token]) -> bool:
@@ -240,18 +226,18 @@ def _is_set_variable(tokens: Sequence[Token]) -> bool:
     return is_name(tokens[:1]) and answers.token_values(tokens[1:]) in ((), (r"\in", r"\mathbb", "R"))
 
 
-def _bracketed(kind: str, content: list[Token], tokens: Sequence[Token]) -> Answer:
+def _bracketed(kind: str, content: list[Token], tokens: Sequence[Token]) -> answers.Answer:
     parts = split(content, _is_separator)[0]
     items = [item for part in parts for item in (_expand_signs(part) if kind == r"\{\}" else [part])]
     if kind == r"\{\}":
         builder, bars = split(content, lambda token: token.value in ("|", ":"))
         if len(bars) == 1 and len(items) == 1 and _is_set_variable(builder[0]):
             return read(builder[1])
-        return Several("set", tuple(read(item) for item in items if item))
+        return answers.Several("set", tuple(read(item) for item in items if item))
     if len(items) == 1 and kind in ("()", "[]"):
         inner = read(content)
-        return inner if kind == "()" or not isinstance(inner, Formula) else _formula(tokens)
-    return Several(kind, tuple(read(item) for item in items), sure=tokens[0].kind == FACING)
+        return inner if kind == "()" or not isinstance(inner, answers.Formula) else _formula(tokens)
+    return answers.Several(kind, tuple(read(item) for item in items), sure=tokens[0].kind == FACING)
 
 
 _SIZES = (
@@ -268,14 +254,14 @@ class Quantity(NamedTuple):
     """A rational value and its unit."""
 
     value: Fraction
-    unit: MeasureUnit
+    unit: answers.MeasureUnit
 
 
 def quantity_of(tokens: Sequence[Token]) -> Quantity | None:
     """The quantity that tokens express; None if they are not a formula with a rational value."""
-    formula = measured(tokens)
+    formula = answers.measured(tokens)
     try:
-        value = exact(multiplied(parse(formula.tokens), formula.multiplier))
+        value = exact(answers.multiplied(parse(formula.tokens), formula.multiplier))
     except (NotParsed, NoValue):
         return None
     return None if value is None else Quantity(value, formula.unit)
@@ -291,13 +277,13 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
 
 def is_rounded(tokens: Sequence[Token], other: Sequence[Token]) -> bool:
     """Whether `tokens` are a decimal or percentage that the value of `other` rounds to."""
-    formula, exactly = measured(tokens), measured(other)
+    formula, exactly = answers.measured(tokens), answers.measured(other)
     decimal = _DECIMAL.fullmatch("".join(token.value for token in formula.tokens))
     if decimal is None or formula.multiplier != 1 or not formula.unit.fits(exactly.unit):
         return False
-    scale = 100 if formula.unit.name == PERCENT != exactly.unit.name else 1
+    scale = 100 if formula.unit.name == answers.PERCENT != exactly.unit.name else 1
     try:
-        value = multiplied(parse(exactly.tokens), exactly.multiplier)
+        value = answers.multiplied(parse(exactly.tokens), exactly.multiplier)
     except NotParsed:
         return False
     rounded, half = Fraction(decimal.group()) / scale, Fraction(1, 2 * 10 ** len(decimal.group(1))) / scale
@@ -305,7 +291,7 @@ def is_rounded(tokens: Sequence[Token], other: Sequence[Token]) -> bool:
 
 
 def _as_fraction(quantity: Quantity) -> Fraction:
-    return quantity.value / 100 if quantity.unit.name == PERCENT else quantity.value
+    return quantity.value / 100 if quantity.unit.name == answers.PERCENT else quantity.value
 
 
 RELATIONS = ("=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\in")
@@ -324,30 +310,30 @@ class _Bounds(NamedTuple):
 
     name: tuple[Token, ...]
     brackets: str
-    low: Formula
-    high: Formula
+    low: answers.Formula
+    high: answers.Formula
 
 
-def related(tokens: Sequence[Token]) -> Answer:
+def related(tokens: Sequence[Token]) -> answers.Answer:
     """Parses tokens with relations outside brackets as an answer."""
     sides, between = split(tokens, lambda token: token.value in RELATIONS)
     signs = [token.value for token in between]
     if not all(sides) or any(side[-1].value == "/" for side in sides):  # `x /= 5` and `x =/= 5` mean "not equal"
-        return Formula(tuple(tokens), MeasureUnit())
+        return answers.Formula(tuple(tokens), answers.MeasureUnit())
     if r"\approx" in signs:
         return _approximate(sides)
     if set(signs) == {"="}:
         return _equation(tokens, sides)
     if signs == [r"\in"] and is_name(sides[0]):
         value = read(sides[1])
-        return Named(tuple(sides[0]), value._replace(sure=True) if isinstance(value, Several) else value)
+        return answers.Named(tuple(sides[0]), value._replace(sure=True) if isinstance(value, answers.Several) else value)
     if set(signs) <= {">", r"\geq"}:
         sides, signs = sides[::-1], [_REVERSED[sign] for sign in signs[::-1]]
     if set(signs) <= {"<", r"\leq"}:
         return _inequality(tokens, sides, signs)
     if signs == [r"\neq"]:
-        return Related(signs[0], measured(sides[0]), measured(sides[1]))
-    return Formula(tuple(tokens), MeasureUnit())
+        return answers.Related(signs[0], answers.measured(sides[0]), answers.measured(sides[1]))
+    return answers.Formula(tuple(tokens), answers.MeasureUnit())
 
 
 def is_name(tokens: Sequence[Token]) -> bool:
@@ -381,27 +367,27 @@ def _is_sum(side: Sequence[Token]) -> bool:
     return letters and len(side) % 2 == 1 and all(token.value == "+" for token in side[1::2])
 
 
-def _equation(tokens: Sequence[Token], sides: list[list[Token]]) -> Answer:
+def _equation(tokens: Sequence[Token], sides: list[list[Token]]) -> answers.Answer:
     if is_name(sides[0]) or (_is_sum(sides[0]) and not _has_variable(sides[-1])):
-        return Named(tuple(sides[0]), _result(sides[1:]))
+        return answers.Named(tuple(sides[0]), _result(sides[1:]))
     if len(sides) == 2 and is_name(sides[1]):
-        return Named(tuple(sides[1]), read(sides[0]))
+        return answers.Named(tuple(sides[1]), read(sides[0]))
     if not any(_has_variable(side) for side in sides):
         return _result(sides)
     if len(sides) > 2:
-        return Formula(tuple(tokens), MeasureUnit())
-    return Related("=", measured(sides[0]), measured(sides[1]))
+        return answers.Formula(tuple(tokens), answers.MeasureUnit())
+    return answers.Related("=", answers.measured(sides[0]), answers.measured(sides[1]))
 
 
-def _result(sides: list[list[Token]]) -> Answer:
+def _result(sides: list[list[Token]]) -> answers.Answer:
     """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
     quantities = [quantity for quantity in map(quantity_of, sides) if quantity is not None]
     if not all(same_quantity(*pair) for pair in itertools.combinations(quantities, 2)):
-        return Words("an equation that does not hold")
+        return answers.Words("an equation that does not hold")
     return read(sides[-1])
 
 
-def _approximate(sides: list[list[Token]]) -> Answer:
+def _approximate(sides: list[list[Token]]) -> answers.Answer:
     """Parses `exact \\approx approximate`, possibly after a name.
 
     If the sides differ by at most 1 %, either side is accepted. Otherwise only the exact side is accepted, and only if it
@@ -413,22 +399,22 @@ def _approximate(sides: list[list[Token]]) -> Answer:
     if len(sides) == 1:
         answer = read(sides[0])
     elif _is_near(sides[0], sides[-1]):
-        answer = Either((read(sides[0]), read(sides[-1])))
+        answer = answers.Either((read(sides[0]), read(sides[-1])))
     elif is_rounded(sides[-1], sides[0]):
         answer = read(sides[0])
     else:
-        answer = Words("an approximation that does not hold")
-    return Named(name, answer) if name else answer
+        answer = answers.Words("an approximation that does not hold")
+    return answers.Named(name, answer) if name else answer
 
 
 def _is_near(side: Sequence[Token], other: Sequence[Token]) -> bool:
     try:
-        return close(parse(measured(side).tokens), parse(measured(other).tokens), _APPROXIMATION)
+        return close(parse(answers.measured(side).tokens), parse(answers.measured(other).tokens), _APPROXIMATION)
     except NotParsed:
         return False
 
 
-def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[str]) -> Answer:
+def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[str]) -> answers.Answer:
     """An interval if a name is bounded by numbers, otherwise the relation itself. All signs are `<` or `\\leq`."""
     low, high = (list(_INFINITY), list(_INFINITY))
     low.insert(0, Token("sign", "-"))
@@ -440,11 +426,11 @@ def _inequality(tokens: Sequence[Token], sides: list[list[Token]], signs: list[s
     if len(sides) == 2 and is_name(sides[1]) and not _has_variable(sides[0]):
         return _interval(sides[1], opened[0] + ")", sides[0], high)
     if len(sides) == 2:
-        return Related(signs[0], measured(sides[0]), measured(sides[1]))
-    return Formula(tuple(tokens), MeasureUnit())
+        return answers.Related(signs[0], answers.measured(sides[0]), answers.measured(sides[1]))
+    return answers.Formula(tuple(tokens), answers.MeasureUnit())
 
 
-def intersection(inequalities: Sequence[Answer]) -> Answer:
+def intersection(inequalities: Sequence[answers.Answer]) -> answers.Answer:
     """The meaning of inequalities joined by `and`.
 
     `x > 1 and x < 2` is one interval. Inequalities for different names are a list. All others are an `intersection`, which
@@ -453,26 +439,27 @@ def intersection(inequalities: Sequence[Answer]) -> Answer:
     intervals = [bounds for item in inequalities if (bounds := _bounds(item)) is not None]
     names = {tuple(token.value for token in interval.name) for interval in intervals}
     if len(intervals) == len(inequalities) == len(names):
-        return Several("list", tuple(inequalities))
+        return answers.Several("list", tuple(inequalities))
     if len(intervals) == len(inequalities) == 2:
         lower, upper = sorted(intervals, key=lambda interval: interval.high.tokens != _INFINITY)
         unbounded = lower.high.tokens == _INFINITY and upper.low.tokens[-1:] == _INFINITY
         if unbounded and _is_below(lower.low, upper.high):
-            return Named(lower.name, Several(lower.brackets[0] + upper.brackets[1], (lower.low, upper.high), sure=True))
-    return Several("intersection", tuple(inequalities))
+            brackets = lower.brackets[0] + upper.brackets[1]
+            return answers.Named(lower.name, answers.Several(brackets, (lower.low, upper.high), sure=True))
+    return answers.Several("intersection", tuple(inequalities))
 
 
-def _bounds(answer: Answer) -> _Bounds | None:
+def _bounds(answer: answers.Answer) -> _Bounds | None:
     """The bounds that an interval for a name gives; None for any other answer."""
-    if not isinstance(answer, Named) or not isinstance(answer.value, Several) or len(answer.value.items) != 2:
+    if not isinstance(answer, answers.Named) or not isinstance(answer.value, answers.Several) or len(answer.value.items) != 2:
         return None
     low, high = answer.value.items
-    if not isinstance(low, Formula) or not isinstance(high, Formula):
+    if not isinstance(low, answers.Formula) or not isinstance(high, answers.Formula):
         return None
     return _Bounds(answer.name, answer.value.kind, low, high)
 
 
-def _is_below(low: Formula, high: Formula) -> bool:
+def _is_below(low: answers.Formula, high: answers.Formula) -> bool:
     try:
         ends = [exact(parse(side.tokens)) for side in (low, high)]
     except (NotParsed, NoValue):
@@ -485,5 +472,5 @@ def _has_variable(side: Sequence[Token]) -> bool:
     return any(token.kind == "letter" and token.value not in _NOT_NAMES for token in side)
 
 
-def _interval(name: Sequence[Token], brackets: str, low: Sequence[Token], high: Sequence[Token]) -> Named:
-    return Named(tuple(name), Several(brackets, (measured(low), measured(high)), sure=True))
+def _interval(name: Sequence[Token], brackets: str, low: Sequence[Token], high: Sequence[Token]) -> answers.Named:
+    return answers.Named(tuple(name), answers.Several(brackets, (answers.measured(low), answers.measured(high)), sure=True))
