@@ -105,7 +105,7 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        found = list[ProblemText]()
+        found: list[ProblemText] = []
         for problem in (each for each in self._problems if each.id not in known):
             self._tokenizer = self._tokenizer or config.model.tokenizer()  # a complete run has loaded none
             text = config.model.render(self._tokenizer, prompting.conversation(problem))
