@@ -29,7 +29,7 @@ $(BASE): pyproject.toml $(PINS)
 	@echo "Making $(VENV) and installing what a run needs (PyTorch is the largest part; minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable .
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
 	@touch $@
 
 $(READY): $(BASE)
@@ -48,8 +48,7 @@ demo: $(BASE)  ## six conditions on the embedded model and problems, and their t
 report: $(BASE)  ## the demo's runs as a page: outputs/demo/report/report.html
 	$(BIN)/python -m dflash_mcmc.report outputs/demo
 
-real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (tens of minutes; ARGS=dataset.limit=2: two problems)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[real]'
+real: $(BASE)  ## five conditions on a pretrained model that solves problems (1.1 GB to download), and their report (a quarter of an hour; ARGS=dataset.limit=2: two problems)
 	$(BIN)/python -m dflash_mcmc.fetch qwen2_5_coder_1_5b
 	$(BIN)/python -m dflash_mcmc experiment=real sweep=conditions $(ARGS)
 	$(BIN)/python -m dflash_mcmc.report outputs/real

@@ -103,16 +103,15 @@ class Samples(Tasks[Record]):
     def notes(self) -> dict[str, object]:
         return {"num_problems": len(self._problems)}
 
-    def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
+    def missing_problems(self, known: Collection[str]) -> Iterator[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        found: list[ProblemText] = []
         for problem in (each for each in self._problems if each.id not in known):
             self._tokenizer = self._tokenizer or config.model.tokenizer()  # a complete run has loaded none
             text = config.model.render(self._tokenizer, prompting.conversation(problem))
-            found.append({"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text})
+            line: ProblemText = {"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text}
             if isinstance(text, PromptText):
-                found[-1]["plain"] = list(text.plain)
-        return found
+                line["plain"] = list(text.plain)
+            yield line
 
     def progress(self, fresh: Sequence[Record]) -> str:
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)

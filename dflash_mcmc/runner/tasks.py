@@ -124,7 +124,7 @@ class Tasks(ABC, Generic[R]):
         """Values that describe this start of the run in `run.json`."""
         return {}
 
-    def missing_problems(self, known: Collection[str]) -> Sequence[ProblemText]:
+    def missing_problems(self, known: Collection[str]) -> Iterable[ProblemText]:
         """The problems of the tasks except those with known ids. The loop asks for them after `prepare`."""
         return ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
@@ -128,14 +128,14 @@ def read_problems(folder: Path) -> dict[str, ProblemText]:
     return problems
 
 
-def add_problems(folder: Path, missing: Callable[[Collection[str]], Sequence[ProblemText]]) -> None:
+def add_problems(folder: Path, missing: Callable[[Collection[str]], Iterable[ProblemText]]) -> None:
     """Adds the problems that the file lacks. The caller holds the lock of the folder. Raises UserError.
 
     Args:
-        missing: returns the run's problems except those with the given ids.
+        missing: gives the run's problems except those with the given ids.
     """
     recorded = read_problems(folder)  # of earlier starts too, whose problems this one may not request
-    if new := missing(recorded.keys()):
+    if new := [*missing(recorded.keys())]:
         write_atomically(folder / PROBLEMS, as_lines([*recorded.values(), *new]))
 
 
