@@ -105,10 +105,10 @@ class Samples(Tasks[Record]):
 
     def missing_problems(self, known: Collection[str]) -> list[ProblemText]:
         config, prompting = self._config, self._config.dataset.prompting()
-        return [{"id": problem.id, "question": problem.question, "gold": problem.answer,
-                 "prompt": (text := config.model.render(self._tokenizer, prompting.conversation(problem))),
-                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})}
-                for problem in self._problems if problem.id not in known]
+        return [{"id": problem.id, "question": problem.question, "gold": problem.answer, "prompt": text,
+                 **({"plain": list(text.plain)} if isinstance(text, PromptText) else {})}  # type: ignore[typeddict-item]
+                for problem in self._problems if problem.id not in known
+                for text in [config.model.render(self._tokenizer, prompting.conversation(problem))]]
 
     def progress(self, fresh: Sequence[Record]) -> str:
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
