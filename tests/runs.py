@@ -28,9 +28,10 @@ def execute(config: Config) -> loop.RunResult:
     return loop.execute(Job(config))
 
 
-def start(folder: Path, *overrides: str) -> processes.Program:
-    """A program that draws the quick run, with its outputs below the folder."""
-    return processes.start(["-m", "dflash_mcmc", "experiment=demo", *QUICK, *overrides], folder)
+def start(folder: Path, *overrides: str, until: int | None = None) -> processes.Program:
+    """A program that draws the quick run, with its outputs below the folder; see `held` for `until`."""
+    command = ["-m", "dflash_mcmc"] if until is None else held(until)
+    return processes.start([*command, "experiment=demo", *QUICK, *overrides], folder)
 
 
 _SHARED = """
@@ -54,6 +55,27 @@ main(sys.argv[1:])
 def shared(*overrides: str) -> list[str]:
     """The quick run for two processes, each of which waits until the other one has claimed a sample, too."""
     return ["-c", _SHARED, "experiment=demo", *QUICK, *overrides]
+
+
+_HELD = """
+import sys, time
+from dflash_mcmc.__main__ import main
+from dflash_mcmc.process import stopping
+from dflash_mcmc.store.folder import RunStore
+left, append = [int(sys.argv.pop(1))], RunStore.append
+def append_and_wait(store, record):
+    append(store, record)
+    left[0] -= 1
+    while left[0] == 0 and not stopping.requested():
+        time.sleep(0.02)
+RunStore.append = append_and_wait
+main(sys.argv[1:])
+"""
+
+
+def held(count: int, *arguments: str) -> list[str]:
+    """A command that goes no further after so many records until a signal comes: a late one finds it where an early one does."""
+    return ["-c", _HELD, str(count), *arguments]
 
 
 def finish(folder: Path, *overrides: str) -> dict[tuple[str, int], dict]:

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_mcmc.process import stopping
 from tests import processes
-from tests.runs import QUICK, finish, folder_of, records_of, same, start, wait_for_records
+from tests.runs import QUICK, finish, folder_of, held, records_of, same, start, wait_for_records
 from tests.tracker.test_wandb import entries
 
 WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")
@@ -22,7 +22,7 @@ WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterrupted, number):
-    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.read_ahead=0") as run:
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.read_ahead=0", until=2) as run:
         wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, number)
         at_most = len(records_of(folder_of(tmp_path))) + 4 + 2  # what is in the slots, and what came in between
@@ -41,7 +41,7 @@ def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterru
 
 
 def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
-    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0") as run:
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.grace_seconds=0", until=2) as run:
         wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGUSR1)
         run.communicate(timeout=processes.HANG)
@@ -54,8 +54,8 @@ def test_without_grace_it_is_given_up(tmp_path, uninterrupted):
 
 def test_a_sweep_ends_as_a_whole(tmp_path):
     """The point that is being drawn is left, and none is begun behind it."""
-    command = ["-m", "dflash_mcmc", "-m", "experiment=demo", "condition=ps", "sampler.num_blocks=8", "seed=1,2,3", *WHOLE,
-               "hardware.num_slots=2"]
+    command = held(1, "-m", "experiment=demo", "condition=ps", "sampler.num_blocks=8", "seed=1,2,3", *WHOLE,
+                   "hardware.num_slots=2")
     with processes.start(command, tmp_path) as run:
         wait_for_records(tmp_path, 1, run)
         os.kill(run.pid, signal.SIGTERM)
@@ -120,8 +120,7 @@ def test_in_another_thread_nothing_is_set():
 def test_a_signal_to_every_process_leaves_the_tracker_time_for_what_is_told_last(tmp_path, uninterrupted):
     """As SLURM sends it: to the run, to W&B's own process, and to those that grade."""
     environment = {f"WANDB_{name.upper()}_DIR": str(tmp_path / name) for name in ("data", "cache", "config")}
-    command = ["-m", "dflash_mcmc", "experiment=demo", *QUICK, "dataset.limit=12", "num_chains=2", "tracker=wandb",
-               "hardware.num_slots=4"]
+    command = held(2, "experiment=demo", *QUICK, "dataset.limit=12", "num_chains=2", "tracker=wandb", "hardware.num_slots=4")
     with processes.start(command, tmp_path, WANDB_MODE="offline", **environment) as run:
         wait_for_records(tmp_path, 2, run)
         everybody = [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]

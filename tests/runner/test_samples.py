@@ -308,7 +308,7 @@ def test_store_failure_stops_the_run(make_config, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on_and_the_rest_is_done_later(tmp_path, uninterrupted):
-    with start(tmp_path, *WHOLE, "hardware.num_slots=4") as run:
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", until=2) as run:
         wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, signal.SIGINT)
         try:

@@ -131,7 +131,7 @@ def test_when_a_run_is_complete_the_files_go(tmp_path, die):
 def test_ctrl_c_is_no_death(tmp_path):
     """Stopped again and again, no sample becomes suspect."""
     for new in (1, 2):
-        with start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none") as run:
+        with start(tmp_path, "dataset.limit=12", "num_chains=2", "hardware.num_slots=4", "tracker=none", until=1) as run:
             wait_for_records(tmp_path, new, run)
             os.kill(run.pid, signal.SIGINT)
             run.communicate(timeout=processes.HANG)
