@@ -294,9 +294,19 @@ def main(arguments: list[str]) -> None:
 def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
     """The configuration of each run's grader. Runs of the same grader share one."""
     from dflash_mcmc.config.identity import configuration_of
+    from dflash_mcmc.fields import specs_of
+    from dflash_mcmc.registry import components
 
     own = [configuration_of(folder).get("grader") or {} for folder, _ in runs]
-    made = {repr(each): grader_config(overrides, each) for each in {repr(each): each for each in own}.values()}
+    fields = {each["name"]: specs_of(components("grader")[each["name"]].cls) for each in own if "name" in each}
+
+    names = {text: text.lstrip("+~").partition("=")[0].removeprefix("grader.") for text in overrides}
+
+    def of(grader: Mapping[str, Any]) -> list[str]:  # without fields that other runs' graders have, and this one has not
+        others = {name for known in fields.values() for name in known} - set(fields.get(grader.get("name", ""), ()))
+        return [text for text in overrides if names[text] not in others or "grader" in names.values()]
+
+    made = {repr(each): grader_config(of(each), each) for each in {repr(each): each for each in own}.values()}
     return [made[repr(each)] for each in own]
 
 

@@ -74,7 +74,7 @@ main(sys.argv[1:])
 
 
 def held(count: int, *arguments: str) -> list[str]:
-    """A command that goes no further after so many records until a signal comes: a late one finds it where an early one does."""
+    """A command that goes no further after so many records until a signal comes, which may be late."""
     return ["-c", _HELD, str(count), *arguments]
 
 

@@ -331,3 +331,7 @@ def test_a_run_is_graded_by_its_own_grader(run, tmp_path):
     assert _graders([found[other]], ["grader=math"])[0].grader.extract == MathGrader().extract
     with pytest.raises(UserError, match=r"grader\.allow_execution: given False"):
         _graders([found[program]], [])
+    mixed = _graders([found[other], found[program]], ["grader.allow_execution=true"])  # a field of one of them
+    assert [type(config.grader).__name__ for config in mixed] == ["MathGrader", "CodeGrader"]
+    with pytest.raises(UserError, match=r"grader\.nothing"):
+        _graders([found[other]], ["grader.nothing=1"])

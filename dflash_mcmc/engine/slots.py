@@ -97,9 +97,10 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
     if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
-    # By the configuration alone, so that the bits depend neither on the memory that is free nor on the number of processes.
-    drafted = max(drafter.num_drafted if drafter else 0, config.decoder.tree_size() or 0)
-    few = min(num_draws, config.hardware.num_slots or num_draws) * (1 + drafted) <= FEW
+    # By the configuration alone: the bits depend neither on what is pending, nor on memory and processes.
+    draft = drafter or config.draft.size()
+    drafted = max(draft.num_drafted if draft else 0, config.decoder.tree_size() or 0)
+    few = (config.hardware.num_slots or FEW + 1) * (1 + drafted) <= FEW
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
                          drafter if uses_draft else None, planned.num_pages, companion, second, anti, few)
 

@@ -62,13 +62,13 @@ def write_point(path: Path, config: Config, code: Path) -> None:
             _set(settings, name, _moved(name, value, code))
     for group in GROUPS:
         settings[group] = {"name": name_of(getattr(config, group)), **settings[group]}
-    path.write_text(as_yaml(settings))
+    path.write_text(as_yaml(settings), encoding="utf-8")
 
 
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
     try:
-        settings = cast(dict[str, Any], of_yaml(path.read_text()))
+        settings = cast(dict[str, Any], of_yaml(path.read_text(encoding="utf-8")))
         composed = OmegaConf.structured(Config)
         for group in GROUPS:
             composed[group] = node_of(group, settings.pop(group))

@@ -43,7 +43,7 @@ def execute(job: Job, waits: bool = False) -> RunResult:
             pending = [key for key in keys if key not in recorded]
             if pending:
                 _Loop(store, job, identity, tasks, pending, tracking, waits or ranks.waits()).run()
-            elif not ranks.rank():
+            elif not ranks.rank() and len(store.records) <= len(keys):  # a command for a part describes no run
                 renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()

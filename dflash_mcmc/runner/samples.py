@@ -68,7 +68,7 @@ class Samples(Tasks[Record]):
         longest = max(map(len, fit.prompts.values()), default=1)  # an engine has a length also if no pending prompt fits
         self._warn_of_width(model, list(fit.prompts.values())[:2])  # two prompts: a forward each, before the first sample
         second = self._config.blend.second_prompts(self._config, model, problems, fit.prompts)
-        engine = self._config.engine.start(self._config, model, longest, len(self.keys()), second)
+        engine = self._config.engine.start(self._config, model, longest, len(pending), second)
         return SampleWorker(self._config, engine, fit.of(problems))
 
     def _warn_of_width(self, model: Any, prompts: Sequence[np.ndarray]) -> None:

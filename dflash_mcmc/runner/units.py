@@ -153,8 +153,9 @@ def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
     """How many problems the intervals are over; empty for a probe without problems. What was skipped or not drawn is none."""
     if "dataset" not in probe.sources():
         return {}
-    drawn = [record["problem"] for record in measured if not any(
-        {"skipped", FAILURE} & part.keys() for part in (record, *record.get("cells", ())))]
+    undrawn = {"skipped", FAILURE}
+    drawn = [record["problem"] for record in measured if not undrawn & record.keys() and not all(
+        undrawn & cell.keys() for cell in record.get("cells") or ({},))]
     return {"num_problems": len({problem for problem in drawn if not problem.startswith(_NO_PROBLEMS)})}
 
 

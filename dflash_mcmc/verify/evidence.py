@@ -196,6 +196,7 @@ class Rounding(NamedTuple):
 
 NO_ROUNDING = Rounding(0.0, 0.0)
 
+
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
              pieces: Sequence[slice], near: Rounding = NO_ROUNDING) -> Payments:

@@ -31,9 +31,8 @@ FEW = 32
 """Largest number of rows of such a call inside `few_rows`."""
 _COUNTS = range(1, 10)
 _MOST = 72
-"""Numbers of rows that are compared: `_COUNTS`, the first and the last ones, with those of `_MOST`."""
+"""Numbers of rows that are compared: `_COUNTS` and, for `few_rows`, `_FEW_COUNTS`, with those of `_MOST`."""
 _FEW_COUNTS = (16, 17, 24, 31, 32, 33, 40)
-"""Further ones for `few_rows`, whose calls have any number of rows."""
 
 
 class RowLinear(torch.nn.Module):
@@ -68,14 +67,14 @@ class RowLinear(torch.nn.Module):
 @contextmanager
 def few_rows(network: torch.nn.Module, few: bool = True) -> Iterator[None]:
     """A context in which products of a network in tiles are made for few rows, if `few` and if they keep their bits."""
-    layers = [layer for layer in network.modules() if isinstance(layer, RowLinear) and layer.takes_few] if few else []
-    for layer in layers:
-        layer.tile = FEW
+    before = {layer: layer.tile for layer in network.modules() if isinstance(layer, RowLinear)}
+    for layer in before:
+        layer.tile = FEW if few and layer.takes_few else _TILE
     try:
         yield
     finally:
-        for layer in layers:
-            layer.tile = _TILE
+        for layer, tile in before.items():
+            layer.tile = tile
 
 
 def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: int = _TILE) -> torch.Tensor:

@@ -7,22 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.report import figure
+from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.figure import OTHER, RIGHT, label_points, plain_ticks
-from dflash_mcmc.report.parts import (
-    Drawing,
-    ReportColumn,
-    ReportTable,
-    Section,
-    accurate,
-    count,
-    counted,
-    named,
-    numbered,
-    paragraphs,
-    percent,
-    shared,
-)
 from dflash_mcmc.report.study import Entry, Study, cost_of
 from dflash_mcmc.report.table import HEADERS, row_of
 from dflash_mcmc.statistics import summaries
@@ -56,22 +42,22 @@ for each number of chains that costs as much as another run, as a baseline of eq
 """
 
 
-def section(study: Study) -> Section:
+def section(study: Study) -> parts.Section:
     """One row per run, and one per way to combine its chains if it has several."""
     rows = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries]
-    columns = [named("condition", "run"), *_columns()]
+    columns = [parts.named("condition", "run"), *_columns()]
     if any(row["accepted_length"] is not None for row in rows):
-        columns.append(numbered("accepted length", "accepted_length", ".2f"))
-    text = paragraphs(_TEXT) + (paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
+        columns.append(parts.numbered("accepted length", "accepted_length", ".2f"))
+    text = parts.paragraphs(_TEXT) + (parts.paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
     text += [f"{entry.shown}: {remark}." for entry, row in zip(runs, ends, strict=True)
              if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
-    return Section("overall", "Overall", text, [ReportTable("overall", "All runs", columns, rows),
-                                                ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
-                                                ReportTable("ends", "Why answers ended", _end_columns(), ends)],
-                   [Drawing(f"fig_{study.dataset}_accuracy",
+    return parts.Section("overall", "Overall", text, [parts.ReportTable("overall", "All runs", columns, rows),
+                                                parts.ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
+                                                parts.ReportTable("ends", "Why answers ended", _end_columns(), ends)],
+                   [parts.Drawing(f"fig_{study.dataset}_accuracy",
                             "Accuracy of every run with its 95 % interval. Diamond: the highest.", lambda: _figure(study))])
 
 
@@ -83,24 +69,25 @@ def summary_of(entry: Entry) -> dict:
     return {**summary, "correct": float(entry.outcomes.correct.sum()), "complete": entry.run.complete}
 
 
-def _columns() -> list[ReportColumn]:
+def _columns() -> list[parts.ReportColumn]:
     """The columns of `report/table.py`, so that the page and the terminal agree."""
-    def cell(index: int) -> ReportColumn:
-        return ReportColumn(HEADERS[index], lambda row: row_of("", row)[index])
+    def cell(index: int) -> parts.ReportColumn:
+        return parts.ReportColumn(HEADERS[index], lambda row: row_of("", row)[index])
     return [cell(index) for index in range(1, len(HEADERS))]
 
 
-def _verdict_columns() -> list[ReportColumn]:
+def _verdict_columns() -> list[parts.ReportColumn]:
     """The count of every verdict, and the accuracy by string match."""
-    return [named("run", "run"), *(counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
-            ReportColumn("accuracy", lambda row: percent(row["accuracy"])),
-            ReportColumn("string match", lambda row: percent(row["same_string"] and row["same_string"] / row["num_samples"]))]
+    return [parts.named("run", "run"), *(parts.counted(verdict.replace("_", " "), verdict) for verdict in VERDICTS),
+            parts.ReportColumn("accuracy", lambda row: parts.percent(row["accuracy"])),
+            parts.ReportColumn("string match",
+                               lambda row: parts.percent(row["same_string"] and row["same_string"] / row["num_samples"]))]
 
 
-def _end_columns() -> list[ReportColumn]:
+def _end_columns() -> list[parts.ReportColumn]:
     """The count of every reason why a sequence ended."""
     names = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
-    return [named("run", "run"), *(counted(names.get(reason, reason.replace("_", " ")), f"finish_reason/{reason}")
+    return [parts.named("run", "run"), *(parts.counted(names.get(reason, reason.replace("_", " ")), f"finish_reason/{reason}")
                                    for reason in finishes.REASONS)]
 
 
@@ -111,7 +98,8 @@ def _figure(study: Study) -> Figure:
     same = set(study.baseline.problems)  # runs over other, maybe easier, problems are not ranked
     ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]
     best = max((entry.accuracy.known for entry, counts in zip(study.drawn, ranked, strict=True) if counts), default=None)
-    texts = [f"{percent(estimate.value)}   {count(estimate.known * estimate.n)} of {estimate.n:,}" for estimate in estimates]
+    texts = [f"{parts.percent(estimate.value)}   {parts.count(estimate.known * estimate.n)} of {estimate.n:,}"
+             for estimate in estimates]
     drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
     axes = drawn.subplots()
     figure.draw_estimates(axes, labels, estimates, texts,
@@ -138,7 +126,7 @@ problems, because accuracies over different problems are not comparable: of seve
 """
 
 
-def cost_section(study: Study) -> Section:
+def cost_section(study: Study) -> parts.Section:
     """One row per run and per vote."""
     rows = [_row(entry) for entry in study.entries]
     problems = Counter(frozenset(entry.outcomes.problems) for entry in study.entries if entry.run.complete and not entry.voted)
@@ -148,9 +136,9 @@ def cost_section(study: Study) -> Section:
     for cost in _COSTS:
         for row in rows:
             row[f"front_{cost}"] = _on_front(row, rows, cost)
-    return Section("cost", "Accuracy against cost", paragraphs(_COST_TEXT),
-                   [ReportTable("cost", "Cost of an answer", _cost_columns(), rows)],
-                   [Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
+    return parts.Section("cost", "Accuracy against cost", parts.paragraphs(_COST_TEXT),
+                   [parts.ReportTable("cost", "Cost of an answer", _cost_columns(), rows)],
+                   [parts.Drawing("fig_pareto", "Accuracy against the cost of an answer, with the Pareto front.",
                             lambda: _cost_figure(study, rows))])
 
 
@@ -159,7 +147,7 @@ def _row(entry: Entry) -> dict:
     costs = {name: cost_of(entry.records, name) for name in names}
     split = {} if entry.voted else times(entry.run.records)  # a vote has no times of its own
     seconds = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in TIMES}
-    return {"run": entry.shown, **accurate(entry.accuracy), **costs, **seconds, "complete": entry.run.complete}
+    return {"run": entry.shown, **parts.accurate(entry.accuracy), **costs, **seconds, "complete": entry.run.complete}
 
 
 def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
@@ -169,16 +157,16 @@ def _on_front(row: dict, rows: Sequence[dict], cost: str) -> bool:
         and (other[cost] < row[cost] or other["accuracy"] > row["accuracy"]) for other in rows)
 
 
-def _cost_columns() -> list[ReportColumn]:
-    def front(header: str, cost: str) -> ReportColumn:
-        return ReportColumn(header, lambda row: "yes" if row[f"front_{cost}"] else "-" if row["comparable"] else
+def _cost_columns() -> list[parts.ReportColumn]:
+    def front(header: str, cost: str) -> parts.ReportColumn:
+        return parts.ReportColumn(header, lambda row: "yes" if row[f"front_{cost}"] else "-" if row["comparable"] else
                             "other problems" if row["complete"] else "not complete", number=False)
 
-    return [named("run", "run"), shared("accuracy", "accuracy"),
-            numbered("token-forwards", "token_forwards", ",.0f"),
-            numbered("device seconds", "share_seconds"), numbered("of them prefill", "prefill_seconds"),
-            numbered("of them draw", "draw_seconds"), numbered("grade seconds", "grade_seconds"),
-            numbered("seconds to the answer", "seconds"),
+    return [parts.named("run", "run"), parts.shared("accuracy", "accuracy"),
+            parts.numbered("token-forwards", "token_forwards", ",.0f"),
+            parts.numbered("device seconds", "share_seconds"), parts.numbered("of them prefill", "prefill_seconds"),
+            parts.numbered("of them draw", "draw_seconds"), parts.numbered("grade seconds", "grade_seconds"),
+            parts.numbered("seconds to the answer", "seconds"),
             front("on front by token-forwards", "token_forwards"), front("on front by device seconds", "share_seconds")]
 
 
@@ -231,7 +219,7 @@ samples of a run, with 95 % bootstrap intervals over problems.
 """
 
 
-def measures_section(study: Study) -> Section | None:
+def measures_section(study: Study) -> parts.Section | None:
     """One row per run and number. None if no sampler adds numbers."""
     rows = []
     for run in study.runs:
@@ -243,11 +231,12 @@ def measures_section(study: Study) -> Section | None:
                          "least": min(values), "greatest": max(values)})
     if not rows:
         return None
-    columns = [named("run", "run"), named("number", "number"), counted("samples", "samples"), numbered("mean", "mean", ".4g"),
-               ReportColumn("95 % interval", _interval), numbered("least", "least", ".4g"),
-               numbered("greatest", "greatest", ".4g")]
-    return Section("measures", "Numbers of the samplers", paragraphs(_MEASURES_TEXT),
-                   [ReportTable("sampler_measures", "Numbers of the samplers", columns, rows)], [])
+    columns = [parts.named("run", "run"), parts.named("number", "number"), parts.counted("samples", "samples"),
+               parts.numbered("mean", "mean", ".4g"),
+               parts.ReportColumn("95 % interval", _interval), parts.numbered("least", "least", ".4g"),
+               parts.numbered("greatest", "greatest", ".4g")]
+    return parts.Section("measures", "Numbers of the samplers", parts.paragraphs(_MEASURES_TEXT),
+                   [parts.ReportTable("sampler_measures", "Numbers of the samplers", columns, rows)], [])
 
 
 def _interval(row: dict) -> str:

@@ -119,7 +119,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, 
                     assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added), expected[mine])
             few = row_linear.multiply(rows, given, added, row_linear.FEW)
             torch.testing.assert_close(few.double(), exact, rtol=0, atol=float(error))
-            for count in (*range(1, 34), 65, 97):
+            for count in (*range(1, 34), 65, 97) if row_linear.keeps_bits(given, row_linear.FEW) else ():
                 mine = slice(128 - count, None)
                 assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added, row_linear.FEW), few[mine])
     finally:
@@ -202,7 +202,7 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
         keeps, tmp_path, monkeypatch, random_weights):
-    """Also outside of `few_rows`, and in an engine whose steps have few rows by the number of its draws."""
+    """And they end with `few_rows`, inside of others too. Steps have few rows by the slots and by the draft's block."""
     monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
     prepared(torch.eye(64).bfloat16())
     own = row_linear.keeps_bits
@@ -212,13 +212,19 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
     assert layers and all(layer.takes_few == keeps for layer in layers)
     monkeypatch.setattr(model, "_loop", None)
     model.decoder.register_forward_hook(lambda *_: taken.append({layer.tile for layer in layers}))
-    config = composed(tmp_path, "dataset.max_new_tokens=4", "hardware.num_slots=null")
-    for draws, tile in ((32, 32 if keeps else 64), (33, 64)):
-        engine = slots.engine_of(config, model, 8, draws, None)
+    few = 32 if keeps else 64
+    for given, tile in (((), few), (("hardware.num_slots=33",), 64), (("hardware.num_slots=null",), 64),
+                        (("hardware.num_slots=8", "draft=ngram", "draft.num_drafted=3"), few),
+                        (("hardware.num_slots=9", "draft=ngram", "draft.num_drafted=3"), 64)):
+        engine = slots.engine_of(composed(tmp_path, "dataset.max_new_tokens=4", *given), model, 8, 40, None)
         taken.clear()
         list(engine.run([(0, temperature(temperature=0.7).chain(np.arange(5), 4, Key(0)))]))
         assert taken and taken[-1] == {tile}
         assert {layer.tile for layer in layers} == {64}
+    with row_linear.few_rows(model.decoder):
+        with row_linear.few_rows(model.decoder, few=False):
+            assert {layer.tile for layer in layers} == {64}
+        assert {layer.tile for layer in layers} == {few}
 
 
 @pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
