@@ -155,7 +155,7 @@ def _num_problems(probe: Probe, measured: Sequence[dict]) -> dict[str, object]:
         return {}
     undrawn = {"skipped", FAILURE}
     drawn = [record["problem"] for record in measured if not undrawn & record.keys() and not all(
-        undrawn & cell.keys() for cell in record.get("cells") or ({},))]
+        undrawn & cell.keys() for cell in record.get("cells") or [record])]
     return {"num_problems": len({problem for problem in drawn if not problem.startswith(_NO_PROBLEMS)})}
 
 

@@ -209,7 +209,8 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
     monkeypatch.setattr(row_linear, "keeps_bits", lambda weight, tile=64: own(weight) and (keeps or tile == 64))
     model, taken = LanguageModel(random_model("qwen3", **WIDE).bfloat16(), stop_ids=(3, 7), packs=True), []
     layers = [layer for layer in model.decoder.modules() if isinstance(layer, RowLinear)]
-    assert layers and all(layer.takes_few == keeps for layer in layers)
+    assert layers
+    assert all(layer.takes_few == keeps for layer in layers)
     monkeypatch.setattr(model, "_loop", None)
     model.decoder.register_forward_hook(lambda *_: taken.append({layer.tile for layer in layers}))
     few = 32 if keeps else 64
@@ -219,7 +220,8 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
         engine = slots.engine_of(composed(tmp_path, "dataset.max_new_tokens=4", *given), model, 8, 40, None)
         taken.clear()
         list(engine.run([(0, temperature(temperature=0.7).chain(np.arange(5), 4, Key(0)))]))
-        assert taken and taken[-1] == {tile}
+        assert taken
+        assert taken[-1] == {tile}
         assert {layer.tile for layer in layers} == {64}
     with row_linear.few_rows(model.decoder):
         with row_linear.few_rows(model.decoder, few=False):
