@@ -304,7 +304,7 @@ def _graders(runs: Sequence[Found], overrides: Sequence[str]) -> list[Config]:
     names = {text: text.lstrip("+~").partition("=")[0].removeprefix("grader.") for text in overrides}
     def of(grader: Mapping[str, Any]) -> list[str]:  # without fields that other runs' graders have, and this one has not
         others = {name for known in fields.values() for name in known} - set(fields.get(grader.get("name", ""), ()))
-        return [text for text in overrides if names[text] not in others or "grader" in names.values()]
+        return [text for text in overrides if names[text] not in others or not grader or "grader" in names.values()]
 
     made = {repr(each): grader_config(of(each), each) for each in {repr(each): each for each in own}.values()}
     return [made[repr(each)] for each in own]

@@ -215,8 +215,8 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
     model.decoder.register_forward_hook(lambda *_: taken.append({layer.tile for layer in layers}))
     few = 32 if keeps else 64
     for given, tile in (((), few), (("hardware.num_slots=33",), 64), (("hardware.num_slots=null",), 64),
-                        (("hardware.num_slots=8", "draft=ngram", "draft.num_drafted=3"), few),
-                        (("hardware.num_slots=9", "draft=ngram", "draft.num_drafted=3"), 64)):
+                        (("hardware.num_slots=8", "decoder=speculative_match", "draft=ngram", "draft.num_drafted=3"), few),
+                        (("hardware.num_slots=9", "decoder=speculative_match", "draft=ngram", "draft.num_drafted=3"), 64)):
         engine = slots.engine_of(composed(tmp_path, "dataset.max_new_tokens=4", *given), model, 8, 40, None)
         taken.clear()
         list(engine.run([(0, temperature(temperature=0.7).chain(np.arange(5), 4, Key(0)))]))
