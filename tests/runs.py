@@ -63,18 +63,18 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.process import stopping
 from dflash_mcmc.store.folder import RunStore
 left, append = [int(sys.argv.pop(1))], RunStore.append
-def append_and_wait(store, record):
-    append(store, record)
+def wait_and_append(store, record):
     left[0] -= 1
-    while left[0] == 0 and not stopping.requested():
+    while left[0] == -1 and not stopping.requested():
         time.sleep(0.02)
-RunStore.append = append_and_wait
+    append(store, record)
+RunStore.append = wait_and_append
 main(sys.argv[1:])
 """
 
 
 def held(count: int, *arguments: str) -> list[str]:
-    """A command that goes no further after so many records until a signal comes, which may be late."""
+    """A command that records no more after so many records until a signal comes, which may be late."""
     return ["-c", _HELD, str(count), *arguments]
 
 
