@@ -67,6 +67,7 @@ def main(arguments: list[str]) -> None:
     for group in arguments:
         if group not in groups:
             raise UserError(f"unknown group {group!r}{did_you_mean(group, groups)}; allowed: {', '.join(groups)}")
+    for group in arguments:
         if group in GROUPS:
             print_fields(group)
         else:  # its options set fields of other groups

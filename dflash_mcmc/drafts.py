@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dflash_mcmc.config.identity import plain
 from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.decoder import SpeculativeDecoder
 from dflash_mcmc.errors import ConfigError, UserError, note, writing
@@ -19,6 +20,7 @@ from dflash_mcmc.store.files import write_atomically
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.check.speed import Pace
@@ -49,7 +51,7 @@ or speed.json, in the folder. Options of check:
   --expected TAU         tokens for each forward of the target at temperature 0 that the draft should have; default:
                          training.held_out_tau in the draft's config.json, if it is there
   --trained-for MODEL    another checkpoint, whose embedding and head are tried
-  --out FOLDER           of both; default: OUTPUTS/drafts/MODEL-DRAFT
+  --out FOLDER           of both; default: OUTPUTS/drafts/MODEL-DRAFT, the names of their folders
 
 Options of speed:
 
@@ -78,9 +80,16 @@ def main(arguments: list[str]) -> None:
         parser.add_argument("--trained-for")
     options, overrides = options_of(parser, arguments[1:])
     config, names = configured(overrides, command)
-    folder = _folder(options.out or Path(config.paths.outputs) / "drafts" / f"{names['model']}-{names['draft']}")
+    folder = _folder(options.out or default_folder(config, names))
     (_check if command == "check" else _speed)(config, folder, options)
     print(f"\nwritten to {folder}")
+
+
+def default_folder(config: Config, names: Mapping[str, str]) -> Path:
+    """The folder of MODEL-DRAFT: the last parts of their paths, or the option of one that has no path."""
+    values: dict[str, Any] = plain(config)
+    parts = [Path(values[group].get("path") or names[group]).name for group in ("model", "draft")]
+    return Path(config.paths.outputs) / "drafts" / "-".join(parts)
 
 
 def _folder(given: Path) -> Path:

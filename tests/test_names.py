@@ -155,6 +155,12 @@ def test_a_plugin_is_an_ordinary_option(tmp_path):
     assert "sampler.warmth: given -1.0; allowed: a number > 0" in wrong.stderr
     unknown = run(tmp_path, "sampler=elswhere")
     assert "did you mean 'elsewhere'" in unknown.stderr
+    without = processes.run(["-m", "dflash_mcmc", "sampler=elsewhere"], tmp_path, PYTHONPATH=str(tmp_path))
+    assert "this component is registered: --config-dir FOLDER names the folder with sampler/elsewhere.yaml" in without.stderr
+    (tmp_path / "elsewhere-1.0.dist-info/entry_points.txt").unlink()
+    unregistered = run(tmp_path, "sampler=elsewhere")
+    assert (unregistered.returncode, unregistered.stderr.count("\n")) == (2, 1)
+    assert "sampler=elsewhere: its option file names a component that no module registers" in unregistered.stderr
 
 
 def test_a_plugin_that_cannot_be_loaded_is_an_error_of_one_line(tmp_path):

@@ -291,14 +291,7 @@ def changes(values: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _canonical(group: str, recorded: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
-    """The identity fields of a group's component by dotted name, in their canonical form.
-
-    Fields that have no effect are left out.
-
-    Args:
-        recorded: the run's configuration.
-        fields: the fields of the component.
-    """
+    """The identity fields that have an effect, in canonical form by dotted name, of a component with these fields."""
     config = _recorded({**recorded, group: fields})
     component: Any = getattr(config, group)
     shown = {**identity_values(component), **component.canonical(config)}

@@ -19,7 +19,7 @@ from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.registry import GROUPS, components
+from dflash_mcmc.registry import GROUPS, PLUGINS, components
 
 SEARCH_PATH = "hydra.searchpath"
 _KNOWN_AS = {"max_tokens": "dataset.max_new_tokens", "n": "num_chains", "num_samples": "num_chains",
@@ -117,8 +117,13 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
     if group.startswith("hydra/"):
         hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
+    if group == "schema":  # an option file of a component, such as schema/sampler/NAME
+        return UserError(f"{option.replace('/', '=')}: its option file names a component that no module registers; allowed: "
+                         f"an installed package whose entry point {PLUGINS!r} names the module of the component")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
     more += f"; a hub name of one part is model=hf model.path={option}" if group == "model" else ""
+    if group in GROUPS and option in components(group):
+        more = f"; this component is registered: --config-dir FOLDER names the folder with {group}/{option}.yaml"
     for other in {"sampler": ["condition"], "blend": ["condition"], "condition": ["sampler", "blend"]}.get(group, ()):
         if option in option_files()[other]:
             more = f"; or the {other} of this name: {other}={option}"

@@ -15,11 +15,12 @@ from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_pat
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent, text_of
-from dflash_mcmc.report.probed import cautions, csv_of, table_of
+from dflash_mcmc.report.probed import csv_of, table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
 from dflash_mcmc.report.sections import budget, chains, compared, configuration, guided, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
+from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.outcomes import accuracy
 from dflash_mcmc.store.described import identity_if_readable, object_if_readable
 from dflash_mcmc.store.files import write_atomically
@@ -63,12 +64,7 @@ def by_dataset(runs: Sequence[Run]) -> tuple[list[DatasetRuns], list[str]]:
 
 
 def _belongs(run: Run, own: dict[str, str], group: list[Run], golds: dict[str, str], versions: list[str]) -> bool:
-    """Whether a run is over the dataset of a group. Adds a sentence if it has another version of this dataset.
-
-    Args:
-        own: the gold answers of the run's problems.
-        golds: those of the group's problems.
-    """
+    """Whether a run, with its `own` gold answers, is over a group's dataset. Adds a sentence for another version of it."""
     first = group[0]
     if run.component("dataset") != first.component("dataset"):
         return False

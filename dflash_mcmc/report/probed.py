@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dflash_mcmc.config.identity import configuration_of, with_names
 from dflash_mcmc.report.parts import ReportColumn, ReportTable, text_of
-from dflash_mcmc.statistics.intervals import caution
+from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.store.described import RUN, json_object
 
 _STARTS_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -30,11 +30,6 @@ def overall(folders: Sequence[Path]) -> str:
         numbers.setdefault(summary["probe"], []).append(summary.get("num_problems", 0))
     texts = {name: [_of_probe(name, of_probe), *cautions(numbers[name])] for name, of_probe in runs.items()}
     return "\n\n".join(text for of in texts.values() for text in of)
-
-
-def cautions(numbers: Sequence[int]) -> list[str]:
-    """The lines on intervals over few problems, for the numbers of problems of runs. Each number is named once."""
-    return list(dict.fromkeys(filter(None, map(caution, numbers))))
 
 
 def _of_probe(probe: str, runs: list[tuple[dict, dict]]) -> str:

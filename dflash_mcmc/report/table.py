@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.config.identity import configuration_of, labels_of
 from dflash_mcmc.report.parts import count
+from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import RUN, described, json_object
@@ -25,10 +26,7 @@ _TOO_LONG = "too long"
 
 
 def overall(folders: Sequence[Path]) -> str:
-    """The summary table, with rows in the order of the folders.
-
-    If several runs have the same condition, the settings in which they differ follow the name of the condition.
-    """
+    """The summary table, with rows in the order of the folders. Settings in which runs of one condition differ are named."""
     summaries = [json_object(folder / "summary.json") for folder in folders]
     labels = labels_of([s["condition"] for s in summaries], [described(folder / RUN).identity for folder in folders],
                        [configuration_of(folder) for folder in folders])
@@ -48,7 +46,8 @@ def overall(folders: Sequence[Path]) -> str:
     measured = "\n".join(filter(None, map(_measures, labels, summaries)))
     ends = "\n".join(filter(None, map(_remark, labels, summaries, folders)))
     spent = "\n".join(filter(None, map(_spent, labels, summaries)))
-    return "\n\n".join(filter(None, [table, weights, measured, ends, spent, "" if alike else _UNLIKE]))
+    few = "\n".join(cautions(each["num_problems"] for each in summaries if each["num_samples"] > each["num_problems"]))
+    return "\n\n".join(filter(None, [table, weights, measured, ends, spent, few, "" if alike else _UNLIKE]))
 
 
 def _with_aggregates(label: str, summary: dict) -> list[tuple[str, dict]]:

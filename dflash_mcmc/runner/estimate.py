@@ -70,7 +70,7 @@ def of(command: Command) -> str:
              *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
              *dict.fromkeys(_counted(job, counted_lengths) for job, counted_lengths in zip(jobs, counted, strict=True)),
-             "samples that are already recorded are included"]
+             "a plan is of whole runs: it counts samples that are already recorded too"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
 
 

@@ -7,7 +7,7 @@ weighted observations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,16 +21,14 @@ _FEW = 10
 _VALUES_AT_ONCE = 4_000_000
 
 
-def caution(num_problems: int) -> str:
-    """A line for bootstrap intervals over few problems, which are too narrow; empty for one problem or for enough of them.
+def cautions(numbers: Iterable[int]) -> list[str]:
+    """Lines for bootstrap intervals over few problems, which are too narrow: one for each number of problems, but for 1.
 
     The bootstrap's variance is too small by (n - 1) / n, and its percentiles are normal instead of Student's: Hesterberg 2015,
     "What Teachers Should Know About the Bootstrap", section 4.
     """
-    if not 2 <= num_problems <= _FEW:
-        return ""
-    return (f"caution: the intervals are a bootstrap over {num_problems} problems, which covers less than 95 %; more than "
-            f"{_FEW} problems are enough")
+    return [f"caution: some intervals are a bootstrap over {number} problems, which covers less than 95 %; more than "
+            f"{_FEW} problems are enough" for number in dict.fromkeys(numbers) if 2 <= number <= _FEW]
 
 
 class IntervalEstimate(NamedTuple):

@@ -1,15 +1,6 @@
 """A sampler in a package of your own: the better of two draws, by log p.
 
-Run this file, or import it. In a package, name its module as an entry point, and the command line knows `sampler=best_of_two`:
-
-    [project.entry-points."dflash_mcmc.plugins"]
-    my_package = "my_package.own_sampler"
-
-The command line needs an option file, `conf/sampler/best_of_two.yaml` below a folder for `--config-dir`:
-
-    # The better of two draws.
-    defaults:
-      - /schema/sampler@_here_: best_of_two
+Run this file, or import it. `docs/howto/index.md`, "A package of your own", makes it an option of the command line.
 """
 
 from __future__ import annotations

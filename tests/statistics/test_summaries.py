@@ -7,7 +7,7 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from dflash_mcmc.runner.tracking import metrics_of
-from dflash_mcmc.statistics.intervals import Clusters, caution
+from dflash_mcmc.statistics.intervals import Clusters, cautions
 from dflash_mcmc.statistics.outcomes import accuracy, aligned, mean_share, outcomes, restricted, wilson
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, measures, rates, summarise, times
 
@@ -178,8 +178,9 @@ def test_a_bootstrap_over_few_problems_carries_a_caution():
         found = Clusters(list(range(5))).mean(numbers.normal(size=5))
         hits += found.low <= 0.0 <= found.high
     assert hits < 270
-    assert [number for number in range(40) if caution(number)] == list(range(2, 11))
-    assert "over 5 problems" in caution(5)
+    assert [number for number in range(40) if cautions([number])] == list(range(2, 11))
+    assert [line.split(",")[0] for line in cautions([5, 40, 5, 3])] == [
+        f"caution: some intervals are a bootstrap over {number} problems" for number in (5, 3)]
 
 
 # Shares equal published values and statsmodels; chains of a problem are not independent.

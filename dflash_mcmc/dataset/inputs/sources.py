@@ -65,7 +65,8 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     try:
         rows = list((_table if file.suffix == ".csv" else _parsed)(file, tuple(columns), field))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
-        raise UserError(f"{field}: cannot read {path}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}; allowed: JSON Lines or CSV in UTF-8"
+        raise UserError(f"{field}: cannot read {path}: {reason}") from error
     if not rows:
         raise UserError(f"{field}: {path} has no rows")
     return rows
@@ -84,11 +85,11 @@ def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
         reader = csv.DictReader(lines, strict=True)
         if len(set(names := reader.fieldnames or ())) < len(names):
             raise UserError(f"{field}: {file}: two columns have one name; allowed: a name for each of {', '.join(names)}")
-        for index, row in enumerate(reader):
+        _check_columns(dict.fromkeys(names), columns, f"{file}: line 1", field)
+        for row in reader:
             if None in row or None in row.values():
-                raise UserError(f"{field}: {file}: row {index} has another number of values than the first line has names; "
-                                "allowed: a text with a comma in quotation marks")
-            _check_columns(row, columns, f"{file}: row {index}", field)
+                raise UserError(f"{field}: {file}: line {reader.line_num} has another number of values than the first line "
+                                "has names; allowed: a text with a comma in quotation marks")
             yield row
 
 

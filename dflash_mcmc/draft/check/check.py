@@ -16,7 +16,7 @@ from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.draft.check import forced
 from dflash_mcmc.draft.check.forced import SHIFTS, Alternative, BlockWalk, CheckedPair, DraftSetting, ForcedBlocks
 from dflash_mcmc.engine.batching.float32_head import soft_capped
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import bars
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -274,15 +274,16 @@ def check(config: Config, expected: float | None = None, other: HFModel | None =
     trials = [*states, *again.trials]
     judged = verdict(tau, len(greedy), trials, again.slots, expected, differences, reference)
     positions = _positions(greedy, 0.0) + _positions(sampled, 1.0)
-    return Checked(f"{name_of(config.draft)} {draft.path}", name_of(config.model), len(greedy), expected,
+    return Checked(f"{name_of(config.draft)} {draft.path}", cast("HFModel", config.model).path, len(greedy), expected,
                    [difference.clause for difference in differences], positions, templates, again.slots, again.agreement,
                    trials, again.absent, judged)
 
 
 def _checkpoint_draft(config: Config) -> CheckpointDraft:
-    """The draft. Raises ConfigError for a draft without a network of DFlash's layout."""
+    """The draft. Raises UserError for a draft without a network of DFlash's layout."""
     if not (isinstance(config.draft, CheckpointDraft) and config.draft.has_block_network):
-        raise ConfigError("draft", name_of(config.draft), "a draft with a checkpoint: dflash, dspark, dflash2 or a preset")
+        raise UserError(f"draft: given one of the kind {name_of(config.draft)}; allowed with drafts check: a draft with a "
+                        "checkpoint, dflash, dspark or dflash2, or a preset of these (drafts speed measures every kind)")
     return config.draft
 
 

@@ -12,7 +12,7 @@ from dflash_mcmc.report.figure import OTHER, RIGHT, label_points, plain_ticks
 from dflash_mcmc.report.study import Entry, Study, cost_of
 from dflash_mcmc.report.table import HEADERS, row_of
 from dflash_mcmc.statistics import summaries
-from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.statistics.intervals import Clusters, cautions
 from dflash_mcmc.statistics.summaries import TIMES, times
 from dflash_mcmc.store import finishes
 
@@ -54,6 +54,7 @@ def section(study: Study) -> parts.Section:
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
     text += [f"{entry.shown}: {remark}." for entry, row in zip(runs, ends, strict=True)
              if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
+    text += cautions(len(entry.outcomes.problems) for entry in study.entries if not entry.outcomes.single)
     return parts.Section("overall", "Overall", text, [parts.ReportTable("overall", "All runs", columns, rows),
                                                 parts.ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
                                                 parts.ReportTable("ends", "Why answers ended", _end_columns(), ends)],

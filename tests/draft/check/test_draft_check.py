@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from dflash_mcmc.draft.check import check as checking
 from dflash_mcmc.draft.check import forced, report
 from dflash_mcmc.draft.check.check import Checked, Difference, Ratio, Row, Trial, check
 from dflash_mcmc.draft.check.forced import alternatives
-from dflash_mcmc.drafts import configured, main
+from dflash_mcmc.drafts import configured, default_folder, main
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
@@ -231,6 +232,15 @@ def test_the_configuration_has_a_default_number_of_problems(tmp_path):
     config, names = configured(["model=tiny", "draft=tiny", f"paths.outputs={tmp_path}"])
     assert (config.dataset.limit, config.dataset.max_new_tokens, names["draft"]) == (32, 128, "tiny")
     assert configured(["draft=tiny", "dataset.limit=5"])[0].dataset.limit == 5
+
+
+def test_each_draft_has_a_folder_of_its_own(tmp_path):
+    """Drafts that are given by path have the name of the path, and those without a path that of their option."""
+    shutil.copytree(Path(composed(tmp_path, *BASE, "draft=tiny").draft.path), tmp_path / "mine")
+    names = [default_folder(*configured(["model=tiny", *draft, f"paths.outputs={tmp_path}"], "speed")).name
+             for draft in (["draft=tiny"], ["draft=tiny", f"draft.path={tmp_path}/mine"], [f"draft={tmp_path}/mine"],
+                           ["draft=ngram"])]
+    assert names == ["tiny-tiny_draft", "tiny-mine", "tiny-mine", "tiny-ngram"]
 
 
 def test_the_record_of_the_training_is_compared_with_the_target(tmp_path):
