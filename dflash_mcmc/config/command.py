@@ -130,8 +130,8 @@ def check_command(arguments: Sequence[str]) -> Command:
             if sweep is None:
                 note_idle(jobs[0], [composing.parse(text) for text in jobs[0].overrides])
             elif len(seeds := {job.config.seed for job in jobs}) > 1:
-                note(f"seed: {len(seeds)} values make runs of their own, which tables do not pool; num_chains={len(seeds)} "
-                     "draws as many samples of each problem in one run, and its rows have their mean")
+                note(f"seed: {len(seeds)} values make as many runs, each with a row of its own in tables; num_chains="
+                     f"{len(seeds)} draws as many samples of each problem in one run, whose row has their mean")
     if any((job.choices["hydra/launcher"] == "slurm") != (launcher is not None) for job in jobs):
         raise UserError("hydra/launcher: given slurm at some points of the sweep only; allowed: one launcher for all points")
     return Command(jobs, sweep, launcher, tuple(map(text_of, overrides)), False, len(points), optional)

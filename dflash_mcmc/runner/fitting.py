@@ -142,7 +142,7 @@ def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
         return ""
     (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
     most, grader = config.dataset.max_new_tokens, name_of(config.grader)
-    longer = f"the same command with dataset.max_new_tokens={4 * most}"
+    longer = f"repeat the command with dataset.max_new_tokens={4 * most}"
     return f"{len(lost)} of {len(drawn)} answers were not read, since " + {
         extraction.UNFINISHED: f"their thinking did not end: {longer}, or with model.enable_thinking=false",
         finishes.LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",

@@ -24,10 +24,10 @@ READ = record("integer", "wrong")
     ([record(), record(), READ], "2 of 3 answers were not read, since they have no box: python -m dflash_mcmc.regrade a/run "
                                  "grader=math grader.extract=auto"),
     ([record(reason="length"), record(reason="length"), record()],
-     "3 of 3 answers were not read, since they were cut off at dataset.max_new_tokens=32: the same command with "
+     "3 of 3 answers were not read, since they were cut off at dataset.max_new_tokens=32: repeat the command with "
      "dataset.max_new_tokens=128"),
     ([record("unfinished_thinking", reason="length")],
-     "1 of 1 answers were not read, since their thinking did not end: the same command with dataset.max_new_tokens=128, or "
+     "1 of 1 answers were not read, since their thinking did not end: repeat the command with dataset.max_new_tokens=128, or "
      "with model.enable_thinking=false"),
     ([record("nothing_extracted")], "1 of 1 answers were not read, since grader=math finds none in their texts "
                                     "(nothing_extracted): read some in a/run/records.jsonl"),
