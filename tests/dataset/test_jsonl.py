@@ -124,6 +124,7 @@ def test_a_benchmark_can_be_read_as_a_plain_file(make_config, shared_data):
     ("question,answer\nHow much is 1,000 + 1?,1001\n", "line 2 has another number of values"),
     ("question,answer\nWhat is 1 + 1?\n", "line 2 has another number of values"),
     ('question,answer\n"What is ""3"" + 3?,6\n', "dataset.path: cannot read"),
+    ("question,gold\nWhat is 1 + 1?,2\n", "rows.csv: line 1 lacks the field 'answer'"), ("", "rows.csv has no rows"),
     ("question,answer,answer\nWhat is 1 + 1?,2,3\n", "two columns have one name")])
 def test_a_table_that_would_be_read_as_other_problems_is_refused(make_config, tmp_path, text, message):
     (tmp_path / "rows.csv").write_text(text)

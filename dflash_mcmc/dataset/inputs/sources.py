@@ -85,7 +85,7 @@ def _table(file: Path, columns: tuple[str, ...], field: str) -> Iterator[dict]:
         reader = csv.DictReader(lines, strict=True)
         if len(set(names := reader.fieldnames or ())) < len(names):
             raise UserError(f"{field}: {file}: two columns have one name; allowed: a name for each of {', '.join(names)}")
-        _check_columns(dict.fromkeys(names), columns, f"{file}: line 1", field)
+        _check_columns(dict.fromkeys(names), columns if names else (), f"{file}: line 1", field)
         for row in reader:
             if None in row or None in row.values():
                 raise UserError(f"{field}: {file}: line {reader.line_num} has another number of values than the first line "
