@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.choices import turn_of
 from dflash_mcmc.config.checks import checked
-from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import stopping
@@ -379,8 +378,6 @@ def started(config: Config, max_prompt_tokens: int | None, field: str, max_waiti
     """
     whole = checked(copy.deepcopy(config))
     target = whole.engine.load(whole, whole.hardware.resolve())
-    if whole.model.chat:  # here, since a request would be a late place to find that the template has no end
-        template_limits.check(target.tokenizer, [{"role": "user", "content": "1 + 1?"}], None, add_generation_prompt=True)
     longest_prompt = _prompt_tokens(max_prompt_tokens, field, whole, target.max_positions)
 
     def start(stop: tuple[str, ...]) -> ChainRunner:

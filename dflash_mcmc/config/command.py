@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.help import COMPLETION, config_folder
+from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import SHOWING, given_value, names_if_present, parse_arguments, readable, text_of
 from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_schemas, to_typed
@@ -190,9 +190,6 @@ def show_for_flag(arguments: Sequence[str]) -> None:
     import hydra
 
     flags = parse_arguments(arguments)
-    if flags.shell_completion and (script := COMPLETION.get(" ".join(flags.overrides))):
-        print(script)
-        return
     if flags.cfg in ("job", "all") and not flags.package:
         print(_options(flags.overrides), flush=True)
     if flags.cfg or flags.info:

@@ -1,4 +1,4 @@
-"""The texts of `--help`, the completion in bash and zsh, and the options in `conf/`.
+"""The texts of `--help`, and the options in `conf/`.
 
 Imports neither Hydra nor the components, so that help costs no time.
 """
@@ -27,54 +27,6 @@ What it will cost: dry_run=true     The prompt: show=prompt
 Values of a command line: --cfg job     How they are composed: --info
 Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
 """
-_INSTALL = r"""_dflash_mcmc() {
-    local line=${COMP_LINE:0:COMP_POINT} words ask rest word choices
-    read -ra words <<< "$line"
-    if [ "${words[0]##*/}" = dflash-mcmc ]; then
-        ask=("${words[0]}")
-    elif [ "${words[1]}" = -m ] && [ "${words[2]}" = dflash_mcmc ]; then
-        ask=("${words[@]:0:3}")
-    else
-        return
-    fi
-    [ "${line: -1}" = " " ] && words+=("")
-    [ ${#words[@]} -gt ${#ask[@]} ] || return
-    rest="${words[*]:${#ask[@]}}"
-    word="${words[-1]}"
-    choices=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + ${#rest})) "${ask[@]}" -sc query=bash 2> /dev/null) || return
-    mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
-    if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then  # bash replaces only what follows the sign
-        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
-    fi
-}
-complete -o nospace -o bashdefault -o default -F _dflash_mcmc python python3 dflash-mcmc"""
-"""Completion in bash. Hydra's own script completes `python FILE` and installed programs only, and sets COMP_WORDBREAKS."""
-_UNINSTALL = """complete -r python python3 dflash-mcmc
-unset -f _dflash_mcmc"""
-_INSTALL_ZSH = r"""(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-_dflash_mcmc() {
-    local -a ask choices
-    local rest
-    if [[ ${words[1]:t} == dflash-mcmc ]]; then
-        ask=("${words[1]}")
-    elif [[ ${words[2]} == -m && ${words[3]} == dflash_mcmc ]]; then
-        ask=("${(@)words[1,3]}")
-    else
-        _python "$@" 2> /dev/null || _files
-        return
-    fi
-    (( CURRENT > $#ask )) || return
-    rest="${(j: :)words[$#ask+1,CURRENT]}"
-    choices=(${=$(COMP_LINE="dflash-mcmc $rest" COMP_POINT=$((12 + $#rest)) "${(@)ask}" -sc query=bash 2> /dev/null)})
-    compadd -S '' -- "${(@)choices}"
-}
-compdef _dflash_mcmc python python3 dflash-mcmc"""
-_UNINSTALL_ZSH = """compdef -d dflash-mcmc
-compdef _python python python3
-unfunction _dflash_mcmc"""
-COMPLETION = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL,
-              "install=zsh": _INSTALL_ZSH, "uninstall=zsh": _UNINSTALL_ZSH}
-"""The shell's script by the override that asks for it: `-sc install=bash`."""
 
 
 def config_folder() -> Path:

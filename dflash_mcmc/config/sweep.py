@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -175,36 +175,14 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
     alike: dict[str, list[int]] = {}
     for index, texts in enumerate(kept):
         alike.setdefault(effects[texts], []).append(index)
-    named = [{composing.parse(text).get_key_element(): text for text in texts} for texts in points]
-    texts_of = {name: {point[name] for point in named} for name in named[0]}
     for effects_of_all, indices in alike.items():
-        first = points[indices[0]]
-        needed = kept[indices[0]]
-        if len(indices) > 1:
-            needed = _without_idle_values(composing, named, texts_of, indices, needed, effects_of_all)
+        first, needed = points[indices[0]], kept[indices[0]]
+        # What varies among points that do the same is left out of the label, if the first point does the same without it.
+        left = tuple(text for text in needed if all(text in kept[index] for index in indices))
+        if left != needed and _does(composing, left, effects_of_all):
+            needed = left
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
-
-
-def _without_idle_values(composing: Composer, points: Sequence[Mapping[str, str]], texts_of: Mapping[str, Collection[str]],
-                         alike: Sequence[int], texts: Texts, effects: str) -> Texts:
-    """The overrides of the first point in `alike`, without the swept values that have no effect in it.
-
-    Swept values of some fields have no effect if every combination of these values, with the other fields as in the first
-    point, is in `alike`, and if the first point does the same without these values. `points` has the texts of all points by
-    name, and `texts_of` those of all points together. `texts` are of the first point in `alike`, and `effects` of each.
-    """
-    swept = [name for name, texts_of_name in texts_of.items() if len(texts_of_name) > 1]
-    first = points[alike[0]]
-    idle = {name for name in swept if first[name] not in texts}
-    for name in swept:
-        more = idle | {name}
-        left = tuple(text for text in texts if text not in {first[other] for other in more})
-        combined = {tuple(points[index][other] for other in swept if other in more) for index in alike
-                    if all(points[index][other] == first[other] for other in swept if other not in more)}
-        if len(combined) == math.prod(len(texts_of[other]) for other in more) and _does(composing, left, effects):
-            idle, texts = more, left
-    return texts
 
 
 def _does(composing: Composer, texts: Texts, effects: str) -> bool:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +16,6 @@ from dflash_mcmc.config.overrides import readable
 from dflash_mcmc.config.schema import Config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import spec_of
-from tests.conftest import ROOT
 from tests.refusals import command_is_refused, refused
 
 
@@ -67,92 +62,6 @@ def test_a_mistake_is_still_refused(monkeypatch, capsys):
         main(["--cfg", "job", "sampler.alhpa=2"])
     assert ended.value.code == 2
     assert "sampler.alhpa" in capsys.readouterr().err
-
-
-# Completion of the command lines that the README uses: a shell asks the program and fills in what is meant.
-
-ASK = """
-eval "$({program} -sc install=bash)"
-COMP_LINE={line!r} COMP_POINT={point}
-COMP_WORDBREAKS=$' \\t\\n=:'
-complete -p {name} > /dev/null || exit 1
-_dflash_mcmc
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-
-
-ASK_ZSH = """
-eval "$({program} -sc install=zsh)"
-[[ ${{_comps[{name}]}} == _dflash_mcmc ]] || exit 1
-compadd() {{ print -l -- "${{(@)@[4,-1]}}" }}
-_python() {{ print another completion }}
-words=({line}) CURRENT={count}
-_dflash_mcmc
-eval "$({program} -sc uninstall=zsh)"
-[[ -z $functions[_dflash_mcmc] && ${{_comps[python]}} == _python ]] || exit 1
-"""
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
-    """A folder with `python` and `dflash-mcmc`, which run this checkout."""
-    folder = tmp_path_factory.mktemp("bin")
-    for name, more in (("python", ""), ("dflash-mcmc", "-m dflash_mcmc ")):
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {more}"$@"\n')
-        (folder / name).chmod(0o755)
-    return folder
-
-
-def completed_in_zsh(programs: Path, line: str, program: str) -> list[str]:
-    """What zsh adds for the last word of a line. Its own code then takes what begins with the word."""
-    if shutil.which("zsh") is None:
-        pytest.skip("NO ZSH: its completion is not checked; to check it: apt-get install zsh")
-    script = ASK_ZSH.format(program=program, line=line, name=program.split()[0], count=len(line.split()))
-    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, cwd=programs, check=True,
-                          env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("program", ["python -m dflash_mcmc", "dflash-mcmc"])
-@pytest.mark.parametrize(("word", "choices"), [("condition=blend", ["condition=blend_greedy", "condition=blend_ps"]),
-                                               ("sampler.num_st", ["sampler.num_steps="])])
-def test_zsh_completes_options_and_fields(programs, program, word, choices):
-    assert completed_in_zsh(programs, f"{program} seed=1 {word}", program) == choices
-
-
-def test_other_programs_of_python_are_left_to_zsh(programs):
-    assert completed_in_zsh(programs, "python -m pytest cond", "python -m dflash_mcmc") == ["another completion"]
-
-
-def completed(programs: Path, program: str, rest: str) -> list[str]:
-    line = f"{program}{rest}"
-    script = ASK.format(program=program, line=line, point=len(line), name=program.split()[0])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=programs, check=True,
-                          env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize("program", ["python -m dflash_mcmc", "dflash-mcmc"])
-def test_options_of_a_group(programs, program):
-    # Bash replaces what follows the last equals sign.
-    assert completed(programs, program, " seed=1 condition=blend") == ["blend_greedy", "blend_ps"]
-
-
-def test_names_of_groups(programs):
-    assert "condition=" in completed(programs, "python -m dflash_mcmc", " cond")
-
-
-def test_fields_of_a_group(programs):
-    assert "sampler.alpha=" in completed(programs, "dflash-mcmc", " condition=ps sampler.al")
-
-
-def test_other_programs_of_python_are_left_to_bash(programs):
-    line = "python -m pytest cond"
-    script = (f'eval "$(dflash-mcmc -sc install=bash)"; COMP_LINE="{line}" COMP_POINT={len(line)}; _dflash_mcmc; '
-              'echo "${#COMPREPLY[@]}"')
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=programs, check=True,
-                          env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
-    assert done.stdout == "0\n"
 
 
 # Texts with braces, as a shell passes them on: one text for a field, and unchanged values everywhere else.

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Message
@@ -200,7 +199,6 @@ def _joined(prompt: str, answer: str) -> str:
 
 
 def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool) -> str:
-    template_limits.check(tokenizer, messages, tools, add_generation_prompt=True, enable_thinking=enable_thinking)
     try:
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
                                              enable_thinking=enable_thinking)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
 import numpy as np
 from typing_extensions import TypedDict
 
-from dflash_mcmc.dataset.inputs import template_limits
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
@@ -191,7 +190,6 @@ class SampledVerify(Probe):
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:
                 return model.encode("\n".join(message["content"] for message in messages), True)
-            template_limits.check(model.tokenizer, messages, tools, add_generation_prompt=True, enable_thinking=False)
             return model.encode(model.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
 
