@@ -88,9 +88,9 @@ probes: $(BASE)  ## every probe on the embedded pair: tables and figures below o
 	$(BIN)/python -m dflash_mcmc experiment=probes probe=mixing sampler.num_steps=4  # for ESS, which needs 20 in its window
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
 
-equal-cost: $(BASE)  ## samplers and votes at two budgets on the embedded model, and their report (tens of minutes)
+equal-cost: $(BASE)  ## samplers and votes at equal cost on the embedded model, and their report (tens of minutes)
 	$(BIN)/python -m dflash_mcmc sweep=equal_cost condition=greedy,temp,ps,mtm,isir model=tiny dataset=arith tracker=none \
-	  name=equal_cost dataset.limit=150 budget=800,1600 pilot_problems=16 assumed.answer_length=0.37 assumed.prompt_length=57
+	  name=equal_cost dataset.limit=150
 	$(BIN)/python -m dflash_mcmc.report outputs/equal_cost
 
 # The processor whose settings the tests use: intel, amd or this.

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     if text := help.text_for(arguments):
         print(text, end="")
         return
-    from dflash_mcmc.runner.commands import checked, only_shows, within_budget
+    from dflash_mcmc.runner.commands import checked, only_shows
 
     command = checked(arguments)
     if only_shows(command, arguments):
@@ -35,18 +35,16 @@ def main(arguments: list[str]) -> None:
     if command.launcher:
         from dflash_mcmc.grid.submission import submit
 
-        submit(within_budget(command, measure=False), command.launcher)
+        submit(command, command.launcher)
     elif command.sweep:
-        sys.exit(_run_sweep(within_budget(command), command.sweep))
+        sys.exit(_run_sweep(command, command.sweep))
     else:
         _run_single(command)
 
 
 def _run_single(command: Command) -> None:
-    from dflash_mcmc.runner.commands import within_budget
-
     tables: Tables = {}
-    _run(within_budget(command).jobs[0], tables)
+    _run(command.jobs[0], tables)
     _print_tables(tables)
 
 

@@ -47,7 +47,6 @@ browser.second.value = String(browser.runs.indexOf("greedy"));
 await browser.filter();
 await browser.select(browser.shown[0]);
 """
-_BUDGET = ("make equal-cost",)
 _LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny tracker=none dataset.limit=8"
 
 
@@ -62,7 +61,6 @@ PICTURES = (
     Picture("samples", "tutorial/report.md", _REPORT, "outputs/demo/report/report.html", _OPEN),
     Picture("paired", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_arith_paired.png"),
     Picture("cost", "tutorial/report.md", _REPORT, "outputs/demo/report/figures/fig_pareto.png"),
-    Picture("budget", "howto/compare-samplers.md", _BUDGET, "outputs/equal_cost/report/figures/fig_budget.png"),
     Picture("layer_rank", "howto/probes.md", (_LAYERS,), "outputs/default/layer_rank-*/fig_layer_probe_ranks.png"),
     Picture("rejection_sampling", "howto/probes.md", ("python -m dflash_mcmc experiment=rejection_sampling",),
             "outputs/rejection_sampling/rejection_sampling-*/*.png"),

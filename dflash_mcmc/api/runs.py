@@ -48,7 +48,7 @@ def run(*overrides: str, **fields: Any) -> RunResult:
     Raises:
         UserError: for what the command line refuses, with its message, and for overrides that are not one run.
     """
-    from dflash_mcmc.runner.commands import checked, within_budget
+    from dflash_mcmc.runner.commands import checked
 
     if not all(isinstance(text, str) for text in overrides):
         raise UserError(f"run: given {overrides!r:.120}; allowed: texts, such as run('condition=ps', 'dataset.limit=8'), or "
@@ -59,7 +59,7 @@ def run(*overrides: str, **fields: Any) -> RunResult:
     if only_shown or command.sweep or command.launcher:
         raise UserError(f"run: given {' '.join(overrides)!r:.120}; allowed: the overrides of one run that is made here. "
                         "Several runs are made by sweep; jobs of SLURM, dry_run and show are for the command line")
-    result = execute(within_budget(command).jobs[0])
+    result = execute(command.jobs[0])
     if result.num_beyond:
         note(f"{result.folder}: {result.num_beyond} recorded {result.unit}s that were not requested are counted as well")
     return result
@@ -78,14 +78,14 @@ def sweep(*overrides: str, **fields: Any) -> list[RunResult]:
         UserError: for what the command line refuses, for a search, and after the last point if some have failed.
     """
     from dflash_mcmc.config.sweep import SweepOutcomes
-    from dflash_mcmc.runner.commands import checked, within_budget
+    from dflash_mcmc.runner.commands import checked
 
     command = checked(["-m", *overrides, *(_swept(name, value) for name, value in fields.items())])
     points, only_shown = command.sweep, any(job.config.dry_run or job.config.show for job in command.jobs)
     if points is None or points.searches or command.launcher or only_shown:
         raise UserError(f"sweep: given {' '.join(overrides)!r:.120}; allowed: points that are run here. Searches, jobs of "
                         "SLURM, dry_run and show are for the command line")
-    command, results = within_budget(command), list[RunResult]()
+    results = list[RunResult]()
 
     def executed(job: Job) -> RunResult:
         results.append(execute(job))

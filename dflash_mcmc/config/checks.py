@@ -12,7 +12,6 @@ from dflash_mcmc.registry import components, name_of, options_with
 from dflash_mcmc.statistics.rules import VOTES
 from dflash_mcmc.statistics.summaries import NAMES
 
-CHAINS = "num_chains"
 """The field that scales the cost of an answer if the answer is a vote of independent draws."""
 
 
@@ -30,7 +29,6 @@ def checked(config: Config) -> Config:
     config.probe = config.probe.with_draft(config.draft)  # first, since the probe says which groups are used
     _check_draft(config)
     _check_aggregate(config)
-    _check_budget(config)
     used = tuple(dict.fromkeys((*groups_of(config), *OF_THE_MACHINE)))
     # A check reads other components as they were given, so that none is resolved before all are checked.
     for group in used:
@@ -97,23 +95,3 @@ def _check_weights(config: Config, name: str) -> None:
         law_in_words = f"sampler.top_k={law.top_k}, top_p={law.top_p:g}, min_p={law.min_p:g}"
         raise ConfigError("aggregate", name, f"{allowed} with {law_in_words}: {name} needs draws without truncation "
                           "(top_k=0, top_p=1, min_p=0)")
-
-
-def _check_budget(config: Config) -> None:
-    """Checks `budget` against the probe, the aggregate and the rate. Raises ConfigError."""
-    if config.budget is None:
-        return
-    if not config.probe.is_null:
-        raise ConfigError("budget", config.budget, f"null with probe={name_of(config.probe)}, which draws no answers to grade")
-    field = config.sampler.cost_field()
-    if field not in (None, CHAINS) and config.aggregates():
-        raise ConfigError("aggregate", config.aggregate, f"null with budget and sampler={name_of(config.sampler)}, whose "
-                          "answer is one sample")
-    if config.budget_unit == "seconds" and not (config.hardware.tokens_per_second or config.assumed.tokens_per_second):
-        raise ConfigError("hardware.tokens_per_second", None, "a number with budget_unit=seconds: the first settings are "
-                          "estimated with it")
-
-
-def path_of(field: str) -> str:
-    """The dotted name of a sampler's `cost_field`."""
-    return field if field == CHAINS else f"sampler.{field}"

@@ -165,8 +165,10 @@ def _sweep(hydra: DictConfig, asked_for: bool) -> Sweep | None:
     direction = sweeper.get("direction", "maximize")
     if getattr(direction, "name", direction) != "maximize":  # an enumeration, whose first value is minimize
         raise ConfigError("hydra.sweeper.direction", getattr(direction, "name", direction), "maximize, with every objective")
-    params = tuple(f"{name}={values}" for name, values in (sweeper.get("params") or {}).items())
-    return Sweep(params, sweeper.get("n_trials"), hydra.runtime.choices["hydra/sweeper"] != "basic")
+    params = dict(sweeper.get("params") or {})
+    points = tuple(tuple(line.split()) for line in str(params.pop("points", "")).splitlines())
+    return Sweep(tuple(f"{name}={values}" for name, values in params.items()), points, sweeper.get("n_trials"),
+                 hydra.runtime.choices["hydra/sweeper"] != "basic")
 
 
 def _points(composing: Composer, overrides: Sequence[Override], sweep: Sweep | None) -> list[list[str]]:

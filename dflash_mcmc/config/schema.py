@@ -97,13 +97,6 @@ class Config:
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
         "accuracy", "value that a search (sweep=optuna) maximises: accuracy, or accuracy_per_cost = correct samples per "
         "million token-forwards")
-    budget: float | None = runtime(None, "token-forwards (or seconds) for each answer: chooses the sampler's setting, such as "
-                                   "sampler.num_steps, or num_chains with sampler=temperature; null takes the settings as "
-                                   "they are", gt=0)
-    budget_unit: Literal["token_forwards", "seconds"] = runtime(
-        "token_forwards", "unit of budget: token_forwards, or seconds = device seconds")
-    pilot_problems: int = runtime(24, "problems of the short runs that correct the settings of budget; 0 takes the estimates",
-                                  ge=0, le=100_000)
     repair: bool = runtime(False, "move damaged lines of the run's records to records.damaged.jsonl and draw their samples "
                            "again; false stops with an error that names the line")
     dry_run: bool = runtime(False, "print samples, token-forwards and hours; load and write nothing")

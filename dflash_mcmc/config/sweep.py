@@ -48,6 +48,9 @@ class Sweep(NamedTuple):
 
     params: tuple[str, ...] = ()
     """The overrides in `hydra.sweeper.params`, which a file of conf/sweep sets."""
+    points: tuple[Texts, ...] = ()
+    """Points that such a file writes out, one a line of `hydra.sweeper.params.points`; each is combined with the values of
+    the lists."""
     num_trials: int | None = None
     """Number of points of a search; None for a grid."""
     searches: bool = False
@@ -67,13 +70,35 @@ def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]
         raise UserError(f"{largest[0].partition('=')[0]}: given {many} values in a sweep; allowed: at most {_MOST_POINTS:,} "
                         "points of a sweep, over all its fields")
     if not sweep.searches:
-        yield from map(list, itertools.product(*lists))
+        if sweep.points:
+            _check_beside(sweep.points, lists)
+        for point in sweep.points or ((),):
+            own = {text.partition("=")[0]: text for text in point}
+            beside = {texts[0].partition("=")[0]: texts for texts in lists}
+            if all(own[key] in texts for key, texts in beside.items() if key in own):
+                open_lists = [texts for key, texts in beside.items() if key not in own]
+                yield from ([*point, *texts] for texts in itertools.product(*open_lists))
         return
     first = [texts[0] for texts in lists]
     yield first
     for index, texts in enumerate(lists):
         for value in texts[1:]:
             yield [*first[:index], value, *first[index + 1 :]]
+
+
+def _check_beside(points: Sequence[Texts], lists: Sequence[list[str]]) -> None:
+    """Raises UserError for an option that no point of the sweep has, and for a value of a field that its points set.
+
+    Options of a group, such as condition=greedy,ps, choose among the points.
+    """
+    own: dict[str, list[str]] = {}
+    for key, _, value in (text.partition("=") for point in points for text in point):
+        own.setdefault(key, []).append(value)
+    for key, _, value in (text.partition("=") for texts in lists for text in texts):
+        if key in own and key not in (*GROUPS, "condition"):
+            raise ConfigError(key, value, f"no value, since the points of the sweep have their own, such as {own[key][0]}")
+        if key in own and value not in own[key]:
+            raise ConfigError(key, value, f"options of the sweep's points: {', '.join(dict.fromkeys(own[key]))}")
 
 
 def _values(override: Override, searches: bool) -> list[str]:

@@ -34,14 +34,14 @@ def main(arguments: list[str]) -> None:
 
 def _submit(overrides: list[str]) -> None:
     from dflash_mcmc.grid.submission import submit
-    from dflash_mcmc.runner.commands import checked, only_shows, within_budget
+    from dflash_mcmc.runner.commands import checked, only_shows
 
     arguments = ["-m", "hydra/launcher=slurm", *expand(overrides)]
     command = checked(arguments)
     if not only_shows(command, arguments):
         if command.launcher is None:
             raise UserError("hydra/launcher: given another launcher; allowed: slurm, or python -m dflash_mcmc for runs here")
-        submit(within_budget(command, measure=False), command.launcher)
+        submit(command, command.launcher)
 
 
 def _status(grids: list, options: argparse.Namespace) -> None:

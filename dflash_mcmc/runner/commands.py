@@ -1,4 +1,4 @@
-"""A command line before its first run: the checks that load no model, the settings of its budgets, and what it only shows."""
+"""A command line before its first run: the checks that load no model, and what it only shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import sleep
 from dflash_mcmc.config.command import Command, check_command
 from dflash_mcmc.errors import UserError, printable
 from dflash_mcmc.process import ranks
-from dflash_mcmc.runner import budget, preflight
+from dflash_mcmc.runner import preflight
 
 _SECONDS_TO_REPORT = 60.0
 """Seconds that a process waits for the first process of a launch, which may still be starting, to report a mistake."""
@@ -21,29 +21,13 @@ def checked(arguments: list[str]) -> Command:
             given, does = ("hydra/launcher: given slurm", "submits the jobs") if command.launcher else (
                 "hydra/sweeper: given a search", "chooses the points")
             raise UserError(f"{given} in a launch of {ranks.world_size()} processes; allowed: in one process, which {does}")
-        command = _with_checks(command)
-        budget.check(command)
-        return command
+        return _with_checks(command)
     except UserError:
         if ranks.rank():
             # Every process of a launch finds the same mistake, and the first one reports it. This process must not end before
             # that, because a launcher ends all processes when one of them ends. It waits, and then reports the mistake, too.
             sleep(_SECONDS_TO_REPORT)
         raise
-
-
-def within_budget(command: Command, measure: bool = True) -> Command:
-    """The command with the settings that its budgets choose; the same command if it has none. Prints how they were chosen.
-
-    Args:
-        measure: whether short runs (pilots), which load the model and draw samples, may correct the estimates.
-    """
-    chosen, plan = budget.with_settings(command, measure)
-    if plan:
-        chosen = _with_checks(chosen)
-        if not ranks.rank():
-            print(plan, flush=True)
-    return chosen
 
 
 def _with_checks(command: Command) -> Command:
@@ -65,7 +49,7 @@ def only_shows(command: Command, arguments: list[str]) -> bool:
         if not ranks.rank():
             print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in command.jobs)))
     elif any(job.config.dry_run for job in command.jobs):
-        print_plan(within_budget(command, measure=False), "dry_run=true: no model was loaded and nothing written")
+        print_plan(command, "dry_run=true: no model was loaded and nothing written")
     else:
         return False
     return True

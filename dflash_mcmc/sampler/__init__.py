@@ -80,13 +80,6 @@ class Sampler(Component):
         """Mean cost of a chain whose answers have `length` tokens; None if it is not known before the run."""
         return None
 
-    def cost_field(self) -> str | None:
-        """The whole-number field that scales the cost of an answer, which `budget` chooses; None if no field does.
-
-        It is a field of the sampler, such as `num_steps`; or `num_chains`, if an answer is a vote of several draws.
-        """
-        return None
-
     def width(self) -> int:
         """The largest number of operations that a chain asks for together."""
         return 1
@@ -199,10 +192,6 @@ class Staged(Sampler):
             stages = f"{most} stage{'s' * (most != 1)}"
             note(f"sampler.num_blocks={self.num_blocks} makes {stages}, one for each of max_new_tokens={most}")
         return dataclasses.replace(self, num_blocks=min(self.num_blocks, most))
-
-    def cost_field(self) -> str:
-        """Steps of each stage scale the cost."""
-        return "num_steps"
 
 
 class Redraws(Staged):

@@ -71,10 +71,6 @@ class BestOfN(Truncated, AtTemperature):
         """All candidates are drawn at once, except in a vote."""
         return 1 if self.select == "vote" else self.num_candidates
 
-    def cost_field(self) -> str:
-        """Draws scale the cost."""
-        return "num_candidates"
-
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose candidates have `length` tokens; of a vote the largest."""
         return ExpectedCost(self.num_candidates * length, num_draws=self.num_candidates)

@@ -59,10 +59,6 @@ class Lookahead(Truncated, AtTemperature):
         """All rollouts of a block are drawn at once."""
         return self.num_candidates * (self.num_rollouts if self.rollout_length else 1)
 
-    def cost_field(self) -> str:
-        """Candidates for each block scale the cost."""
-        return "num_candidates"
-
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Forwards that candidates share are not subtracted."""
         blocks = math.ceil(length / self.block_size)

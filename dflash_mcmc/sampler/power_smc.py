@@ -142,10 +142,6 @@ class PowerSMC(Truncated, AtTemperature):
         """The power whose law the chain leaves invariant."""
         return self.alpha if self.wrapper != "none" and not self.law().truncates else None
 
-    def cost_field(self) -> str:
-        """Particles scale the cost of one run, and steps that of the wrappers."""
-        return "num_particles" if self.wrapper == "none" else "num_steps"
-
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Forwards that particles share are not subtracted."""
         runs = 1 + (self.num_steps if self.wrapper != "none" else 0)

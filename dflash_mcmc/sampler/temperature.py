@@ -54,10 +54,6 @@ class Temperature(Penalised, AtTemperature):
         """1 if tokens are drawn from the target itself."""
         return 1.0 if self.law() == SamplingParams() else None
 
-    def cost_field(self) -> str:
-        """Draws scale the cost: an answer is a vote of several."""
-        return "num_chains"
-
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answer has `length` tokens."""
         return ExpectedCost(length)

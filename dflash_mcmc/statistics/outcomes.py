@@ -1,4 +1,4 @@
-"""Outcomes of samples by problem, accuracies with their intervals, and the units of a budget.
+"""Outcomes of samples by problem, and accuracies with their intervals.
 
 The input of paired statistics: for each problem, the share of its chains that are correct.
 """
@@ -173,9 +173,3 @@ def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     if np.ptp(shares) < 1e-12:  # the bootstrap cannot vary equal shares, so Wilson's interval over problems is used
         return wilson(mean * len(shares), len(shares))._replace(n=samples)
     return Clusters(range(len(shares))).ratio(shares * weights, weights)
-
-
-TOLERANCE = 0.25
-"""The largest share of a budget by which the cost of an answer may differ from it and still be compared at this budget."""
-UNITS: dict[str, Cost] = {"token_forwards": "token_forwards", "seconds": "share_seconds"}
-"""The field of a record that holds the cost, by the value of `budget_unit`."""

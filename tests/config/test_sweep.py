@@ -31,6 +31,7 @@ from dflash_mcmc.config.identity import (
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.runner import cost
 from dflash_mcmc.runner.preflight import CheckedJob
 from dflash_mcmc.runner.tasks import RunResult
 from tests.refusals import command_is_refused, refused
@@ -68,6 +69,22 @@ def test_other_grids_are_those_of_the_documents():
     assert {(name_of(c.sampler), c.blend.direction == "random") for c in signs} == set(
         itertools.product(("greedy", "temperature", "power_mh"), (False, True)))
     assert len({c.blend.beta for c in signs}) == 7
+
+
+def test_points_that_a_sweep_writes_out_are_chosen_by_option_and_combined_with_lists():
+    configs = configs_of("sweep=equal_cost", "condition=smc,greedy", "seed=1,2")
+    assert [(c.condition.name, getattr(c.sampler, "num_particles", None), c.seed) for c in configs] == [
+        ("greedy", None, 1), ("greedy", None, 2), ("smc", 8, 1), ("smc", 8, 2), ("smc", 32, 1), ("smc", 32, 2)]
+
+
+def test_settings_of_equal_cost_cost_the_same_by_their_plan():
+    """With the lengths that the file names a point costs 8 or 32 answers with one prompt, within a quarter."""
+    planned = {(config.condition.name, index): cost.token_forwards(config) for index, config in enumerate(
+        configs_of("sweep=equal_cost", "assumed.prompt_length=114", "assumed.answer_length=0.6", "dataset.max_new_tokens=512"))
+        if config.condition.name not in ("greedy", "temp")}
+    off = {name for (name, _), spent in planned.items()
+           if min(abs(spent / (113 + draws * 307) - 1.0) for draws in (8, 32)) > 0.25}
+    assert off == {"isir"}  # its smallest setting costs 13 draws
 
 
 def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
@@ -113,6 +130,8 @@ def test_the_command_line_narrows_and_widens_a_named_sweep():
     (["condition=ps", "blend.bta=1", "--if-present=blend.bta"], ("--if-present: given 'blend.bta'", "did you mean 'beta'")),
     (["condition=ps", "blend.bta=1", "--if-present=blend.beta"], ("blend.bta: unknown field",)),
     (["condition=ps", "--if-present=seed"], ("--if-present: given 'seed'", "fields of components")),
+    (["sweep=equal_cost", "condition=greedy,blend_ps"], ("condition: given 'blend_ps'; allowed: options of",)),
+    (["sweep=equal_cost", "sampler.num_steps=3"], ("sampler.num_steps: given '3'; allowed: no value",)),
     (["--cfg", "job", "-m", "seed=1,2"], ("--cfg", "one run")),
     (["sweep=steps", "sampler.cut=entropy", "sampler.cut_grid=2"], ("sampler.cut_grid: given 2",)),
     (["-m", "sampler.alpha=interval(1,2)"], ("sampler.alpha=interval(1,2)", "range", "sweep=optuna")),

@@ -17,7 +17,7 @@ import pytest
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import budget, commands, loop
+from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import RECORDS, records_file
 from tests import processes
@@ -404,17 +404,6 @@ def test_a_launch_makes_no_search(monkeypatch, capsys):
     assert ended.value.code == 2
     assert capsys.readouterr().err == ("error: hydra/sweeper: given a search in a launch of 2 processes; allowed: in one "
                                        "process, which chooses the points\n")
-
-
-def test_every_process_of_a_launch_waits_for_a_pilot(make_config, monkeypatch):
-    """The second process finds a sample claimed by the first."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    config = make_config(*QUICK, "dataset.limit=2", "pilot_problems=2")
-    claim, others = RunStore.claim, {config.dataset.problems()[0].id}
-    monkeypatch.setattr(RunStore, "claim", lambda self, key: key[0] not in others and claim(self, key))
-    monkeypatch.setattr(loop._Loop, "_look", lambda self: others.clear())
-    assert budget._measured(config, "num_steps") > 0
 
 
 def test_a_run_that_others_draw_is_not_complete(tmp_path):

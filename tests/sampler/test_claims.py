@@ -87,15 +87,6 @@ def test_the_width_is_the_most_operations_at_once(name, options, width):
     assert components("sampler")[name].cls(**options).width() == width
 
 
-def test_the_field_that_scales_the_cost():
-    kinds = components("sampler")
-    assert {name: kind.cls().cost_field() for name, kind in kinds.items()} == {
-        "greedy": None, "temperature": "num_chains", "best_of_n": "num_candidates", "lookahead": "num_candidates",
-        "power_mh": "num_steps", "multiple_try": "num_steps", "draft_mh": "num_steps", "draft_refine": "num_steps",
-        "replica_exchange": "num_steps", "power_smc": "num_particles"}
-    assert {kinds["power_smc"].cls(wrapper=wrapper).cost_field() for wrapper in ("pimh", "csmc")} == {"num_steps"}
-
-
 TWICE = {"num_blocks": 2, "num_steps": 2}
 CHAINS = [("power_mh", {**TWICE, "early_reject": "off"}), ("power_mh", {**TWICE, "cut": "entropy"}),
           ("power_mh", {**TWICE, "rule": "published"}), ("power_mh", {**TWICE, "schedule": "adaptive"}),
