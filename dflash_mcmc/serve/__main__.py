@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
         address = listener.getsockname()
         note(f"reading the model {options_of.model_name(options, config)}")
         service = built(options, config)
-        server = network.Server(service.app(), options.header_seconds)
+        server = network.Server(service.app(), options.max_connections)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         with server.capture_signals():  # before the line below, after which a program may send one
             print(f"serving {service.name} at http://{host}:{address[1]}/v1", flush=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from dflash_mcmc.api import prompts as read_prompts
@@ -24,7 +25,7 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields
-from dflash_mcmc.serve.gate import FAILED, PATHS, Gate, HeldBytes, Metrics, body_of
+from dflash_mcmc.serve.gate import FAILED, PATHS, Metrics, body_of, guarded
 from dflash_mcmc.serve.options import ServeOptions, model_name
 from dflash_mcmc.types import ChainResult, Trajectory
 
@@ -57,13 +58,12 @@ class Service:
         self.workers, self.metrics, self._samplers = workers, metrics, Samplers(config, options.max_width, options.max_steps)
         self._longest_prompt = longest_prompt
         self._most_characters = options.max_prompt_characters or _CHARACTERS * longest_prompt
-        self._held_bytes = HeldBytes(options.max_held_bytes)
         self._started = int(time.time())
         # A tokenizer is used by one thread at a time, and a long prompt must not hold up the other connections.
         self._reader = ThreadPoolExecutor(1, "dflash_mcmc serve reads")
         self._reader.submit(int).result()  # the thread runs from the start
 
-    def app(self) -> Gate:
+    def app(self) -> Any:
         """The ASGI application."""
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
@@ -76,7 +76,7 @@ class Service:
         app.add_exception_handler(HTTPException, _unknown)
         app.add_exception_handler(Exception, _failed)
         names = [*self.options.allowed_hosts, self.options.host]
-        return Gate(app, self.options.api_key, self.metrics, names)
+        return guarded(app, self.options.api_key, self.metrics, names)
 
     def close(self, seconds: float | None = None) -> None:
         """Ends the threads after the orders that there are; waits at most so many seconds for the one that draws."""
@@ -113,16 +113,15 @@ class Service:
     async def numbers(self) -> Response:
         """`/metrics`, for Prometheus."""
         waiting, live = self.workers.counts
-        return PlainTextResponse(self.metrics.text({"waiting": waiting, "live": live}), media_type="text/plain; version=0.0.4")
+        return Response(self.metrics.text(waiting, live), media_type=CONTENT_TYPE_LATEST)
 
     def _model(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": self._started, "owned_by": "dflash_mcmc"}
 
     async def _answer(self, request: Request, chat: bool) -> Response:
-        with self._held_bytes.of_request() as held:
-            asked, orders, scorers, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
-                self._reader, self._read,
-                await body_of(request, self.options.max_body_bytes, self.options.body_seconds, held), chat)
+        body = await body_of(request, self.options.max_body_bytes, self.options.body_seconds)
+        asked, orders, scorers, seed, prompt_tokens = await asyncio.get_running_loop().run_in_executor(
+            self._reader, self._read, body, chat)
         heading = Envelope(("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12), int(time.time()), self.name, seed, chat)
         request.scope["dflash_mcmc"] = f"n={len(orders)} seed={seed} prompt={prompt_tokens}"
         named = ", ".join(f"{name}={value:g}" for name, value in asked.ignored.items())
@@ -146,7 +145,7 @@ class Service:
 
     def _drop(self, numbers: Sequence[int]) -> None:
         if left := self.workers.drop(numbers):
-            self.metrics.add("dropped_total", left)
+            self.metrics.add("dropped", left)
 
     def _reply(self, asked: RequestFields, number: int, answer: DrawnAnswer, teller: Teller | None = None) -> Reply:
         """An answer, or what follows the part that was told before. Raises Refused if they do not fit together."""
@@ -306,13 +305,13 @@ class Service:
     def _count(self, request: Request, replies: Sequence[Reply], prompt_tokens: int) -> None:
         numbers = answers.usage(replies, prompt_tokens)
         request.scope["dflash_mcmc"] += "".join(f" {key}={numbers[key]}" for key in ("completion_tokens", "token_forwards"))
-        self.metrics.add("prompt_tokens_total", prompt_tokens)
+        self.metrics.add("prompt_tokens", prompt_tokens)
         for answer in (reply.answer for reply in replies if reply.answer is not None):
-            self.metrics.add("answers_total", 1, f'finish_reason="{answer.finish_reason}"')
+            self.metrics.add("answers", finish_reason=answer.finish_reason)
             for name, amount in (("generated_tokens", answer.result.trajectory.length), ("proposals", answer.result.proposals),
                                  ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
                                  ("moved", answer.result.moved)):
-                self.metrics.add(f"{name}_total", amount)
+                self.metrics.add(name, amount)
 
 
 def _no_answer(prompt: np.ndarray) -> Chain:
@@ -357,5 +356,5 @@ def built(options: ServeOptions, config: Config) -> Service:
     """The service of a configuration as it was composed. Raises UserError for an engine that cannot be started."""
     metrics = Metrics()
     target, workers, longest_prompt = started(config, options.max_prompt_tokens, "serve.max_prompt_tokens",
-                                              options.max_waiting, lambda: metrics.add("engine_failures_total"))
+                                              options.max_waiting, lambda: metrics.add("engine_failures"))
     return Service(options, model_name(options, config), config, target, workers, metrics, longest_prompt)

@@ -41,14 +41,12 @@ class ServeOptions:
     max_prompt_characters: int | None = runtime(None, "characters of all texts of a request, before they are tokenized; null "
                                                 "takes 64 for each token of the longest prompt", ge=1)
     max_body_bytes: int = runtime(4194304, "longest body of a request; longer ones get status 413", ge=1024)
-    max_held_bytes: int = runtime(67108864, "bodies of all requests that are being read; more get status 503", ge=1024)
+    max_connections: int = runtime(2048, "connections at once; more get status 503", ge=1)
     body_seconds: float = runtime(30.0, "time in which a client must have sent the body of a request", gt=0)
-    header_seconds: float = runtime(10.0, "time in which a client must have sent the header of a request", gt=0)
     stalled_seconds: float = runtime(120.0, "time without a step of the engine, while answers wait, after which /health fails",
                                      gt=0)
     allowed_hosts: list[str] = runtime(
-        [], "names in the headers Host and Origin besides those of this machine and the address that a request came to; ['*'] "
-        "allows all")
+        [], "names in the headers Host and Origin besides serve.host and the loopback names; ['*'] allows all")
     special_tokens_in_text: bool = runtime(False, "whether the name of a special token in a message becomes the token; false "
                                            "leaves it text")
     client_temperature: Literal["refuse", "ignore", "proposal"] = runtime(

@@ -226,7 +226,7 @@ WITHOUT_UPPER_BOUND = {
     "a distance, or a limit": {
         "cut_grid", "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
         "max_restarts", "max_attempts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",
-        "max_waiting", "stream_tokens", "max_prompt_characters", "max_body_bytes", "max_held_bytes"},
+        "max_waiting", "stream_tokens", "max_prompt_characters", "max_body_bytes", "max_connections"},
 }
 
 

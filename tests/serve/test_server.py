@@ -56,7 +56,8 @@ class Running(Served):
             connection.request("POST", path, data, {"Authorization": f"Bearer {key}", "Content-Type": "application/json",
                                                     **headers})
             reply = connection.getresponse()
-            return reply.status, json.loads(reply.read())
+            content = reply.read()
+            return reply.status, json.loads(content) if content.startswith(b"{") else {"text": content.decode()}
 
     def get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=processes.HANG)
@@ -384,22 +385,15 @@ def test_a_wrong_request_gets_one_line(running, kind):
 
 @pytest.mark.parametrize(("headers", "status"), [
     ({"Content-Type": "text/plain"}, 415), ({"Content-Type": "application/json; charset=utf-8"}, 200),
-    ({"Host": "evil.example"}, 403), ({"Host": "localhost.evil.example:80"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
+    ({"Host": "evil.example"}, 400), ({"Host": "localhost.evil.example:80"}, 400), ({"Host": "127.0.0.1.evil.example"}, 400),
+    ({"Origin": "https://localhost.evil.example"}, 403), ({"Origin": "https://evil.example/localhost"}, 403),
     ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://localhost:3000"}, 200),
     ({"Host": "localhost:1"}, 200), ({"Host": "[::1]:1"}, 200), ({"Host": "Friend.Example:8000"}, 200)], ids=str)
 def test_a_page_of_another_site_is_refused(running, headers, status):
     found, reply = running.post({"prompt": "x", "max_tokens": 1, "sampler": "greedy"}, **headers)
     assert found == status, reply
-    if status != 200:
+    if status in (403, 415):
         assert next(iter(headers)) in reply["error"]["message"]
-
-
-def test_bodies_together_are_limited(running, monkeypatch):
-    monkeypatch.setattr(running.service._held_bytes, "_most", 100)
-    status, reply = running.post({"prompt": "x" * 100})
-    assert (status, reply["error"]["code"]) == (503, "too_many_bytes")
-    assert running.post({"prompt": "x", "sampler": "greedy"})[0] == 200
-    assert running.service._held_bytes._held == 0
 
 
 def test_roles_are_those_of_the_field_and_names_of_special_tokens_stay_text(running, monkeypatch):
@@ -426,26 +420,21 @@ def test_a_request_may_have_the_steps_of_the_limit_or_of_the_servers_sampler(tmp
         samplers.config_for({"name": "power_mh", "num_blocks": 1, "num_steps": 4}, {}, 8)
 
 
-def test_a_client_that_ends_its_side_gets_its_answer_and_health_fails_while_no_step_is_made(running, monkeypatch):
+def test_health_fails_while_no_step_is_made(running, monkeypatch):
     """The time without a step begins with the answer that waits, however long nothing was asked before it."""
     monkeypatch.setattr(running.service.options, "stalled_seconds", 1e6)  # no machine is so slow
     running.wait_until_idle()
     running.service.workers.stepped -= 2e6
-    body = json.dumps({"prompt": QUESTION, "max_tokens": 8}).encode()
-    with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        with running.held():
-            connection.sendall(head_of(len(body)) + body)
-            connection.shutdown(socket.SHUT_WR)
-            while not running.service.workers.counts[0]:
-                time.sleep(0.001)
-            assert running.get("/health")[0] == 200
-            running.service.workers.stepped -= 2e6
-            status, state = running.get("/health")
-            assert (status, json.loads(state)["status"]) == (503, "stalled")
-        received = b"".join(iter(lambda: connection.recv(4096), b""))
-    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
-    assert b"\r\n\r\nHTTP/1.1 200 OK" in received
-    assert b"text_completion" in received
+    asking = threading.Thread(target=running.post, args=({"prompt": QUESTION, "max_tokens": 8},))
+    with running.held():
+        asking.start()
+        while not running.service.workers.counts[0]:
+            time.sleep(0.001)
+        assert running.get("/health")[0] == 200
+        running.service.workers.stepped -= 2e6
+        status, state = running.get("/health")
+        assert (status, json.loads(state)["status"]) == (503, "stalled")
+    asking.join()
 
 
 def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
@@ -471,8 +460,8 @@ def test_a_wrong_key_is_refused_and_not_logged(running, capfd):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_frees_its_slots(running, stream):
     """The chains of the request would make two million steps."""
-    def dropped() -> int:
-        return int(running.get("/metrics")[1].partition("\ndflash_mcmc_dropped_total ")[2].split()[0])
+    def dropped() -> float:
+        return float(running.get("/metrics")[1].partition("\ndflash_mcmc_dropped_total ")[2].split()[0])
 
     body = json.dumps({"prompt": QUESTION, "n": 4, "stream": stream, "sampler": {"num_steps": 500_000}}).encode()
     before = dropped()
@@ -496,17 +485,11 @@ def test_a_full_queue_and_a_late_answer(running, monkeypatch, caplog):
     assert "never retrieved" not in caplog.text
 
 
-def test_slow_clients_are_let_go(running, monkeypatch):
-    monkeypatch.setattr(running.server.config.http_protocol_class, "header_seconds", 0.5)
+def test_a_client_that_sends_its_body_slowly_is_let_go(running, monkeypatch):
     monkeypatch.setattr(running.service.options, "body_seconds", 0.5)
-    head = head_of(50)
-    for sent, answer in ((b"POST /v1", b""), (b"", b""), (head + b"{", b"HTTP/1.1 408")):
-        with socket.create_connection(("127.0.0.1", running.port), timeout=processes.HANG) as connection:
-            connection.sendall(sent)
-            received = b""
-            while piece := connection.recv(4096):
-                received += piece
-        assert received[:12] == answer
+    with socket.create_connection(("127.0.0.1", running.port), timeout=processes.HANG) as connection:
+        connection.sendall(head_of(50) + b"{")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkeypatch):
