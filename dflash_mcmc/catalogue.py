@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_mcmc.config.help import is_asked_for, option_files
+from dflash_mcmc.config.help import is_asked_for, meaning_of, option_files
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.process import program
 
@@ -17,14 +17,9 @@ each with its meaning, its allowed values and its default; a group of presets, s
 
 
 def options() -> dict[str, dict[str, tuple[str, Path]]]:
-    """Group -> option -> (meaning, file). The meaning is the first comment line of the option's file."""
-    return {group: {name: (_meaning(file), file) for name, file in files.items()} for group, files in option_files().items()}
-
-
-def _meaning(file: Path) -> str:
-    comments = [line.lstrip("# ").strip() for line in file.read_text().splitlines()
-                if line.startswith("#") and "@package" not in line]
-    return comments[0] if comments else ""
+    """Group -> option -> (meaning, file). `meaning_of` says where the meaning stands."""
+    return {group: {name: (meaning_of(group, name, file), file) for name, file in files.items()}
+            for group, files in option_files().items()}
 
 
 def print_options() -> None:

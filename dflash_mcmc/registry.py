@@ -1,6 +1,6 @@
-"""`@register(group, name)`: a slotted dataclass becomes the typed schema of `conf/<group>/<name>.yaml`.
+"""`@register(group, name)`: a slotted dataclass becomes the option `<group>=<name>`, and the schema of options that extend it.
 
-One name is used in four places: `sampler=power_mh`, `conf/sampler/power_mh.yaml`, `dflash_mcmc/sampler/power_mh.py` and
+One name is used in three places: `sampler=power_mh`, `dflash_mcmc/sampler/power_mh.py` and
 `tests/sampler/test_power_mh.py`. Another installed package adds components through the entry-point group
 `dflash_mcmc.plugins`: each entry point names a module that calls `register`.
 """

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 README = ROOT / "README.md"
 PAGES = (README, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "notebook"))
-ADDED = "  # with the three files above"
+ADDED = "  # with the two files above"
 NEEDS_GPU = "  # needs a GPU"
 NEEDS_VLLM = "  # needs vLLM"  # what it does is under test in tests/vllm
 NEEDS_LM_EVAL = "  # needs lm-eval"  # run by tests/harness

@@ -191,7 +191,7 @@ def test_the_python_of_the_readme_prints_what_the_page_shows(tmp_path):
 @pytest.mark.parametrize("kind", ["sampler", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("dataset", "probe", "draft"))])
 def test_adding_a_component(kind, tmp_path):
-    """The three files of the page, in the places that they name, in a copy of the project."""
+    """The two files of the page, in the places that they name, in a copy of the project."""
     page = ROOT / f"docs/howto/add-a-{kind}.md"
     for name in ("dflash_mcmc", "conf", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -202,7 +202,7 @@ def test_adding_a_component(kind, tmp_path):
         place, _, text = block.partition("\n")
         (tmp_path / place.removeprefix("# ")).write_text(text)
         written.append(place)
-    assert len(written) == 3
+    assert len(written) == 2
     name = re.search(rf'register\("{kind}", "(\w+)"\)', page.read_text())[1]
     environment = {"PYTHONPATH": str(tmp_path)}
     run, test = pages.marked(pages.commands(page), ADDED)

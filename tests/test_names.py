@@ -1,4 +1,4 @@
-"""Names and imports: a component has an option, a file and a test; components do not import each other; help is light."""
+"""Names and imports: a component has a file and a test; components do not import each other; help is light."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 COMPONENTS = [component for group in GROUPS for component in components(group).values()]
 
 
-def test_a_component_has_an_option_a_file_and_a_test():
+def test_a_component_has_a_file_and_a_test():
     wrong = []
     for component in COMPONENTS:
         room = ROOMS.get(component.group, component.group)
         place = PACKAGE / room / component.name
-        if not ((ROOT / "conf" / component.group / f"{component.name}.yaml").is_file()
-                and Path(component.file) in (place.with_suffix(".py"), place / "__init__.py")
+        if not (Path(component.file) in (place.with_suffix(".py"), place / "__init__.py")
                 and (ROOT / "tests" / room / f"test_{component.name}.py").is_file() and component.summary.endswith(".")):
             wrong.append(f"{component.group}={component.name}")
     assert not wrong
@@ -135,13 +134,11 @@ def install(folder, code: str) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[dflash_mcmc.plugins]\nelsewhere = elsewhere\n")
-    (folder / "conf/sampler").mkdir(parents=True)
-    (folder / "conf/sampler/elsewhere.yaml").write_text("defaults:\n  - /schema/sampler@_here_: elsewhere\n")
 
 
 def run(folder, *arguments: str) -> subprocess.CompletedProcess:
     """Runs the command in a process that finds the distribution."""
-    command = ["-m", "dflash_mcmc", "--config-dir", str(folder / "conf"), *arguments]
+    command = ["-m", "dflash_mcmc", *arguments]
     return processes.run(command, folder, PYTHONPATH=str(folder))
 
 
@@ -155,12 +152,14 @@ def test_a_plugin_is_an_ordinary_option(tmp_path):
     assert "sampler.warmth: given -1.0; allowed: a number > 0" in wrong.stderr
     unknown = run(tmp_path, "sampler=elswhere")
     assert "did you mean 'elsewhere'" in unknown.stderr
-    without = processes.run(["-m", "dflash_mcmc", "sampler=elsewhere"], tmp_path, PYTHONPATH=str(tmp_path))
-    assert "this component is registered: --config-dir FOLDER names the folder with sampler/elsewhere.yaml" in without.stderr
+    (tmp_path / "conf/sampler").mkdir(parents=True)
+    (tmp_path / "conf/sampler/warm.yaml").write_text("defaults:\n  - /schema/sampler@_here_: elsewhere\nwarmth: 2.0\n")
+    own = ("--config-dir", str(tmp_path / "conf"), "sampler=warm")
+    assert "| elsewhere warmth=2" in run(tmp_path, *own, "dataset.limit=2", "tracker=none").stdout
     (tmp_path / "elsewhere-1.0.dist-info/entry_points.txt").unlink()
-    unregistered = run(tmp_path, "sampler=elsewhere")
+    unregistered = run(tmp_path, *own)
     assert (unregistered.returncode, unregistered.stderr.count("\n")) == (2, 1)
-    assert "sampler=elsewhere: its option file names a component that no module registers" in unregistered.stderr
+    assert "sampler=elsewhere: an option file extends a component that no module registers" in unregistered.stderr
 
 
 def test_a_plugin_that_cannot_be_loaded_is_an_error_of_one_line(tmp_path):
@@ -194,6 +193,8 @@ def test_prints_every_option_of_every_group(command):
     for file in (ROOT / "conf").glob("*/*.yaml"):
         assert f"conf/{file.parent.name}/{file.name}" in done.stdout
         assert file.stem in done.stdout
+    for component in COMPONENTS:
+        assert f"  {component.name} " in done.stdout
 
 
 def test_prints_the_fields_of_each_group(capsys):

@@ -356,7 +356,7 @@ def _is_inverse(value: Any, other: Any) -> bool:
 def _option(group: str, name: str, experiment: str, dataset: str, condition: str) -> dict[str, object]:
     """The fields of a component's option of its own name, with the values that condition, experiment and its dataset set."""
     fields = {field.name: default_of(field) for field in dataclasses.fields(components(group)[name].cls)}
-    if (path := option_files().get(group, {}).get(name)) is not None:
+    if (path := option_files().get(group, {}).get(name)) is not None and path.suffix == ".yaml":
         fields |= {key: value for key, value in _read(path).items() if key != "defaults"}
     of_experiment = config_folder() / "experiment"
     for preset in (config_folder() / "condition" / f"{condition}.yaml", of_experiment / f"{experiment}.yaml",

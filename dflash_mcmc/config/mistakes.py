@@ -118,12 +118,10 @@ def _unknown_option(file: str, options: Callable[[str], list[str]]) -> UserError
         hint = "; for optuna: pip install -e '.[sweep]'" if file == "hydra/sweeper/optuna" else ""
         return UserError(f"{group}: {option!r} is not installed; allowed: {', '.join(names)}{hint}")
     if group == "schema":  # an option file of a component, such as schema/sampler/NAME
-        return UserError(f"{option.replace('/', '=')}: its option file names a component that no module registers; allowed: "
+        return UserError(f"{option.replace('/', '=')}: an option file extends a component that no module registers; allowed: "
                          f"an installed package whose entry point {PLUGINS!r} names the module of the component")
     more = f"; or {group}=PATH, {OF_PATHS[group]}" if group in OF_PATHS else ""
     more += f"; a hub name of one part is model=hf model.path={option}" if group == "model" else ""
-    if group in GROUPS and option in components(group):
-        more = f"; this component is registered: --config-dir FOLDER names the folder with {group}/{option}.yaml"
     for other in {"sampler": ["condition"], "blend": ["condition"], "condition": ["sampler", "blend"]}.get(group, ()):
         if option in option_files()[other]:
             more = f"; or the {other} of this name: {other}={option}"

@@ -15,9 +15,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
+from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
-from dflash_mcmc.registry import GROUPS, load_all, name_of
+from dflash_mcmc.registry import GROUPS, components, load_all, name_of
 from dflash_mcmc.statistics.rules import Vote
 
 if TYPE_CHECKING:
@@ -145,8 +146,14 @@ class Job(NamedTuple):
 
 
 def store_schemas() -> None:
-    """Registers the schemas of all components and of the root with Hydra."""
+    """Registers the components and the root with Hydra. A component is an option, unless `conf/` has a file of its name."""
     load_all()
+    store, files = ConfigStore.instance(), option_files()
+    for group in GROUPS:
+        for name, registered in components(group).items():
+            in_a_file = name in files[group] and files[group][name].suffix == ".yaml"
+            if not in_a_file and f"{name}.yaml" not in store.repo.get(group, {}):
+                store.store(group=group, name=name, node=registered.cls, provider="dflash_mcmc")
     store_schema("config", Config)
 
 

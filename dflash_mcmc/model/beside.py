@@ -122,7 +122,8 @@ class ModelBeside:
 
 def _fields(option: str) -> dict[str, Any]:
     """The fields that an option of `model` and the options that it extends set, with interpolations."""
-    own: Any = OmegaConf.to_container(OmegaConf.load(option_files()["model"][option]))
+    file = option_files()["model"][option]
+    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.suffix == ".yaml" else {"defaults": []}
     extended = [_fields(parent) for parent in own.pop("defaults") if isinstance(parent, str)]
     return {name: value for fields in (*extended, own) for name, value in fields.items()}
 
