@@ -31,9 +31,7 @@ _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
 """Groups and fields of a run that a check has too."""
 _LIMITS = {"check": (32, 128), "speed": (4, 64)}
 """Problems, and tokens of an answer, where none are given."""
-_REFUSED = {"candidates": "null with drafts speed, which measures chains of several lengths",
-            "adaptive": "null with drafts speed, whose break-even tau is its value",
-            "trace": "false with drafts speed, which traces one turn and times others without"}
+_REFUSED = {"trace": "false with drafts speed, which traces one turn and times others without"}
 """Fields of the decoder that `speed` refuses, with what it allows."""
 _HELP = """\
 check: measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.

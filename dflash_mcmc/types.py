@@ -191,7 +191,7 @@ class Cost(NamedTuple):
     adapt_dropped: int = 0
     """Steps that were left out, because their gradient was not finite."""
     blocks_verified: int = 0
-    """Blocks that a decoder verified, if its sampler uses the draft too, or with `decoder.adaptive`; else 0."""
+    """Blocks that a decoder verified, if its sampler uses the draft too; else 0."""
     tokens_verified: int = 0
     """Tokens that these blocks gave: the accepted ones, and the target's own after them."""
     companion_forwards: int = 0

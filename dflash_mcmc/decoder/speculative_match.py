@@ -54,7 +54,5 @@ class SpeculativeMatch(SpeculativeDecoder):
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
         rule, fault = rules.matching(self.fault, self.fault_window)
-        self.fits(drafter)
-        return Speculation(rule if self.candidates is None else rules.match_tree, drafter, shared_noise=True,
-                           temperature=self.draft_temperature, noisy=self.fault is not None, fault=fault, trace=self.trace,
-                           lengths=self.lengths(drafter), tree=self.tree())
+        return Speculation(rule, drafter, shared_noise=True, temperature=self.draft_temperature,
+                           noisy=self.fault is not None, fault=fault, trace=self.trace)

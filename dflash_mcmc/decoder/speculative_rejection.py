@@ -31,10 +31,8 @@ class SpeculativeRejection(SpeculativeDecoder):
     verification: Literal["token", "block"] = identity(
         "token", "unit of verification: token = each token by itself; block = the longest prefix that passes, on average at "
         "least as long as with token (Sun et al. 2024, arXiv 2403.10444)")
-    replacement: bool = identity(False, "whether the candidates after a token are drawn independently; false draws each "
-                                 "without those before it", off=False)
     fault: (Literal["argmax_proposal", "reject_then_p", "residual_by_draft_noise", "unprocessed_draft", "late_penalty",
-                    "block_residual", "tree_rejection"] | None) = identity(
+                    "block_residual"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
 
     def check(self, config: Config) -> None:
@@ -43,10 +41,6 @@ class SpeculativeRejection(SpeculativeDecoder):
         needed = "block" if self.fault == "block_residual" else "token"
         if self.fault is not None and self.verification != needed:
             raise ConfigError("decoder.verification", self.verification, f"{needed} with decoder.fault={self.fault}")
-        if self.candidates is not None and self.verification == "block":  # its residual is defined for one chain
-            raise ConfigError("decoder.verification", self.verification, "token with decoder.candidates")
-        if self.replacement and (self.candidates is None or self.fault is not None):
-            raise ConfigError("decoder.replacement", self.replacement, "false without decoder.candidates, and with a fault")
 
     def speculation(self, drafter: Drafter | None) -> Speculation:
         """The rule, for an engine."""
@@ -54,11 +48,7 @@ class SpeculativeRejection(SpeculativeDecoder):
         from dflash_mcmc.engine.speculative.speculation import Fault, Speculation
 
         right = rules.reject_block if self.verification == "block" else rules.reject
-        if self.candidates is not None:
-            right = rules.reject_tree_replaced if self.replacement else rules.reject_tree
-        faults = rules.REJECTION | rules.BLOCK | rules.TREE
+        faults = rules.REJECTION | rules.BLOCK
         rule, fault = faults[self.fault] if self.fault else (right, Fault())
-        self.fits(drafter)
         return Speculation(rule or right, drafter, shared_noise=False, temperature=self.draft_temperature, noisy=True,
-                           fault=fault, trace=self.trace, lengths=self.lengths(drafter), tree=self.tree(),
-                           replacement=self.replacement)
+                           fault=fault, trace=self.trace)

@@ -99,8 +99,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
         note(planned.describe())
     # By the configuration alone: the bits depend neither on what is pending, nor on memory and processes.
     draft = drafter or config.draft.size()
-    drafted = max(draft.num_drafted if draft else 0, config.decoder.tree_size() or 0)
-    few = (config.hardware.num_slots or FEW + 1) * (1 + drafted) <= FEW
+    few = (config.hardware.num_slots or FEW + 1) * (1 + (draft.num_drafted if draft else 0)) <= FEW
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
                          drafter if uses_draft else None, planned.num_pages, companion, second, anti, few)
 
@@ -125,7 +124,6 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
         options = options._replace(read_ahead=min(options.read_ahead, -(-share // 4)))
     length = prompt_length + config.dataset.max_new_tokens
     layers = len(config.blend.tapped_layers(model.config.num_hidden_layers)) if config.blend.mixes_logits else 0
-    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti,
-                                                config.decoder.tree_size())
+    hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti)
     planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
     return options, planned

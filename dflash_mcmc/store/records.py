@@ -103,7 +103,7 @@ class Record(TypedDict):
     tokens_kept: Count
     """Drafted tokens that were kept."""
     blocks_verified: NotRequired[Count]
-    """Blocks that a decoder verified; only if a sampler drafts the others of `blocks_drafted`, or with `decoder.adaptive`."""
+    """Blocks that a decoder verified; only if a sampler drafts the others of `blocks_drafted`."""
     tokens_verified: NotRequired[Count]
     """Tokens that these blocks gave. Older records lack it."""
     tokens_shared: NotRequired[Count]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.speculative.speculation import Block, TokenTree
+from dflash_mcmc.engine.speculative.speculation import Block
 from dflash_mcmc.types import Trajectory
 
 _ROUNDING = 1e-14
@@ -161,15 +161,12 @@ class EnumeratedChance:
     def __init__(self, enumerator: Enumerator, name: tuple, anchor: int, count: int):
         self._enumerator, self._name, self._anchor, self._count = enumerator, name, anchor, count
 
-    def draft(self, weights: laws.Weights, first: int | torch.Tensor, shared: bool) -> torch.Tensor:
-        uniforms, rows = (self._position if shared else self._drafting), _probabilities(weights)
-        slots = range(first, first + len(rows)) if isinstance(first, int) else first.tolist()
-        return torch.tensor([[uniforms(slot).draw(row) for slot, row in zip(slots, rows, strict=True)]])
+    def draft(self, weights: laws.Weights, first: int, shared: bool) -> torch.Tensor:
+        uniforms = self._position if shared else self._drafting
+        return torch.tensor([[uniforms(slot).draw(row) for slot, row in enumerate(_probabilities(weights), first)]])
 
     def walk(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = [0] * (self._count + 1)
-        if block.tree is not None:
-            return self._walk(block, block.tree, tokens)
         for slot, row in enumerate(_probabilities(block.target)):
             tokens[slot] = self._position(slot).draw(row)
             if slot < self._count and tokens[slot] != int(block.drafted[0, slot]):
@@ -177,24 +174,8 @@ class EnumeratedChance:
         interval = laws.intervals(block.target, torch.tensor(tokens))
         return torch.tensor([tokens]), interval[None]
 
-    def _walk(self, block: Block, tree: TokenTree, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        laws_of, offered, at, found = _probabilities(block.target), block.is_offered()[0], 0, True
-        while found:
-            tokens[at] = self._position(tree.depths[at]).draw(laws_of[at])
-            after = [node for node, parent in enumerate(tree.parents, 1)
-                     if parent == at and offered[node - 1] and int(block.drafted[0, node - 1]) == tokens[at]]
-            at, found = after[0] if after else at, bool(after)
-        return torch.tensor([tokens]), laws.intervals(block.target, torch.tensor(tokens))[None]
-
-    def accepts(self, probability: torch.Tensor, each: bool, tree: TokenTree | None = None) -> torch.Tensor:
+    def accepts(self, probability: torch.Tensor, each: bool) -> torch.Tensor:
         answers = [False] * self._count
-        if tree is not None:
-            at = 0
-            for node, parent in enumerate(tree.parents, 1):  # breadth first: the walk never turns back
-                if parent == at:
-                    answers[node - 1] = self._accepting(node - 1).below(float(probability[0, node - 1]))
-                    at = node if answers[node - 1] else at
-            return torch.tensor([answers])
         for slot in range(self._count):
             answers[slot] = self._accepting(slot).below(float(probability[0, slot]))
             if not (answers[slot] or each):

@@ -5,13 +5,12 @@
 
 The overrides are those of a run on a CPU. All cases draw the same problems and take turns, `hardware.num_slots` chains at a
 time, so that a slow minute affects all of them. `ratio` compares tokens for each second with plain decoding by the engine, and
-`processor` tokens for each second of processor time. With `decoder.adaptive` whole blocks are a case too. With one slot,
+`processor` tokens for each second of processor time. With one slot,
 `sampler=greedy` and `sampler=temperature` are also drawn by `generate`, alone and with `assistant_model` for a draft model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -46,9 +45,6 @@ def compare(config: Config) -> list[dict]:
                          for path in (source.path, getattr(config.draft, "model", None)))
     subject = Subject("pair", causal_lm, model, prompts, config.dataset.max_new_tokens)
     cases: dict[str, Any] = {"plain": PLAIN, "speculative": Decoding("speculative", config.decoder, config.draft)}
-    if getattr(config.decoder, "adaptive", None) is not None:
-        whole = dataclasses.replace(config.decoder, adaptive=None)
-        cases["speculative, whole blocks"] = Decoding("whole blocks", whole, config.draft)
     if theirs:
         cases |= {"generate": None} if helper is None else {"generate": None, "generate, assisted": helper}
     turns = [{name: _drawn(subject, config.sampler, case, slots, first) if isinstance(case, Decoding) else

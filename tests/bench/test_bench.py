@@ -214,8 +214,8 @@ def test_the_server_is_compared_with_sample(monkeypatch):
 @pytest.mark.slow
 def test_a_pair_has_a_row_for_each_way_of_drawing(make_config):
     rows = pair.compare(make_config(
-        "sampler=greedy", "draft=model", "draft.model=tiny", "decoder=speculative_match", "decoder.adaptive=1.5",
+        "sampler=greedy", "draft=model", "draft.model=tiny", "decoder=speculative_match",
         "dataset.limit=2", "dataset.max_new_tokens=6", "hardware.num_slots=1"))
-    names = ["plain", "speculative", "speculative, whole blocks", "generate", "generate, assisted"]
+    names = ["plain", "speculative", "generate", "generate, assisted"]
     assert [(row["by"], row["answers"], row["answers of plain"]) for row in rows] == [(name, 2, 1.0) for name in names]
-    assert [row["tau"] is not None for row in rows] == [False, True, True, False, False]
+    assert [row["tau"] is not None for row in rows] == [False, True, False, False]

@@ -12,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
-from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.draft.eagle3 import Eagle3Draft
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.eagle3 import FAMILY, Eagle3
@@ -27,7 +25,6 @@ from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from tests.blend.test_model import held_by
-from tests.decoder.test_candidates import block_error
 from tests.draft.network.test_eagle3 import Layout, Published, layout, proposed, stored
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -42,9 +39,8 @@ from tests.engine.batching.test_batched import (
     run_batched,
     ways,
 )
-from tests.engine.speculative.slotwise_drafts import BranchDraft, ModelTable, small_table
+from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
-from tests.engine.speculative.test_candidates import TREE
 from tests.engine.speculative.test_slotwise import LAW, RULES
 from tests.engine.speculative.test_speculator import match, reject
 from tests.runs import execute, records_of
@@ -79,17 +75,6 @@ def test_law_is_exact(rule, ids, tmp_path):
     assert (draft.logits((0, 1), (2,))[1] == -np.inf) == (ids is not None)
     assert abs(draft.logits((0, 1), (2,))[0] - draft.logits((0, 1), (0,))[0]) > 1e-3  # a slot depends on the tokens before it
     assert speculative_error(RULES[rule].speculation(draft), LAW, 2, small_table()) <= 1e-12
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-def test_law_of_a_tree_is_exact(replacement, tmp_path):
-    made = layout("specforge", small_model(), [2, 0], (0, 2, 1))
-    chain = ProposedDraft(small_table(), made, tmp_path, 3)
-    draft = BranchDraft(chain._drafter, small_table())
-    for drafted in ((), (2,), (1, 2)):
-        np.testing.assert_allclose(draft.logits((0, 2, 1), drafted), chain.logits((0, 2, 1), drafted), atol=1e-5)
-    rule = SpeculativeRejection(candidates=[2, 1], replacement=replacement).speculation(draft)
-    assert block_error(rule, LAW, 2, small_table()) <= 1e-12
 
 
 @pytest.mark.parametrize("changes", [{}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
@@ -132,18 +117,6 @@ def run(model, sampler, decoder=None, blend="none", slots=8, order=None, num_pag
                            decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None, num_pages)
     todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
-
-
-def test_trees_have_the_tokens_of_plain_decoding(qwen3):
-    found = run(qwen3, "power_mh_early", SpeculativeMatch(candidates=TREE), num_pages=60)
-    all_same(found, run_batched(qwen3, SAMPLERS["power_mh_early"], BLENDS["none"]))
-    assert sum(done.cost.tokens_kept for done in found.values()) > 0
-
-
-def test_a_tree_of_one_branch_is_a_chain(qwen3):
-    one, chain = (run(qwen3, "truncated", SpeculativeRejection(candidates=counts)) for counts in ([1, 1, 1], None))
-    all_same(one, chain)
-    assert all(done.cost == chain[tag].cost for tag, done in one.items())
 
 
 QUICK = ("greedy", "truncated", "power_mh_early", "csmc")

@@ -13,8 +13,6 @@ import torch
 import transformers
 
 from dflash_mcmc.config.identity import identity_hash, identity_of
-from dflash_mcmc.decoder.speculative_match import SpeculativeMatch
-from dflash_mcmc.decoder.speculative_rejection import SpeculativeRejection
 from dflash_mcmc.draft.model import ModelDraft
 from dflash_mcmc.engine.batching import step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
@@ -22,7 +20,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter, shortened
+from dflash_mcmc.engine.speculative.drafter import Anchors, ModelDrafter, SelfDrafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model import hf
 from dflash_mcmc.ops import Draw, SamplingParams, Score
@@ -32,7 +30,6 @@ from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.blend.test_model import another_tokenizer, held_by, swap_two
-from tests.decoder.test_candidates import block_error
 from tests.engine.batching.test_batched import (
     BLENDS,
     HORIZON,
@@ -46,9 +43,8 @@ from tests.engine.batching.test_batched import (
     run_batched,
     ways,
 )
-from tests.engine.speculative.slotwise_drafts import BranchDraft, ModelTable, small_table
+from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
-from tests.engine.speculative.test_candidates import TREE
 from tests.engine.speculative.test_mixed_steps import drawn
 from tests.engine.speculative.test_slotwise import LAW, RULES
 from tests.engine.speculative.test_speculator import match, reject
@@ -116,16 +112,6 @@ def test_the_law_of_a_slot_is_that_after_all_tokens_before():
         assert np.array_equal(draft.logits(tokens[:3], tokens[3 : 3 + count]),
                               other_table().logits(tokens[: 3 + count], "last"))
     assert np.array_equal(draft.logits((2,), ()), other_table().logits((2,), "last"))  # a prompt of one token
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-def test_law_of_a_tree_is_exact(replacement):
-    draft = BranchDraft(ModelDrafter(other_table().parts, 3), small_table())
-    for drafted in ((), (2,), (1, 2)):
-        expected = other_table().logits((0, 2, 1, *drafted), "last")
-        np.testing.assert_allclose(draft.logits((0, 2, 1), drafted), expected, atol=1e-5)
-    rule = SpeculativeRejection(candidates=[2, 1], replacement=replacement).speculation(draft)
-    assert block_error(rule, LAW, 2, small_table()) <= 1e-12
 
 
 # Samplers that draw from the draft. The law of a token in a block is that after all tokens before it.
@@ -217,15 +203,6 @@ def test_match_is_plain(qwen3, plain, name):
             assert done.cost.tokens_drafted == 3 * done.cost.blocks_drafted
 
 
-@pytest.mark.parametrize("name", ["truncated", "power_mh_early"])
-def test_trees_have_the_tokens_of_plain_decoding(qwen3, plain, name):
-    for draft, temperature in ((other(), 0.0), (qwen3, 0.8)):
-        decoder = SpeculativeMatch(draft_temperature=temperature, candidates=TREE)
-        found = run(qwen3, draft, name, decoder, num_pages=60 * (draft is qwen3))
-        all_same(found, plain(name, "none"))
-        assert sum(done.cost.tokens_kept for done in found.values()) > 0
-
-
 def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3, plain):
     all_same(run(qwen3, other(), "power_mh_early", blend="layer_final"), plain("power_mh_early", "layer_final"))
     hybrid = random_model("qwen3_5")
@@ -248,13 +225,9 @@ def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
     assert all(done.result.trajectory.tokens.max() < 53 for done in found[2].values())
 
 
-@pytest.mark.parametrize("decoder", [reject(), reject(verification="block"), SpeculativeRejection(candidates=[2, 1, 1, 1])],
-                         ids=["token", "block", "tree"])
+@pytest.mark.parametrize("decoder", [reject(), reject(verification="block")], ids=["token", "block"])
 def test_a_draft_of_the_same_law_is_always_kept(qwen3, decoder):
-    """With p = q only tokens after a stop id or the horizon are lost; so the draft has read the last token of each block.
-
-    In a tree the first branch is kept, whose entries must move past those of the other.
-    """
+    """With p = q only tokens after a stop id or the horizon are lost; so the draft has read the last token of each block."""
     for done in run(qwen3, qwen3, "temperature", decoder).values():
         blocks = -(-done.result.trajectory.length // 4)
         assert done.cost.blocks_drafted == blocks
@@ -274,33 +247,6 @@ def test_the_draft_follows_the_rows(qwen3, settings, sampler):
 def reference(sampler):
     model = random_model("qwen3")
     return run(model, model, sampler, reject(0.8))
-
-
-def test_trees_are_those_of_a_fresh_forward(qwen3, monkeypatch):
-    """The laws after each node are those after the row's tokens and its path."""
-    seen, propose = [], ModelDrafter.propose_tree
-
-    def keep(self, anchors, draw, tree):
-        drafted = torch.zeros(len(anchors.position), 0, dtype=torch.int64)
-
-        def keeping(logits, depth, offered=None):
-            nonlocal drafted
-            for row in anchors.live.nonzero()[:, 0].tolist():
-                before = anchors.tokens[row, : int(anchors.position[row]) + 1].tolist()
-                for number, node in enumerate(tree.level(depth)):
-                    path = [other for other in range(1, node + 1) if tree.seen[node][other]]
-                    seen.append((before + drafted[row, [each - 1 for each in path]].tolist(), logits[row, number].clone()))
-            drafted = torch.cat([drafted, new := draw(logits, depth, offered)], dim=1)
-            return new
-        return propose(self, anchors, keeping, tree)
-
-    monkeypatch.setattr(ModelDrafter, "propose_tree", keep)
-    run(qwen3, qwen3, "csmc", SpeculativeRejection(candidates=TREE, draft_temperature=2.0), num_pages=25, slots=4)
-    with torch.inference_mode():
-        for tokens, logits in seen[:: max(1, len(seen) // 150)]:
-            fresh = qwen3(torch.tensor([tokens])).logits[0, -1, :61]
-            torch.testing.assert_close(logits, fresh, atol=1e-3, rtol=0)
-    assert len(seen) > 300
 
 
 @pytest.mark.parametrize(("sampler", "settings"), [
@@ -532,9 +478,8 @@ def test_rows_that_do_not_draw_are_fed_their_last_token_alone():
 
     rows = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1], [2, 0, 0, 0]])
     anchors = Anchors(slice(0, 3), cast("object", None), rows, torch.tensor([2, 2, 0]), 4, forward)
-    for num_drafted in (1, 0):  # a block, and a plain step of rows whose blocks have other lengths
-        drafter = shortened(ModelDrafter(LanguageModel(random_model("llama"), stop_ids=STOPS), 1), num_drafted)
-        drafter.propose(anchors._replace(live=torch.tensor([True, False, True])), lambda logits, first: logits.argmax(-1))
-        assert fed.pop() == ([[2, 3], [2, 2], [2, 2]], [[1, 2], [2, 2], [0, 0]])
-        drafter.propose(anchors, lambda logits, first: logits.argmax(-1))
-        assert fed.pop() == ([[2, 3], [3, 2], [2, 2]], [[1, 2], [1, 2], [0, 0]])
+    drafter = ModelDrafter(LanguageModel(random_model("llama"), stop_ids=STOPS), 1)
+    drafter.propose(anchors._replace(live=torch.tensor([True, False, True])), lambda logits, first: logits.argmax(-1))
+    assert fed.pop() == ([[2, 3], [2, 2], [2, 2]], [[1, 2], [2, 2], [0, 0]])
+    drafter.propose(anchors, lambda logits, first: logits.argmax(-1))
+    assert fed.pop() == ([[2, 3], [3, 2], [2, 2]], [[1, 2], [1, 2], [0, 0]])

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
-import torch
 
-from dflash_mcmc.engine.speculative.drafter import Anchors, NgramDrafter
-from dflash_mcmc.engine.speculative.speculation import TokenTree
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
@@ -29,21 +24,6 @@ def test_a_run_has_the_tokens_of_plain_decoding(make_config):
         assert record["blocks_drafted"] == len(record["walk"]) > 0
         assert record["target_forwards"] - plain[name]["target_forwards"] == -record["tokens_kept"] + len(
             [b for b in record["walk"] if b["gained"] <= b["accepted"]])
-
-
-def candidates(tokens: list[int], counts: tuple[int, ...], longest: int = 2) -> list[int]:
-    anchors = Anchors(slice(0, 1), cast("object", None), torch.tensor([tokens]), torch.tensor([len(tokens) - 1]), len(tokens))
-    return NgramDrafter(9, longest).propose_tree(anchors, cast("object", None), TokenTree(counts))[0].tolist()
-
-
-def test_a_tree_has_the_continuations_of_all_occurrences():
-    """The latest of the longest occurrences first; a node goes on with those that begin with its path."""
-    tokens = [1, 2, 5, 7, 1, 2, 6, 8, 9, 2, 4, 1, 2, 5, 9, 1, 2]
-    #         a        b           c     d
-    assert candidates(tokens, (3, 2, 1, 1)) == [5, 6, 4, 9, 7, 8, 1]
-    assert candidates(tokens, (4,)) == [5, 6, 4, 5]  # there are three
-    assert candidates(tokens, (1, 2, 1, 1)) == [5, 9, 7, 1, 1]
-    assert candidates([3, 4], (2, 1)) == [4, 4, 4]  # none: the anchor again
 
 
 def test_a_blend_or_a_proposal_needs_a_draft_with_densities(make_config):

@@ -50,9 +50,9 @@ from dflash_mcmc.engine.batching.second_prompts import SecondPrompts
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
-from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter, shortened
+from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Speculation
-from dflash_mcmc.engine.speculative.speculator import AdaptiveSteps, Speculator, Tracer
+from dflash_mcmc.engine.speculative.speculator import Speculator, Tracer
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.ops import Chain
 
@@ -144,17 +144,15 @@ class BatchedEngine(MeteredEngine):
         super().__init__()
         self.model, self.num_slots, self.options, self._few_rows = model, num_slots, options, few_rows
         proposer: Drafter | None = speculation.drafter if speculation else drafter
-        tree = speculation.tree if speculation else None
-        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti,
-                        tree_size=len(tree) if tree else None)
+        work = Workload(model, max_length, prompt_length or max_length, options, proposer, companion, anti=anti)
         _check_positions(work)
         on_gpu, ladder = model.device.type == "cuda", ladder_of(model.device)
         implementation = work.implementation(model)
         if speculation and drafter not in (None, proposer):
             raise ValueError("given two drafters; allowed: one, which a decoder shares with blend and sampler")
         num_rows, longest = cache_size(model.device, num_slots, max_length, work.padding)
-        made = _made(proposer, speculation, few_rows)
-        if tree is None and all(step_bits.free_rows(model, each, implementation) for each in made) and all(
+        made = step_bits.EngineSteps(proposer, speculation.rule if speculation else None, few_rows)
+        if step_bits.free_rows(model, made, implementation) and all(
                 _free_companion(each, work, few_rows) for each in (companion, anti)):
             ladder = ladder._replace(row_step=1)
         beside, subtracted, drafting = (None if each is None else ModelRunner(
@@ -224,14 +222,6 @@ class BatchedEngine(MeteredEngine):
         return stop
 
 
-def _made(proposer: Drafter | None, speculation: Speculation[Drafter] | None, few: bool) -> list[step_bits.EngineSteps]:
-    """What the engine's steps compute: blocks of each length."""
-    if proposer is None or speculation is None or speculation.lengths is None:
-        return [step_bits.EngineSteps(proposer, speculation.rule if speculation else None, few)]
-    return [step_bits.EngineSteps(shortened(proposer, count) if count else None, speculation.rule if count else None, few)
-            for count in sorted(set(speculation.lengths.drafted.tolist()))]
-
-
 def _free_companion(companion: LanguageModel | None, work: Workload, few: bool) -> bool:
     """Whether a step of the companion may have any number of rows. Blocks of a draft are not compared."""
     if companion is None:
@@ -257,8 +247,6 @@ def _uncaptured(speculation: Speculation[Drafter] | None, grid: BlockGrid | None
         return "the draft learns between steps"
     if speculation is not None and speculation.trace:
         return "decoder.trace reads every step"
-    if speculation is not None and speculation.lengths is not None:
-        return "decoder.adaptive changes the length of blocks"
     return "steps use a draft of every token" if grid is not None else None
 
 
@@ -276,13 +264,12 @@ def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
              whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
     """The stepper that makes the decode steps, and the tracer of the steps, if any."""
     plain = PlainSteps(runner)
-    speculator = (None if speculation is None else AdaptiveSteps(runner, speculation) if speculation.lengths
-                  else Speculator(runner, speculation))
+    speculator = None if speculation is None else Speculator(runner, speculation)
     tracer = Tracer(speculator.walks) if speculator and speculator.speculation.trace else None
     if runner.grid is None or not (speculator or whole_blocks):
         return speculator or plain, tracer
     if not whole_blocks:
         return MixedSteps(runner, plain, plain, speculator or plain), tracer
     blocks = BlockSteps(runner, runner.grid)
-    joined = (blocks, speculator) if joins and isinstance(speculator, Speculator) and speculator.window is None else ()
+    joined = (blocks, speculator) if joins and speculator is not None and speculator.window is None else ()
     return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

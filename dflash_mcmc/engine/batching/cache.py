@@ -324,10 +324,6 @@ class SlotCache(Cache, ABC):
         """Like `at`, of positions that the rows hold, open or not."""
         return self.at(rows, positions)
 
-    def move(self, rows: slice | torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> None:
-        """Copies what is at positions `source` to positions `to`, each int64 (rows, n)."""
-        self.write(rows, to, *self.at(rows, source))
-
     @abstractmethod
     def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
         """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""

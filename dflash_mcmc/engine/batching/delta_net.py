@@ -55,18 +55,15 @@ def _forward(net: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tens
 def mix(net: Any, hidden: torch.Tensor, layer: RecurrentLayer) -> torch.Tensor:
     """The output of a layer, (rows, queries, width), for inputs of that shape. Keeps the states in `layer`."""
     rows, queries = hidden.shape[:2]
-    runs, projected = layer.begin(hidden), _project(net, hidden)
+    (windows, matrices), projected = layer.begin(hidden), _project(net, hidden)
+    mixed = torch.cat([windows, projected.mixed], dim=1)
+    query, key, value = _convolve(net, mixed)
+    query, key = _normed(query) / net.head_k_dim**0.5, _normed(key)
     outputs = list[torch.Tensor]()
-    for run in runs:
-        windows, matrices = layer.before(run.start)
-        mixed = torch.cat([windows, projected.mixed[:, run]], dim=1)
-        query, key, value = _convolve(net, mixed)
-        query, key = _normed(query) / net.head_k_dim**0.5, _normed(key)
-        decay, rate = projected.decay[:, run], projected.rate[:, run]
-        for index in range(value.shape[1]):
-            matrices = _step(matrices, key[:, index], value[:, index], decay[:, index], rate[:, index])
-            outputs.append((matrices * query[:, index, ..., None]).sum(dim=-2))
-            layer.keep(run.start + index, mixed[:, index + 1 : index + 1 + windows.shape[1]], matrices)
+    for index in range(queries):
+        matrices = _step(matrices, key[:, index], value[:, index], projected.decay[:, index], projected.rate[:, index])
+        outputs.append((matrices * query[:, index, ..., None]).sum(dim=-2))
+        layer.keep(index, mixed[:, index + 1 : index + 1 + windows.shape[1]], matrices)
     together = torch.stack(outputs, dim=1).to(hidden.dtype).view(-1, net.head_v_dim)
     normed = net.norm(together, projected.gate.reshape(-1, net.head_v_dim))
     return net.out_proj(normed.view(rows, queries, -1))

@@ -28,7 +28,6 @@ from dflash_mcmc.engine.batching.row_linear import few_rows
 from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
-from dflash_mcmc.engine.speculative.speculation import TokenTree
 
 
 class Span(NamedTuple):
@@ -113,7 +112,7 @@ class ModelRunner:
 
     def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                 key_length: int, window: int | None = None, beside: Beside | None = None,
-                is_block: bool = False, tree: TokenTree | None = None) -> torch.Tensor:
+                is_block: bool = False) -> torch.Tensor:
         """Hidden states after the final norm: (rows, queries, width).
 
         Args:
@@ -123,59 +122,33 @@ class ModelRunner:
             window: number of tokens that each query attends to, itself included; None for all.
             beside: what a companion under another prompt is fed; None for what `SecondPrompts.of_step` gives.
             is_block: whether the tokens are blocks of the drafter. A model that drafts does not read them again.
-            tree: the tokens are its nodes, and `keep` is to follow; None for tokens in a row.
         """
         if self.companion is not None:
             if self.second is not None and beside is None:
                 beside = self.second.of_step(rows, tokens)
             fed, skipped = (tokens, None) if beside is None else beside
             caches = cache.chain()[-len(self._companions):]
-            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped, tree)
+            self._beside = [runner._forward(own, rows, fed, positions, key_length, window, skipped)
                             for runner, own in zip(self._companions, caches, strict=True)]
         if self.drafting is not None:
             self._drafted = [] if is_block else [
                 self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
-        return self._forward(cache, rows, tokens, positions, key_length, window, tree=tree)
-
-    def keep(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-             nodes: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Moves the entries of a path, int64 (rows, depth + 1), of the tree that the latest forward has read to its places.
-
-        Args:
-            tokens, positions, hidden: the arguments and the result of that forward.
-        """
-        at, source = positions[:, : nodes.shape[1]], positions[:, :1] + nodes
-        drafting = () if self.drafting is None else (cache.drafts,)
-        for each in (cache, *drafting, *(cache.chain()[-len(self._companions):] if self._companions else ())):
-            each.move(rows, source[:, 1:], at[:, 1:])
-        if self.drafter is not None:
-            features = [each.gather(1, nodes[..., None].expand(-1, -1, each.shape[-1]))
-                        for each in self._features(self.drafter, hidden)]
-            self.drafter.absorb(cache.drafts, rows, tokens.gather(1, nodes), at, features)
+        return self._forward(cache, rows, tokens, positions, key_length, window)
 
     def draft_logits(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                     key_length: int, tree: TokenTree | None = None) -> torch.Tensor:
+                     key_length: int) -> torch.Tensor:
         """Logits after these tokens, of a model that drafts or else of the target; see `Anchors`."""
-        used, shape = (slice(-1, None), (len(tokens),)) if tree is None else (slice(None), tokens.shape)
         if self.drafting is None:
-            hidden = self.forward(cache, rows, tokens, positions, key_length, tree=tree)
-            logits = self.logits(hidden[:, used].flatten(0, 1), [tap[:, used].flatten(0, 1) for tap in self.tapped], ())[
-                "blended"]
-        else:
-            hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None, tree=tree)
-            logits = _logits_beside(self.model, self.drafting.model, hidden[:, used].flatten(0, 1))
-        return logits.unflatten(0, shape)
+            hidden = self.forward(cache, rows, tokens, positions, key_length)
+            return self.logits(hidden[:, -1], [tap[:, -1] for tap in self.tapped], ())["blended"]
+        hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)
+        return _logits_beside(self.model, self.drafting.model, hidden[:, -1])
 
     def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
-                 key_length: int, window: int | None, skipped: torch.Tensor | None = None,
-                 tree: TokenTree | None = None) -> torch.Tensor:
+                 key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
         cache.aim(rows, positions, key_length)
         keys = self._keys[:key_length]
         causal = keys <= positions[..., None]
-        if tree is not None:
-            causal, positions, keys = tree.sight(positions[:, :1], keys)
-            if isinstance(cache, HybridCache):
-                cache.behind = tree.behind
         causal = Reach(window=window).limit(causal, positions, keys)
         at = positions
         if skipped is not None:  # queries before the prompt may look at each other, because a row of weights needs a key
@@ -187,7 +160,7 @@ class ModelRunner:
         limit = self.model.max_positions
         hidden = self.model.hidden(tokens, cache, attention_mask=mask,
                                    position_ids=at if limit is None else at.clamp(max=limit - 1))
-        if self.drafter is not None and tree is None:
+        if self.drafter is not None:
             self.drafter.absorb(cache.drafts, rows, tokens, positions, self._features(self.drafter, hidden))
         return hidden
 

@@ -291,8 +291,6 @@ class Operations:
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
             noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
             start = start._replace(noise=np.concatenate(noise, axis=1))
-        if self._speculation is not None and self._speculation.lengths is not None:
-            start = start._replace(level=self._speculation.lengths.start)
         self._loop.rows.reserve_columns(num_columns(draw))
         self._write_history(row, draw, sequence)
         self._loop.begin(start, draw)

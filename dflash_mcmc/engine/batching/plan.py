@@ -108,8 +108,6 @@ class Workload(NamedTuple):
     companion: LanguageModel | TargetShape | None = None
     mixed_layers: int = 0
     anti: LanguageModel | TargetShape | None = None
-    tree_size: int | None = None
-    """Drafted tokens of a tree; None for the draft's own blocks."""
 
     @property
     def models(self) -> list[LanguageModel | TargetShape]:
@@ -129,8 +127,8 @@ class Workload(NamedTuple):
 
     @property
     def num_drafted(self) -> int:
-        """Drafted tokens of a block, or more positions that a draft writes."""
-        return max(self.drafter.num_drafted if self.drafter else 0, self.tree_size or 0)
+        """Drafted tokens of a block."""
+        return self.drafter.num_drafted if self.drafter else 0
 
     @property
     def keeps_current(self) -> bool:

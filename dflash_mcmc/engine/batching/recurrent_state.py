@@ -57,17 +57,12 @@ class RecurrentLayer(SlotLayer):
         """Raises TypeError: the layer has no keys and values."""
         raise TypeError("a recurrent layer has no keys and values")
 
-    def begin(self, inputs: torch.Tensor) -> list[slice]:
-        """Stores inputs (rows, queries, width). Returns the queries in runs, in which each follows the one before."""
-        memory, at = self._cache.aimed_inputs
+    def begin(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores inputs (rows, queries, width). Returns windows and matrices of the rows before the first query."""
+        cache = self._cache
+        memory, at = cache.aimed_inputs
         memory[self._number][at] = inputs
-        queries = range(inputs.shape[1])
-        return [slice(query, query + 1) for query in queries] if self._cache.behind else [slice(0, len(queries))]
-
-    def before(self, query: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Windows and matrices of the rows before the first query of a run."""
-        cache, behind = self._cache, self._cache.behind[query] if self._cache.behind else 0
-        return cache.recent.get(self._number, cache.row_ids, (cache.positions[:, query] - behind) % cache.num_recent)
+        return cache.recent.get(self._number, cache.row_ids, cache.positions[:, 0] % cache.num_recent)
 
     def keep(self, query: int, windows: torch.Tensor, matrices: torch.Tensor) -> None:
         """Keeps the states after a query: windows (rows, window, channels), matrices (rows, heads, key_dim, value_dim)."""
@@ -98,7 +93,6 @@ class HybridCache(SlotCache):
             write; -1 without such a position.
         spans: int64 (rows, 3): rows, and the positions that the next forward reads in them, without padding; None for a
             decode step.
-        behind: `TokenTree.behind` of the next forward; empty without a tree.
         aimed_inputs: the next forward's `places_of_inputs`.
     """
 
@@ -113,7 +107,7 @@ class HybridCache(SlotCache):
         self.known = np.full(self.num_rows, 0 if keeps_recent else _UNKNOWN)
         self.spans: np.ndarray | None = None
         self.row_ids = self.positions = torch.empty(0)
-        self.behind, self.aimed_inputs = tuple[int, ...](), (self.positions, tuple[torch.Tensor, ...]())
+        self.aimed_inputs = self.positions, tuple[torch.Tensor, ...]()
         self._every_row = torch.arange(self.num_rows, device=device)
         layers: list[SlotLayer] = list(self.slot_layers)
         for index, layer in enumerate(shape.layers):  # in ascending order, so that each lands at its place
@@ -151,17 +145,8 @@ class HybridCache(SlotCache):
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
         super().aim(rows, positions, key_length)  # type: ignore[safe-super]  # the cache of keys and values is the next class
-        self.row_ids, self.positions, self.behind = self._every_row[rows], positions, ()
+        self.row_ids, self.positions = self._every_row[rows], positions
         self.aimed_inputs = self.places_of_inputs(rows, positions)
-
-    def move(self, rows: slice | torch.Tensor, source: torch.Tensor, to: torch.Tensor) -> None:
-        """See `SlotCache`. Inputs move too, and the states after them."""
-        super().move(rows, source, to)
-        places, row_ids = [self.places_of_inputs(rows, positions)[1] for positions in (source, to)], self._every_row[rows]
-        recent = [(row_ids[:, None], (positions + 1) % self.num_recent) for positions in (source, to)]
-        inputs = self.places_of_inputs(rows, to)[0]
-        for memory, (first, second) in ((inputs, places), (self.recent.windows, recent), (self.recent.matrices, recent)):
-            memory[(slice(None), *second)] = memory[(slice(None), *first)]
 
     def follow(self, leader: int, row: int, start: int, stop: int) -> None:
         """See `SlotCache`. The state at `stop` is recent in the leader's row."""

@@ -15,8 +15,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, TokenTree, Uniforms, candidates
+from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Noise, Speculation, Uniforms
 from dflash_mcmc.ops import Draw, Operation, Result, SamplingParams, Score, Steps, drive, grid_origin, grid_slot
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -159,8 +158,6 @@ class TabularEngine:
             return trajectory
         if self.speculation is not None and isinstance(self.speculation.drafter, LearningDraft):
             self.speculation.drafter.begin()
-        if self.speculation is not None and self.speculation.lengths is not None:
-            self._level = self.speculation.lengths.start
         trajectory, floor, weight = operation.trajectory, operation.floor, 0.0
         while not trajectory.complete(operation.horizon):
             for token, interval in self._next(operation, trajectory):
@@ -187,18 +184,10 @@ class TabularEngine:
             return [(self._choose(operation, trajectory), None)]
         chance = self._chance(operation.key, trajectory.length)
         block = self._block(operation, trajectory, chance)
-        drafts = self._blockwise.shared_noise or block.drafted.shape[1] > 0
-        verdict = (self._blockwise.rule if drafts else rules.undrafted)(block, chance)
+        verdict = self._blockwise.rule(block, chance)
         kept = int(verdict.accepted) + 1
         self._learn(operation, trajectory, block, kept)
-        if self._blockwise.lengths is not None:
-            self._level = self._blockwise.lengths.next(self._level, kept - 1, int(block.is_offered().sum()))
         return list(zip(verdict.tokens[0, :kept].tolist(), verdict.interval[0, :kept].numpy(), strict=True))
-
-    def _num_drafted(self) -> int:
-        """The drafted tokens of the next block."""
-        lengths = self._blockwise.lengths
-        return self._blockwise.num_drafted if lengths is None else int(lengths.drafted[self._level])
 
     def _learn(self, operation: Draw, trajectory: Trajectory, block: Block, kept: int) -> None:
         """Lets a draft that learns see the target's laws in the slots whose earlier tokens are kept."""
@@ -215,20 +204,18 @@ class TabularEngine:
         return self.speculation
 
     def _chance(self, key: Key, anchor: int) -> BlockRandom:
-        count = self._num_drafted()
+        count = self._blockwise.num_drafted
         if not isinstance(key, Key):
             return key.chance(anchor, count)
-        noise = Noise.of(key, anchor, anchor + 1, self._blockwise.num_drafted)
+        noise = Noise.of(key, anchor, anchor + 1, count)
         tokens = torch.from_numpy(key.uniforms(anchor, anchor + count + 1))[None]
-        return Uniforms(tokens, *(torch.from_numpy(each[:, :count]) for each in noise))
+        return Uniforms(tokens, *map(torch.from_numpy, noise))
 
     def _block(self, operation: Draw, trajectory: Trajectory, chance: BlockRandom) -> Block:
         """A drafted block of one row, in float64."""
         speculation, prefix = self._blockwise, _prefix(trajectory)
-        if speculation.tree is not None:
-            return self._tree(speculation.tree, operation, trajectory, chance)
-        params, drafter, count = speculation.draft_params(operation.params), speculation.drafter, self._num_drafted()
-        drawn = drafter.has_density and params.temperature > 0.0 and count > 0
+        params, drafter, count = speculation.draft_params(operation.params), speculation.drafter, speculation.num_drafted
+        drawn = drafter.has_density and params.temperature > 0.0
         drafted: tuple[int, ...] = ()
         log_q: list[np.ndarray] = []
         offered = list[bool]()
@@ -243,28 +230,6 @@ class TabularEngine:
         log_p = [self._slot(operation, prefix, trajectory.length, drafted[:slot]) for slot in range(len(drafted) + 1)]
         return Block(torch.tensor([drafted], dtype=torch.int64), _weights(log_p), _weights(log_q) if drawn else None,
                      torch.tensor([trajectory.length == 0]), torch.tensor([(*offered, False).index(False)]))
-
-    def _tree(self, tree: TokenTree, operation: Draw, trajectory: Trajectory, chance: BlockRandom) -> Block:
-        """A drafted tree of one row, in float64."""
-        speculation, prefix = self._blockwise, _prefix(trajectory)
-        params, drafter = speculation.draft_params(operation.params), speculation.drafter
-        drawn = drafter.has_density and params.temperature > 0.0
-        paths, log_q, offered = list[tuple[int, ...]]([()]), list[np.ndarray](), [True]
-        for depth in range(tree.depth):
-            level = tree.level(depth)
-            found = [self._draft_law(params, prefix, paths[node])[0] if drawn else drafter.logits(prefix, paths[node])
-                     for node in level]
-            log_q += found
-            values = torch.from_numpy(np.stack(found))[None]
-            tokens = candidates(tree, depth, values.exp() if drawn else values, chance if drawn else None,
-                                speculation)[0].tolist()
-            parents = [parent for parent in tree.parents if tree.depths[parent] == depth]
-            for parent, token in zip(parents, tokens, strict=True):
-                offered.append(offered[parent] and drafter.offers(prefix, paths[parent], token))
-                paths.append((*paths[parent], token))
-        log_p = [self._slot(operation, prefix, trajectory.length, path) for path in paths]
-        return Block(torch.tensor([[path[-1] for path in paths[1:]]]), _weights(log_p), _weights(log_q) if drawn else None,
-                     torch.tensor([trajectory.length == 0]), torch.tensor([offered[1:]]), tree)
 
     def _draft_law(self, params: SamplingParams, prefix: tuple[int, ...],
                    drafted: tuple[int, ...]) -> tuple[np.ndarray, laws.Weights]:

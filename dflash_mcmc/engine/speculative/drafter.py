@@ -8,8 +8,6 @@ A drafter has
     companion: CacheShape of its own cache, with an entry for every token; None without a cache.
     token_bytes: bytes that it keeps for each position of a row outside that cache.
 
-It proposes chains and trees. `grown` grows a tree depth by depth from the law after each node.
-
 A `BlockGrid` has the draft's hidden states for every token, on a grid of blocks that depends only on the sequence
 (`ops.grid_slot`). The hidden states of a block are computed once, when its anchor is fed, and kept for the row until the
 block ends. A draw that starts inside a block computes the states of its block again.
@@ -17,7 +15,6 @@ block ends. A draw that starts inside a block computes the states of its block a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -31,7 +28,6 @@ from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.rows import Rows, Status
-from dflash_mcmc.engine.speculative.speculation import TokenTree, tensor_of
 from dflash_mcmc.ops import grid_slot
 
 
@@ -66,8 +62,7 @@ class Anchors(NamedTuple):
         position: int64 (rows,), positions of the anchors.
         key_length: larger than every position of the blocks.
         forward: forward(tokens (rows, k), positions (rows, k)) -> logits (rows, vocabulary) after the last token: of the
-            target, or of a `ModelDrafter`'s model. With a tree as third argument the tokens are the nodes that it reads,
-            and the logits (rows, k, vocabulary) are those after each.
+            target, or of a `ModelDrafter`'s model.
         live: bool (rows,), the rows that draw; None for all. Nothing before the anchors of the others may be written.
     """
 
@@ -97,9 +92,6 @@ class Drafter(Protocol):
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """Tokens int64 (rows, n) of a tree. `draw` gets the logits after those nodes of a depth that are no leaves."""
-
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores its entries for tokens that the target has read, int64 (rows, queries), at consecutive positions.
@@ -119,41 +111,6 @@ class Featureless:
     def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores nothing."""
-
-
-Branches: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Logits (rows, k, vocabulary) after k nodes, their states (rows, k, ...) and offers, or None."""
-
-
-def grown(anchors: Anchors, draw: DrawTokens, tree: TokenTree,
-          after: Callable[[int, torch.Tensor, torch.Tensor | None], Branches]) -> torch.Tensor:
-    """Tokens int64 (rows, n) of a tree, depth by depth.
-
-    Args:
-        after: (depth, tokens (rows, k) of those nodes of the depth that are no leaves, their parents' states) -> branches.
-    """
-    state, found = None, [anchors.fed()[:, None]]
-    for depth in range(tree.depth):
-        level, above = tree.level(depth), tree.level(depth - 1)
-        device, start = found[0].device, tree.nodes(depth).start
-        previous = found[-1][:, tensor_of(tuple(node - start for node in level), device)]
-        if state is not None:
-            state = state[:, tensor_of(tuple(above.index(tree.parents[node - 1]) for node in level), device)]
-        logits, state, offered = after(depth, previous, state)
-        found.append(draw(logits, depth, offered))
-    return torch.cat(found[1:], dim=1)
-
-
-def _grown_by_forwards(anchors: Anchors, draw: DrawTokens, tree: TokenTree, first: torch.Tensor) -> torch.Tensor:
-    """Tokens of a tree by a forward for each depth, which reads its nodes. `first`: logits (rows, vocabulary) of depth 0."""
-    def after(depth: int, previous: torch.Tensor, state: torch.Tensor | None) -> Branches:
-        if not depth:
-            return first[:, None], None, None
-        level = tree.level(depth)
-        return anchors.forward(previous, anchors.position[:, None] + tensor_of(level, previous.device),
-                               tree.reading(level)), None, None
-
-    return grown(anchors, draw, tree, after)
 
 
 class DFlashDrafter:
@@ -200,24 +157,6 @@ class DFlashDrafter:
 
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         return draw(self.logits(self.hidden(anchors)), 0)
-
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """See `Drafter.propose_tree`."""
-        hidden = self.hidden(anchors)
-        base = self.logits(hidden)
-        return grown(anchors, draw, tree,
-                     lambda depth, previous, state: self.branches(base[:, depth], hidden[:, depth], previous, state))
-
-    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
-                 state: torch.Tensor | None) -> Branches:
-        """The branches of a slot after k tokens before it.
-
-        Args:
-            base, hidden: (rows, vocabulary) and (rows, width), the head's logits and the states of the slot.
-            previous: int64 (rows, k), the tokens before the slot.
-            state: (rows, k, ...), states after the slot before; None in the first slot.
-        """
-        return base[:, None].expand(-1, previous.shape[1], -1), None, None
 
     def hidden_aside(self, anchors: Anchors) -> torch.Tensor:
         """Like `hidden`, but does not change the cache. It is for anchors after which the target has already read tokens."""
@@ -291,12 +230,6 @@ class SelfDrafter(Featureless):
             drafted.append(fed)
         return torch.stack(drafted, dim=1)
 
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """See `Drafter.propose_tree`."""
-        first = anchors.forward(anchors.fed()[:, None], anchors.position[:, None])
-        return _grown_by_forwards(anchors, draw, tree, first)
-
-
 class ModelDrafter(Featureless):
     """Another causal language model as the draft, token by token; its law of a token is that after all tokens before it.
 
@@ -316,19 +249,11 @@ class ModelDrafter(Featureless):
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         forward, fed, at = self._start(anchors)
         drafted = list[torch.Tensor]()
-        if not self.num_drafted:  # a plain step of rows whose blocks have other lengths: the model reads on
-            forward(fed, at)
-            return fed[:, :0]
         for slot in range(self.num_drafted):
             fed = draw(forward(fed, at)[:, None], slot)
             drafted.append(fed[:, 0])
             at = anchors.position[:, None] + slot + 1
         return torch.stack(drafted, dim=1)
-
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """See `Drafter.propose_tree`."""
-        forward, fed, at = self._start(anchors)
-        return _grown_by_forwards(anchors, draw, tree, forward(fed, at))
 
     def _start(self, anchors: Anchors) -> tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor]:
         before = (anchors.position - 1).clamp(min=0)
@@ -343,10 +268,6 @@ class NgramDrafter(Featureless):
 
     It uses the longest suffix of at most `longest` tokens that occurs earlier, at its last earlier occurrence. A continuation
     shorter than a block is repeated. Without an occurrence the anchor is repeated.
-
-    The candidates of a tree are the tokens that followed the other occurrences, of the longest suffixes and the last ones
-    first: all continuations are a trie, and a node has the next tokens of those that begin with its path. Where there are
-    too few of them, the first candidate fills the rest.
     """
 
     target_forwards, reads_tokens = 0, True
@@ -360,23 +281,6 @@ class NgramDrafter(Featureless):
         last = torch.where(best >= 0, best % tokens.shape[1], position - 1)
         ahead = torch.arange(self.num_drafted, device=tokens.device)[None] % (position - last)
         return torch.where(best >= 0, tokens.gather(1, last + 1 + ahead), tokens.gather(1, position))
-
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """See `Drafter.propose_tree`. Nothing is drawn."""
-        tokens, scores = self._scores(anchors)
-        index, last = torch.arange(tokens.shape[1], device=tokens.device)[None], tokens.shape[1] - 1
-        period = (anchors.position[:, None] - index).clamp(min=1)
-        found, on = [anchors.fed()[:, None]], [scores]  # of each node: its token, and the scores of what begins with its path
-        for node, count in enumerate(tree.counts):
-            after = tokens.gather(1, (index + 1 + tree.depths[node] % period).clamp(max=last))
-            left, first = on[node], len(found)
-            for turn in range(count):
-                best, where = left.max(dim=1, keepdim=True)
-                found.append(torch.where(best >= 0, after.gather(1, where), found[first if turn else node]))
-                same = after == found[-1]
-                on.append(on[node].where(same, -1))
-                left = left.where(~same, -1)
-        return torch.cat(found[1:], dim=1)
 
     def _scores(self, anchors: Anchors) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows' tokens, and the scores of the occurrences that end at each of them, int64 (rows, length); -1 for none.
@@ -394,15 +298,6 @@ class NgramDrafter(Featureless):
             unbroken = unbroken & same & (there >= 0)
             length = length + unbroken
         return tokens, (length * tokens.shape[1] + index).where(length > 0, -1)
-
-
-def shortened(drafter: Drafter, num_drafted: int) -> Drafter:
-    """The same drafter with blocks of fewer tokens. Both share weights and entries."""
-    shorter = copy.copy(drafter)
-    shorter.num_drafted = num_drafted
-    if shorter.target_forwards:  # the target drafts for itself
-        shorter.target_forwards = num_drafted
-    return shorter
 
 
 _NO_ANCHOR = -1

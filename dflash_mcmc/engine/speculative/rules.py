@@ -1,9 +1,7 @@
 """Rules that decide which drafted tokens are kept. With each of them the drawn tokens have exactly the target's law.
 
 Rejection is from Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Block verification is from
-Sun et al. 2024 (arXiv 2403.10444). Rejection with several candidates, drawn with replacement, is from SpecInfer (Miao et al.
-2023, arXiv 2305.09781), and without replacement from recursive rejection sampling (Jeon et al. 2024, arXiv 2402.14160) and
-Sequoia (Chen et al. 2024, arXiv 2402.12374). Sample and match draws from the target; the draft decides only how many of these
+Sun et al. 2024 (arXiv 2403.10444). Sample and match draws from the target; the draft decides only how many of these
 draws can be used. `tests/decoder` enumerates all rules and the faults on tabular targets.
 
 The faults look right but are wrong. They are mistakes of published speculative samplers, and the tests detect them. A decoder
@@ -24,12 +22,9 @@ from dflash_mcmc.engine.speculative.speculation import (
     BlockRandom,
     Fault,
     Rule,
-    TokenTree,
     Verdict,
     all_slots,
     at_slot,
-    of_slots,
-    tensor_of,
 )
 
 
@@ -87,12 +82,6 @@ def replaced(block: Block, chance: BlockRandom, accepted: torch.Tensor, values: 
     return with_token(block, accepted, chance.token(laws.of_values(values), accepted))
 
 
-def undrafted(block: Block, chance: BlockRandom) -> Verdict:
-    """A token of the target where nothing is drafted. It claims no interval: another draw may draft a block there."""
-    none = torch.zeros(len(block.drafted), dtype=torch.int64, device=block.drafted.device)
-    return with_token(block, none, chance.token(block.target, none))
-
-
 def with_token(block: Block, accepted: torch.Tensor, token: torch.Tensor) -> Verdict:
     """The verdict that keeps the first `accepted` drafted tokens, followed by `token`."""
     tokens = torch.nn.functional.pad(block.drafted, (0, 1)).scatter(1, accepted[:, None], token[:, None])
@@ -119,28 +108,15 @@ def residual(block: Block, slot: torch.Tensor, weight: torch.Tensor) -> torch.Te
 
 def target_log_p(block: Block) -> torch.Tensor:
     """Log-probabilities of the drafted tokens under the target, float64 (rows, n)."""
-    if block.tree is not None:
-        return _under(block.target, block.drafted, block.tree.parents)
     padded = torch.nn.functional.pad(block.drafted, (0, 1))
     return block.target.log_probability(padded.reshape(-1)).view(padded.shape)[:, :-1]
 
 
 def draft_log_q(block: Block) -> torch.Tensor:
-    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass.
-
-    The law of a candidate is that of the first one: also of candidates that are drawn without those before them.
-    """
+    """Log-probabilities of the drafted tokens under the draft, float64 (rows, n); 0 for a point mass."""
     if block.draft is None:
         return torch.zeros_like(block.drafted, dtype=torch.float64)
-    if block.tree is not None:
-        return _under(block.draft, block.drafted, tuple(map(block.tree.inner.index, block.tree.parents)))
     return block.draft.log_probability(block.drafted.reshape(-1)).view(block.drafted.shape)
-
-
-def _under(weights: laws.Weights, drafted: torch.Tensor, before: tuple[int, ...]) -> torch.Tensor:
-    rows = torch.arange(len(drafted), device=drafted.device)[:, None] * (len(weights.logits) // len(drafted))
-    chosen = of_slots(weights, (rows + tensor_of(before, drafted.device)).flatten())
-    return chosen.log_probability(drafted.flatten()).view(drafted.shape)
 
 
 def _draft_slots(block: Block) -> torch.Tensor:
@@ -148,95 +124,6 @@ def _draft_slots(block: Block) -> torch.Tensor:
         return all_slots(block.draft, len(block.drafted))
     vocabulary = block.target.logits.shape[-1]
     return torch.nn.functional.one_hot(block.drafted, vocabulary).to(block.target.values.dtype)
-
-
-def walked(tree: TokenTree, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The walk from the anchor to the first kept candidate of each node: (its length (rows,), its nodes (rows, depth + 1)).
-
-    Args:
-        kept: bool (rows, drafted tokens), whether each token may be kept after the one before it.
-    """
-    device = kept.device
-    upto = torch.nn.functional.pad(kept.long().cumsum(dim=1), (1, 0))
-    firsts = tensor_of(tuple(tree.first(parent) - 1 for parent in tree.parents), device)
-    chosen = kept & (upto[:, :-1] == upto[:, firsts])  # none of the candidates before it
-    on, nodes = torch.ones_like(kept[:, :1]), [torch.zeros_like(upto[:, 0])]
-    for depth in range(1, tree.depth + 1):
-        here, above = tree.nodes(depth), tree.nodes(depth - 1)
-        parents = tensor_of(tree.parents[here.start - 1 : here.stop - 1], device)
-        on = chosen[:, here.start - 1 : here.stop - 1] & on[:, parents - above.start]
-        nodes.append((on * torch.arange(here.start, here.stop, device=device)).sum(dim=1))
-    found = torch.stack(nodes, dim=1)
-    return (found[:, 1:] > 0).sum(dim=1), found
-
-
-def match_tree(block: Block, chance: BlockRandom) -> Verdict:
-    """Draw a token after each node of the walk from the target. Go on with the candidate that is this token, if any."""
-    tree = _tree_of(block)
-    tokens, interval = chance.walk(block)
-    drawn = tokens[:, tensor_of(tree.parents, tokens.device)]
-    accepted, nodes = walked(tree, (drawn == block.drafted) & block.is_offered())
-    return Verdict(accepted, tokens.gather(1, nodes), interval.gather(1, nodes[..., None].expand(-1, -1, 2)), nodes)
-
-
-def reject_tree(block: Block, chance: BlockRandom) -> Verdict:
-    """Judge the candidates of each node of the walk in turn, drawn without replacement.
-
-    If x_1 to x_(j-1) are rejected, x_j is kept with probability min(1, r_j(x) / q_j(x)). Here r_1 is p, r_(j+1) is
-    (r_j - q_j)+, normalised, and q_j the law from which x_j was drawn: q without the candidates before it. If none is kept,
-    the token is drawn from the last r.
-    """
-    return _reject_tree(block, chance, replacement=False)
-
-
-def reject_tree_replaced(block: Block, chance: BlockRandom) -> Verdict:
-    """Like `reject_tree`, of candidates that were drawn independently."""
-    return _reject_tree(block, chance, replacement=True)
-
-
-def _reject_tree(block: Block, chance: BlockRandom, replacement: bool, renews: bool = True) -> Verdict:
-    tree, device = _tree_of(block), block.drafted.device
-    rows = len(block.drafted)
-    p = all_slots(block.target, rows)
-    left = p[:, tensor_of(tree.inner, device)]
-    law = None if block.draft is None else all_slots(block.draft, rows)
-    probability = torch.zeros(block.drafted.shape, dtype=torch.float64, device=device)
-    last = left
-    for turn in range(max(tree.counts)):
-        mine = tensor_of(tuple(i for i, node in enumerate(tree.inner) if tree.counts[node] > turn), device)
-        places = tensor_of(tuple(tree.first(node) + turn - 1 for node in tree.inner if tree.counts[node] > turn), device)
-        drafted = block.drafted[:, places, None]
-        r = left[:, mine]
-        q = torch.zeros_like(r).scatter(-1, drafted, 1.0) if law is None else law[:, mine]
-        q = q / q.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
-        there = q.gather(-1, drafted)[..., 0].double()
-        ratio = r.gather(-1, drafted)[..., 0].double() / there.clamp(min=torch.finfo(torch.float64).tiny)
-        probability[:, places] = torch.where(there > 0, ratio, 0.0)
-        rest = (r - q).clamp(min=0)
-        rest = torch.where(rest.amax(dim=-1, keepdim=True) > 0, rest, r)
-        last = last.index_copy(1, mine, rest / rest.sum(dim=-1, keepdim=True))
-        left = last if renews else left
-        if law is not None and renews and not replacement:
-            law = law.index_copy(1, mine, law[:, mine].scatter(-1, drafted, 0.0))
-    accepted, nodes = walked(tree, chance.accepts(probability * block.is_offered(), each=False, tree=tree))
-    end = nodes.gather(1, accepted[:, None])[:, 0]
-    every, numbers = torch.arange(rows, device=device), [-1] * (len(tree) + 1)
-    for number, node in enumerate(tree.inner):
-        numbers[node] = number
-    inner = tensor_of(tuple(numbers), device)[end]
-    firsts = tensor_of(tuple(min(tree.first(node), len(tree)) - 1 for node in range(len(tree) + 1)), device)[end]
-    judged = (inner >= 0) & block.is_offered()[every, firsts]
-    values = torch.where(judged[:, None], last[every, inner.clamp(min=0)], p[every, end])
-    token = chance.token(laws.of_values(values), accepted)
-    drafts = torch.nn.functional.pad(block.drafted, (1, 0)).gather(1, nodes)
-    tokens = torch.nn.functional.pad(drafts[:, 1:], (0, 1)).scatter(1, accepted[:, None], token[:, None])
-    return Verdict(accepted, tokens, torch.zeros(*tokens.shape, 2, dtype=torch.float64, device=device), nodes)
-
-
-def _tree_of(block: Block) -> TokenTree:
-    if block.tree is None:
-        raise ValueError("the block is no tree")
-    return block.tree
 
 
 class Faulty(NamedTuple):
@@ -303,11 +190,6 @@ def block_residual(block: Block, chance: BlockRandom) -> Verdict:
     return replaced(block, chance, accepted, residual(block, accepted, torch.ones_like(weight)))
 
 
-def tree_rejection(block: Block, chance: BlockRandom) -> Verdict:
-    """Like `reject_tree`, but every candidate is judged by min(1, p / q) of the first one (warpfront/hipfire 483)."""
-    return _reject_tree(block, chance, replacement=False, renews=False)
-
-
 MATCH = {
     "greedy_first": Faulty(greedy_first, Fault()),
     "greedy_bonus": Faulty(greedy_bonus, Fault()),
@@ -329,10 +211,6 @@ REJECTION = {
 
 BLOCK = {"block_residual": Faulty(block_residual, Fault())}
 """Faults of block verification."""
-
-
-TREE = {"tree_rejection": Faulty(tree_rejection, Fault())}
-"""Faults of rejection with several candidates."""
 
 
 def matching(name: str | None, window: int | None = None) -> tuple[Rule, Fault]:

@@ -27,8 +27,7 @@ from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, Branches, DFlashDrafter, DrawTokens, grown
-from dflash_mcmc.engine.speculative.speculation import TokenTree, tensor_of
+from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, DrawTokens
 
 
 class SlotwiseDrafter(DFlashDrafter):
@@ -60,15 +59,6 @@ class SlotwiseDrafter(DFlashDrafter):
             previous = draw(logits[:, None], slot, offered)[:, 0]
             drafted.append(previous)
         return torch.stack(drafted, dim=1)
-
-    def branches(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
-                 state: torch.Tensor | None) -> Branches:
-        shape = previous.shape
-        base, hidden = (each[:, None].expand(-1, shape[1], -1).flatten(0, 1) for each in (base, hidden))
-        before = None if state is None else state.flatten(0, 1)
-        offered = self._is_confident(hidden, previous.flatten())
-        logits, after = self.network.corrected(base, hidden, previous.flatten(), before)
-        return logits.unflatten(0, shape), *(None if each is None else each.unflatten(0, shape) for each in (after, offered))
 
     def _is_confident(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
         if self.threshold <= 0.0:
@@ -125,17 +115,6 @@ class EagleDrafter(DFlashDrafter):
         self._steps(anchors, choose)
         return torch.stack(drafted, dim=1)
 
-    def propose_tree(self, anchors: Anchors, draw: DrawTokens, tree: TokenTree) -> torch.Tensor:
-        """See `Drafter.propose_tree`. A step reads the nodes of a depth, each beside the state of the node before it."""
-        def after(depth: int, previous: torch.Tensor, state: torch.Tensor | None) -> Branches:
-            level = tree.level(depth)
-            before = self._before(anchors.cache.drafts, anchors.rows, anchors.position) if state is None else state
-            places = anchors.position[:, None] + tensor_of(level, previous.device)
-            hidden, state = self._step(anchors, previous, before, places, tree.reading(level))
-            return self.logits(hidden), state, None
-
-        return grown(anchors, draw, tree, after)
-
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         """Hidden states (rows, n, width) of a block's slots, each after the tokens of the row's sequence before it."""
         sequences, states = anchors.tokens[anchors.rows], list[torch.Tensor]()
@@ -156,19 +135,14 @@ class EagleDrafter(DFlashDrafter):
             hidden, state = self._step(anchors, fed[:, None], state, anchors.position[:, None] + slot)
             fed = choose(slot, hidden)
 
-    def _step(self, anchors: Anchors, fed: torch.Tensor, state: torch.Tensor, places: torch.Tensor,
-              tree: TokenTree | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden states for the head, the next step's state) of tokens of each row, int64 (rows, k), at places of the cache.
-
-        Args:
-            tree: reads the tokens as its nodes; None for one token, whose place is its position.
-        """
+    def _step(self, anchors: Anchors, fed: torch.Tensor, state: torch.Tensor,
+              positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden states for the head, the next step's state) of a token of each row, int64 (rows, 1), at its position."""
         keys = torch.arange(anchors.key_length, device=fed.device)
-        seen, positions = ((keys <= places[..., None], places) if tree is None else
-                           tree.sight(places[:, :1], keys)[:2])
+        seen = keys <= positions[..., None]
         # The first token has no features before it, and therefore no entry, except for a block that it begins.
         seen = seen & ((keys > 0) | (positions == 0)[..., None])
-        update = self._update(anchors, places)
+        update = self._update(anchors, positions)
 
         def attend(queries: torch.Tensor, own_keys: torch.Tensor, own_values: torch.Tensor) -> torch.Tensor:
             size = own_values.shape[-1]

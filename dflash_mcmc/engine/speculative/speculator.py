@@ -20,19 +20,15 @@ from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups, processed
 from dflash_mcmc.engine.speculative import rules
-from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter, ModelDrafter, shortened
+from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter
 from dflash_mcmc.engine.speculative.rules import Proposal, commit
 from dflash_mcmc.engine.speculative.speculation import (
     Block,
     Speculation,
-    TokenTree,
     Uniforms,
     Verdict,
-    all_slots,
-    candidates,
     count_dtype,
     joined,
-    of_slots,
 )
 
 
@@ -69,39 +65,30 @@ class Speculator:
     Args:
         runner: runs the target; its drafter proposes.
         speculation: the rule. With a trace, `walks` describes the latest step.
-        num_drafted: tokens of a block, 0 for plain steps; None takes the drafter's.
     """
 
-    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter], num_drafted: int | None = None):
+    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
         self.runner, self.speculation, self.walks = runner, speculation, list[BlockTrace]()
-        self.drafter = speculation.drafter if num_drafted is None else shortened(speculation.drafter, num_drafted)
-        self._rule = speculation.rule if self.drafter.num_drafted or speculation.shared_noise else rules.undrafted
-        self.tree = speculation.tree
-        self.num_read = 1 + (self.drafter.num_drafted if self.tree is None else len(self.tree))
-        self.reach = max(self.num_read, self.drafter.num_drafted + 1)  # the draft writes its whole block
-        self.tokens_a_step = self.num_read if self.tree is None else self.tree.depth + 1
-        lengths = speculation.lengths
-        self._after = None if lengths is None else torch.from_numpy(lengths.after).to(runner.model.device)
+        self.drafter = speculation.drafter
+        self.tokens_a_step = self.reach = 1 + self.drafter.num_drafted
         self._learner = runner.adaptive if runner.adaptive and runner.adaptive.learns_online else None
-        self._offsets = torch.arange(self.num_read, device=runner.model.device)
+        self._offsets = torch.arange(self.reach, device=runner.model.device)
 
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """See `Stepper.cost`."""
         drafted = counts.fed - counts.rounds  # each step feeds an anchor and the drafted tokens
-        extra = (0, 0) if not self.drafter.target_forwards else (drafted, drafted) if self.tree is None else (
-            self.tree.depth * counts.rounds, len(self.tree.inner) * counts.rounds)
-        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra[0],
-                "token_forwards": counts.fed + extra[1], "blocks_drafted": counts.blocks,
+        extra = drafted if self.drafter.target_forwards else 0
+        return {"tokens_drawn": tokens, "target_forwards": counts.rounds + extra,
+                "token_forwards": counts.fed + extra, "blocks_drafted": counts.blocks,
                 **({"blocks_verified": counts.blocks, "tokens_verified": tokens - (counts.rounds - counts.blocks)}
-                   if self.runner.grid or self.speculation.lengths else {}),
+                   if self.runner.grid else {}),
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
     def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
-        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True,
-                                     tree=self.tree)
+        hidden = self.runner.forward(cache, slice(0, batch), drafted.fed, drafted.at, key_length, self.window, is_block=True)
         self.settle(cache, state, drafted, hidden, groups, floors)
 
     @property
@@ -113,7 +100,7 @@ class Speculator:
         """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
-        uniforms = self._uniforms(state, batch, positions[:, : self.tokens_a_step])
+        uniforms = self._uniforms(state, batch, positions)
         drafted, draft, offered = self._draft(cache, state, position, key_length, groups, uniforms)
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
@@ -128,14 +115,8 @@ class Speculator:
         target = laws.weigh(logits["blended"])
         history = self._history(state, batch, proposed) if any(group.has_penalty for group in groups) else laws.NO_HISTORY
         weights = self._target(logits, target, groups, history)
-        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered, self.tree)
-        verdict = self._rule(block, uniforms)
-        if verdict.nodes is not None:
-            at = (state.ids[:batch, None] * self.num_read + verdict.nodes).flatten()
-            logits, history = {name: values[at] for name, values in logits.items()}, history.of_rows(at)
-            target, weights = of_slots(target, at), of_slots(weights, at)
-            self.runner.keep(cache, slice(0, batch), fed, positions, verdict.nodes, hidden)
-            positions = positions[:, : self.tokens_a_step]
+        block = Block(proposed, weights, draft, position + 1 == state.origin[:batch], offered)
+        verdict = self.speculation.rule(block, uniforms)
         tokens = verdict.tokens.reshape(-1)
         finite = torch.isfinite(target.maximum[:, 0])
         for values in list(logits.values())[1:]:
@@ -155,13 +136,8 @@ class Speculator:
         if self._learner:  # after the verdict: the draft of a block must not depend on the block
             seen = Verified(positions[:, 0], gained.clamp(max=self.drafter.num_drafted), (hidden, *self.runner.tapped))
             self._learner.observe(cache, state.tokens, seen, self._law)
-        state.blocks[:batch] += live & (self.drafter.num_drafted > 0)
-        state.fed[:batch] += live * (self.num_read - self.tokens_a_step)  # nodes beside the path
+        state.blocks[:batch] += live
         state.kept[:batch] += torch.minimum(verdict.accepted, gained)
-        if self._after is not None:  # after the verdict: the length of a block must not depend on the block
-            refused = (verdict.accepted < block.is_offered().sum(dim=1)).long()
-            level = state.level[:batch]
-            state.level[:batch] = torch.where(live, self._after[level, refused, verdict.accepted], level)
         if self.speculation.trace:
             self.walks.append(BlockTrace(position, block, uniforms, verdict, gained))
 
@@ -174,8 +150,7 @@ class Speculator:
         # Positions after the last one still hold uniforms of an earlier draw. Tokens drawn there are never kept, but a trace
         # shows them. A constant makes the trace independent of the earlier draw.
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
-        count = self.num_read - 1
-        return Uniforms(tokens, noise[:, :count], noise[:, whole : whole + count])
+        return Uniforms(tokens, noise[:, :whole], noise[:, whole:])
 
     def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
@@ -189,42 +164,28 @@ class Speculator:
         def draw(logits: torch.Tensor, first: int, offered: torch.Tensor | None = None) -> torch.Tensor:
             if offered is not None:
                 goes_on[first] = offered
-            if certain and self.tree is not None:
-                return candidates(self.tree, first, logits, None, self.speculation)
             if certain:
                 return logits.flatten(0, 1).argmax(dim=-1).view(batch, -1)
             raw = logits.flatten(0, 1)
             drawn = laws.weigh(processed(raw, groups, logits.shape[1], params_of=self.speculation.draft_params))
             weights.append(laws.weigh(raw) if self.speculation.fault.raw_draft else drawn)
-            if self.tree is not None:
-                return candidates(self.tree, first, all_slots(drawn, batch), uniforms, self.speculation)
             return self.speculation.draft(drawn, uniforms, first)
 
-        def forward(tokens: torch.Tensor, positions: torch.Tensor, tree: TokenTree | None = None) -> torch.Tensor:
-            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length, tree)
+        def forward(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return self.runner.draft_logits(cache, slice(0, batch), tokens, positions, key_length)
 
         live = state.status[:batch] == Status.LIVE
         anchors = Anchors(slice(0, batch), cache, state.tokens, position, key_length, forward, live)
-        if not self.drafter.num_drafted and not isinstance(self.drafter, ModelDrafter):
-            return anchors.fed()[:, None][:, :0], None, None
-        if self.tree is not None:
-            drafted = self.drafter.propose_tree(anchors, draw, self.tree)
-            offered = self.tree.offered(goes_on, drafted)
-        else:
-            drafted = self.drafter.propose(anchors, draw)
-            offered = _offered(goes_on, drafted)
-        return drafted, joined(weights, batch) if weights else None, offered
+        drafted = self.drafter.propose(anchors, draw)
+        return drafted, joined(weights, batch) if weights else None, _offered(goes_on, drafted)
 
     def _target(self, logits: dict[str, torch.Tensor], target: laws.Weights, groups: tuple[Group, ...],
                 history: laws.History) -> laws.Weights:
-        own = processed(logits, groups, self.num_read, history)
+        own = processed(logits, groups, self.reach, history)
         return target if own is target.logits else laws.weigh(own)
 
     def _history(self, state: Rows, batch: int, drafted: torch.Tensor) -> laws.History:
         """The tokens that penalties read in each slot, (rows * slots): the row's and the drafted ones before the slot."""
-        if self.tree is not None:
-            marks = self.tree.marks(drafted, state.vocab_size)
-            return self._read(state, batch, marks)
         dtype = count_dtype(drafted.shape[1])
         marks = torch.zeros(*drafted.shape, state.vocab_size, dtype=dtype, device=drafted.device)
         marks = marks.scatter_(2, drafted[..., None], 1).cumsum(dim=1, dtype=dtype)
@@ -247,34 +208,6 @@ def _offered(goes_on: dict[int, torch.Tensor], drafted: torch.Tensor) -> torch.T
     for slot, goes in goes_on.items():
         yes[:, slot] = goes
     return yes.long().cumprod(dim=1).sum(dim=1)
-
-
-class AdaptiveSteps:
-    """Steps in which each row drafts as many tokens as its level says (`BlockLengths`).
-
-    Rows of each length have a separate step, because the numbers of a row must not depend on other rows.
-    """
-
-    def __init__(self, runner: ModelRunner, speculation: Speculation[Drafter]):
-        assert speculation.lengths is not None
-        self.speculation, self._drafted = speculation, torch.from_numpy(speculation.lengths.drafted).to(runner.model.device)
-        self._whole, self.walks = Speculator(runner, speculation), list[BlockTrace]()
-        self._of = {count: Speculator(runner, speculation, count) for count in sorted(set(self._drafted.tolist()))}
-        for each in self._of.values():
-            each.walks = self.walks
-        self.tokens_a_step = self.reach = self._whole.reach
-        self.cost = self._whole.cost
-
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
-             floors: bool, riders: SharedForwards | None = None) -> None:
-        """See `Stepper.step`. Waits for the device."""
-        drafted, status = self._drafted[state.level[:batch]], state.status[:batch].clone()
-        for count in sorted(set(drafted[status == Status.LIVE].tolist())):
-            mine = drafted == count
-            state.status[:batch] = torch.where(mine, status, Status.DONE)
-            self._of[count].step(cache, state, batch, key_length, groups, floors)
-            status = torch.where(mine, state.status[:batch], status)
-        state.status[:batch] = status
 
 
 class Tracer:
@@ -300,8 +233,6 @@ class Tracer:
             walk.anchor, walk.block.drafted, walk.verdict.accepted, walk.verdict.tokens, walk.gained, walk.uniforms.tokens,
             log_p)]
         offered = None if walk.block.offered is None else walk.block.offered.cpu().tolist()
-        tree = walk.block.tree
-        path = None if walk.verdict.nodes is None else walk.verdict.nodes.cpu().tolist()
         accepting, draft = walk.uniforms.accepting.cpu().tolist(), None if log_q is None else log_q.cpu().tolist()
         for row, (slot, anchor, drafted, accepted, tokens, gained, uniforms, p) in enumerate(
                 zip(slots, *columns, strict=False)):
@@ -312,9 +243,7 @@ class Tracer:
                     "log_q": None if draft is None else [_number(value) for value in draft[row]],
                     "accepting": accepting[row] or None, "uniforms": uniforms, "accepted": accepted,
                     "tokens": tokens[: accepted + 1], "gained": gained,
-                    **({} if offered is None else {"offered": offered[row]}),
-                    **({} if tree is None or path is None else {
-                        "parents": list(tree.parents), "path": path[row][1 : accepted + 1]})})
+                    **({} if offered is None else {"offered": offered[row]})})
 
 
 def _number(log_p: float) -> float | None:

@@ -16,7 +16,6 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.batching.plan import Workload, plan, predict
 from dflash_mcmc.engine.batching.recurrent_state import HybridRows
-from dflash_mcmc.engine.speculative.speculation import TokenTree
 from dflash_mcmc.errors import UserError
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -153,33 +152,6 @@ def test_a_row_can_be_rolled_back_to_every_position(fed):
         for mine, first in zip(feeder.state(3, position), states[position], strict=True):
             assert torch.equal(mine, first)
         assert torch.equal(feeder.step(np.full(8, TEXT[position]), np.full(8, position)), outputs[position])
-
-
-@torch.inference_mode()
-def test_the_path_of_a_tree_leaves_the_states_and_inputs_of_its_tokens(qwen3_5):
-    """Each node begins with the state after its parent, also in a forward that reads the nodes of a depth alone."""
-    tree, chain, branches = TokenTree((3, 2, 1, 0, 1, 2)), Feeder(qwen3_5), Feeder(qwen3_5)
-    for feeder in (chain, branches):
-        feeder.cache = HybridRows(feeder.parts.cache_shape, 8, 64, every=EVERY, num_recent=11)
-        for position in range(7):
-            feeder.step(np.full(8, TEXT[position]), np.full(8, position))
-    fed = torch.from_numpy(np.random.default_rng(0).integers(0, 58, (8, 10)))
-    nodes = torch.tensor([[0, 1, 5, 8], [0, 1, 5, 9], [0, 1, 4, 7], [0, 2, 6, 6]] * 2)  # the last path ends a token earlier
-    rows, at = slice(0, 8), torch.arange(7, 17).expand(8, -1)
-    with branches.runner.ready():
-        hidden = branches.runner.forward(branches.cache, rows, fed, at, 64, tree=tree)
-        for depth in range(3):
-            level = list(tree.level(depth))
-            alone = branches.runner.forward(branches.cache, rows, fed[:, level], at[:, level], 64,
-                                            tree=tree.reading(tuple(level)))
-            torch.testing.assert_close(alone, hidden[:, level], rtol=0.0, atol=1e-5)
-        branches.runner.keep(branches.cache, rows, fed, at, nodes, hidden)
-    for position in range(7, 11):
-        chain.step(fed.gather(1, nodes)[:, position - 7].numpy(), np.full(8, position))
-        for row in (0, 1, 2, 4, 5, 6, *((3, 7) if position < 10 else ())):
-            mine, theirs = ([*each.state(row, position + 1), each.cache.inputs[:, row, : position + 1]]
-                            for each in (branches, chain))
-            torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-5)
 
 
 def test_rows_are_rolled_back_each_to_its_own_position(fed):

@@ -11,13 +11,10 @@ import torch
 from dflash_mcmc.draft.network.dflash import SlotwiseNetwork
 from dflash_mcmc.draft.network.dflash2 import DFlash2, DFlash2Shape
 from dflash_mcmc.draft.network.dspark import DSpark, DSparkShape
-from dflash_mcmc.engine.batching.cache import ContiguousCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularModel
-from dflash_mcmc.engine.speculative.drafter import Anchors, Drafter, ModelDrafter
+from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
-from dflash_mcmc.engine.speculative.speculation import TokenTree
 from dflash_mcmc.forcing import sequences
 from tests.targets import random_model
 
@@ -106,44 +103,6 @@ class _ForcedDrafter(SlotwiseDrafter):
         reading = sequences.read(self.target, tokens, self.tapped_layers)
         return sequences.drafted(self.network, self.target, reading.features(self.target, self.tapped_layers), tokens,
                                  torch.tensor([len(self.prefix)]), torch.tensor([[len(self.prefix) - 1]]))[0]
-
-
-class BranchDraft(TabularDraft):
-    """A drafter of steps or forwards as the draft of a tabular engine: its laws are those of the last branch of a tree."""
-
-    def __init__(self, drafter: Drafter, table: ModelTable):
-        super().__init__(table.vocab_size, drafter.num_drafted, sequential=True)
-        self._drafter, self._target = drafter, table.parts
-        self.slots = functools.cache(self._slots)
-
-    def logits(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
-        return self.slots(prefix, drafted)[len(drafted)]
-
-    @torch.inference_mode()
-    def _slots(self, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> list[np.ndarray]:
-        """Logits after each beginning of `drafted`, with other tokens on the other branches."""
-        drafter, length, last, found = self._drafter, 64, len(prefix) - 1, list[np.ndarray]()
-        tree = TokenTree((2, 1, 2, 1, 0, 1)[: 3 * (drafter.num_drafted - 1)])
-        drafting = None
-        if isinstance(drafter, ModelDrafter):
-            drafting = ModelRunner(drafter.model, None, "grouped", length, length, 8)
-        cache = ContiguousCache(self._target.cache_shape, 1, length, companions=(drafter.companion,))
-        runner = ModelRunner(self._target, None, "grouped", length, length, 8, drafter, drafting=drafting)
-
-        def draw(logits: torch.Tensor, depth: int, offered: torch.Tensor | None = None) -> torch.Tensor:
-            found.append(logits[0, -1].double().numpy())
-            here, token = tree.nodes(depth + 1), drafted[depth] if depth < len(drafted) else 0
-            return torch.tensor([[(token + 1) % logits.shape[-1]] * (here.stop - here.start - 1) + [token]])
-
-        def forward(tokens: torch.Tensor, positions: torch.Tensor, read: TokenTree | None = None) -> torch.Tensor:
-            return runner.draft_logits(cache, slice(0, 1), tokens, positions, length, read)
-
-        with runner.ready():
-            if last:
-                runner.read(cache, [Span(0, np.array(prefix), 0, last)])
-            at = Anchors(slice(0, 1), cache, torch.tensor([prefix]), torch.tensor([last]), length, forward)
-            drafter.propose_tree(at, draw, tree)
-        return found
 
 
 @functools.cache

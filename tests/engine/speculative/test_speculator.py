@@ -19,7 +19,6 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, NgramDrafter, SelfDrafter
 from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
-from dflash_mcmc.engine.speculative.speculation import TokenTree
 from dflash_mcmc.engine.speculative.speculator import Speculator
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
@@ -153,10 +152,10 @@ def single_draws(model, decoder, draft, law, count, horizon=2):
 
 
 @pytest.mark.parametrize(("decoder", "draft"), [
-    (reject(verification="block"), "dflash"), (SpeculativeRejection(candidates=[2, 2]), "dflash"),
+    (reject(verification="block"), "dflash"),
     *(pytest.param(*pair, marks=pytest.mark.slow)
-      for pair in ((reject(), "dflash"), (SpeculativeRejection(candidates=[3, 1], replacement=True), "dspark_gated"),
-                   (reject(0.5), "dflash"), (reject(), "self"), (reject(), "ngram")))])
+      for pair in ((reject(), "dflash"), (reject(), "dspark_gated"), (reject(0.5), "dflash"), (reject(), "self"),
+                   (reject(), "ngram")))])
 def test_rejection_has_the_law_of_the_target(qwen3, decoder, draft):
     law, count = SamplingParams(0.9, top_k=5), 3000
     pairs = single_draws(qwen3, decoder, draft, law, count)
@@ -258,9 +257,8 @@ def test_blocks_of_which_much_is_kept(qwen3, plain, name):
         assert kept > 0.3 * blocks
 
 
-@pytest.mark.parametrize("tree", [None, TokenTree((1,) * 300)])
-def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block(tree):
-    maker = SimpleNamespace(tree=tree, speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
+def test_a_penalty_counts_more_than_255_equal_tokens_of_a_block():
+    maker = SimpleNamespace(speculation=SimpleNamespace(fault=SimpleNamespace(late_history=False)))
     maker._read = functools.partial(Speculator._read, maker)
     state = SimpleNamespace(vocab_size=4, history=lambda batch: (torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4)))
     seen, counts = Speculator._history(maker, state, 1, torch.full((1, 300), 2))
