@@ -85,7 +85,6 @@ dashboard: $(READY)  ## the comparison page in your W&B account, with the report
 
 probes: $(BASE)  ## every probe on the embedded pair: tables and figures below outputs/probes (minutes)
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=speculative_mcmc,deep_readout,difficulty
-	$(BIN)/python -m dflash_mcmc experiment=probes probe=mixing sampler.num_steps=4  # for ESS, which needs 20 in its window
 	$(BIN)/python -m dflash_mcmc -m experiment=probes probe=layer_rank,logit_blend probe.hard_below=0.1
 
 equal-cost: $(BASE)  ## samplers and votes at equal cost on the embedded model, and their report (tens of minutes)

@@ -50,12 +50,10 @@ from dflash_mcmc.grading.judge import JudgeGrader as JudgeGrader
 from dflash_mcmc.grading.math import MathGrader as MathGrader
 from dflash_mcmc.hardware.local import Local as Local
 from dflash_mcmc.model.hf import HFModel as HFModel
-from dflash_mcmc.probe.adaptation import Adaptation as Adaptation
 from dflash_mcmc.probe.deep_readout import DeepReadout as DeepReadout
 from dflash_mcmc.probe.difficulty import Difficulty as Difficulty
 from dflash_mcmc.probe.layer_rank import LayerRank as LayerRank
 from dflash_mcmc.probe.logit_blend import LogitBlend as LogitBlend
-from dflash_mcmc.probe.mixing import Mixing as Mixing
 from dflash_mcmc.probe.none import NoProbe as NoProbe
 from dflash_mcmc.probe.rejection_sampling import RejectionSampling as RejectionSampling
 from dflash_mcmc.probe.sampled_verify import SampledVerify as SampledVerify

@@ -157,7 +157,7 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
             raise ConfigError(f"decoder.{field}", value, allowed)
     if job.config.draft.learns():
         raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that "
-                          "learns is another draft in every block, which probe=adaptation measures")
+                          "learns is another draft in every block, which ordinary runs measure")
     return job.config, dict(job.choices)
 
 

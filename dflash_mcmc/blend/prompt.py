@@ -14,7 +14,7 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.dataset.inputs.prompting import QUESTION
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
@@ -43,13 +43,6 @@ class PromptBlend(LogitsBlend):
                                   "prompt, examples and earlier turns; null = the prompt's last token")
 
     needs_companion = has_prompts = True
-
-    def check(self, config: Config) -> None:
-        """Checks that the run has second prompts; chains of probes have none. See `LogitsBlend.check`. Raises ConfigError."""
-        LogitsBlend.check(self, config)
-        if not config.probe.is_null and not config.probe.reads_blend:
-            raise ConfigError("blend", "prompt", f"another blend with probe={name_of(config.probe)}, whose chains have no "
-                              "second prompts")
 
     def companion(self, target: LanguageModel) -> LanguageModel:
         """The target itself. Raises UserError for one whose attention or states depend on more than the distance of tokens."""

@@ -198,10 +198,9 @@ class Dataset(ProblemSelection, Component):
         self.check_choice()
         check_stops(self.stop, "dataset.stop")
         warn_of_stops(self.stop, "dataset.stop")
-        for name, off in () if config.probe.draws_with_stops else (("stop", []), ("must_end", False)):
+        for name, off in () if config.probe.is_null else (("stop", []), ("must_end", False)):
             if getattr(self, name) != off:
-                able = options_with("probe", "draws_with_stops")
-                with_probe = f"{off} with probe={name_of(config.probe)}, or {able}"
+                with_probe = f"{off} with probe={name_of(config.probe)}, or none"
                 raise ConfigError(f"dataset.{name}", getattr(self, name), with_probe)
         if self.must_end and config.sampler.is_deterministic:
             raise ConfigError("dataset.must_end", True, f"false with sampler={name_of(config.sampler)}, which draws the same "

@@ -232,8 +232,7 @@ def check_adapting(config: Config, mode: str) -> None:
     The law of a proposal, and a blend's target, must stay the same along a chain. What is learned from the prompt does.
     """
     if not config.probe.is_null:
-        raise ConfigError("draft.adapt", mode, f"none with probe={name_of(config.probe)}; probe=adaptation measures what a "
-                          "draft learns")
+        raise ConfigError("draft.adapt", mode, f"none with probe={name_of(config.probe)}")
     for group in ("sampler", "blend"):
         user = getattr(config, group)
         if mode == "online" and (user.needs_draft or user.takes_draft):

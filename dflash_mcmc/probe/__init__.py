@@ -41,10 +41,6 @@ class Probe(Component):
     part of the identity. A command line that sets a value of another group is refused."""
     reads_blend: ClassVar[bool] = False
     """Whether the records depend on `blend` too, if one is chosen. What it mixes in is read along given answers."""
-    runs_chains_alone: ClassVar[bool] = False
-    """Whether the probe reads the target only through the chains that it runs, so that every engine can run it."""
-    draws_with_stops: ClassVar[bool] = False
-    """Whether all answers are drawn by chains of the configured engine, so that `dataset.stop` ends them."""
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None

@@ -23,8 +23,6 @@ class NoProbe(Probe):
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "sample"
     is_null = True
-    runs_chains_alone = True
-    draws_with_stops = True
 
     def sources(self) -> tuple[str, ...]:
         """The groups that samples depend on. The probe itself is not part of the identity."""

@@ -18,7 +18,7 @@ from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Sect
 from dflash_mcmc.report.probed import csv_of, table_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
-from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, samples, swept
+from dflash_mcmc.report.sections import chains, compared, configuration, guided, mixing, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
 from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.outcomes import accuracy
@@ -144,9 +144,9 @@ def side_by_side(studies: Sequence[Study]) -> Section:
 
 
 _SECTIONS = (
-    overall.section, samples.section, paired.section, chains.matched_section, chains.rules_section,
-    paired.strata_section, paired.overlap_section, compared.interaction_section, overall.cost_section,
-    overall.measures_section, chains.agreement_section, guided.section, swept.section, chains.section, compared.section,
+    overall.section, samples.section, paired.section, chains.matched_section, chains.rules_section, paired.strata_section,
+    paired.overlap_section, compared.interaction_section, overall.cost_section, overall.measures_section,
+    chains.agreement_section, guided.section, swept.section, chains.section, mixing.section, compared.section,
     configuration.section, configuration.setting_section, configuration.provenance_section)
 """The sections in their order on the page."""
 

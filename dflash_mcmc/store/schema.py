@@ -190,15 +190,6 @@ class OneOf(NamedTuple):
         return {"type": "literal", "expected": list(self.values)}
 
 
-class Letters(NamedTuple):
-    """In an annotation: the characters that a text consists of."""
-
-    allowed: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return {**handler(source), "pattern": f"^[{self.allowed}]*$"}
-
-
 class AsList(NamedTuple):
     """In an annotation of a tuple: JSON has a list for it."""
 
@@ -209,7 +200,7 @@ class AsList(NamedTuple):
 class Long(NamedTuple):
     """In an annotation of a list, a text or an object of lists: the name of its length. A whole number with it is the length.
 
-    Lengths of one name are equal in the whole record, or in each value with `Anew`. The first field that has the name decides.
+    Lengths of one name are equal in the whole record. The first field that has the name decides.
     """
 
     of: str
@@ -228,21 +219,6 @@ class Long(NamedTuple):
             if length != right:
                 raise PydanticCustomError("length", "{right} ({of})", {
                     "given": f"{length} values", "right": right, "of": self.of})
-        return value
-
-
-class Anew(NamedTuple):
-    """In an annotation: lengths of this name are those of one value, and not of the whole record."""
-
-    of: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.with_info_before_validator_function(self._forget, handler(source))
-
-    def _forget(self, value: object, info: ValidationInfo[Around]) -> object:
-        info.context.lengths.pop(self.of, None)
         return value
 
 

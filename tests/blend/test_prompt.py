@@ -255,11 +255,6 @@ def test_equal_first_prompts_with_different_second_ones_are_refused(make_config,
     preflight.check([Job(make_config(*same, "dataset.second_template=same"))])
 
 
-def test_probes_are_refused_before_anything_is_loaded(make_config):
-    with pytest.raises(ConfigError, match=r"blend: given 'prompt'; allowed: another blend with probe=mixing, whose "):
-        make_config("probe=mixing", "blend=prompt", "sampler.num_blocks=2")
-
-
 def test_what_has_no_second_prompts_is_refused(make_config, qwen3):
     config = make_config(*GIVEN)
     with pytest.raises(UserError, match=r"blend: given 'prompt'; allowed: another blend here: only a run of samples"):

@@ -150,7 +150,7 @@ def test_traceback_is_shown_when_asked_for(command):
 
 WITH_A_DRAFT = {"decoder=speculative_match": "draft=ngram", "decoder=speculative_rejection": "draft=ngram",
                 "blend=draft": "draft=tiny", "sampler=draft_mh": "draft=tiny", "sampler=draft_refine": "draft=tiny",
-                **{f"probe={name}": "draft=tiny" for name in ("speculative_mcmc", "deep_readout", "difficulty", "adaptation")}}
+                **{f"probe={name}": "draft=tiny" for name in ("speculative_mcmc", "deep_readout", "difficulty")}}
 """Options that do not compose alone, and what they come with."""
 
 

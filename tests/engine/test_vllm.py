@@ -39,7 +39,7 @@ REFUSED = {
     ("decoder=speculative_match", "draft=ngram"): "decoder: given 'speculative_match'; allowed: plain with engine=vllm",
     ("blend=draft", "draft=tiny"): "blend: given 'draft'; allowed: one without a draft with engine=vllm, or engine=slots",
     ("sampler=draft_mh", "draft=tiny"): "sampler: given 'draft_mh'; allowed: one without a draft with engine=vllm, or",
-    ("probe=layer_rank",): "probe: given 'layer_rank'; allowed: mixing or none with engine=vllm, or engine=slots",
+    ("probe=layer_rank",): "probe: given 'layer_rank'; allowed: none with engine=vllm, or engine=slots",
     ("engine.tensor_parallel_size=0",): "engine.tensor_parallel_size: given 0; allowed: a whole number >= 1",
     ("engine.cuda_graphs=true",): "engine.cuda_graphs: unknown field",
 }

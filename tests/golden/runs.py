@@ -70,7 +70,6 @@ RUNS: dict[str, tuple[str, ...]] = {
     "probe_difficulty": ("probe=difficulty", "draft=tiny", "sampler=greedy", "dataset.max_new_tokens=128"),
     "probe_layer_rank": ("probe=layer_rank", "draft=tiny", "probe.answers=greedy"),
     "probe_logit_blend": ("probe=logit_blend", "draft=tiny", "probe.answers=greedy", "probe.betas=[0.05,0.2]"),
-    "probe_mixing": ("probe=mixing", *MH, "num_chains=2", "probe.alphas=[2,4]"),
     "probe_speculative_mcmc": ("probe=speculative_mcmc", "draft=tiny", "probe.alpha=2", "probe.num_samples=4",
                                "probe.timed_rows=0", "dataset.limit=1"),
     "probe_rejection_sampling": ("probe=rejection_sampling", "probe.chunk_size=100", "probe.num_draws=200", "tracker=none"),

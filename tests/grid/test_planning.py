@@ -106,7 +106,7 @@ def test_a_corrupt_record_is_told(tmp_path):
 
 
 def test_units_of_a_probe_are_planned(tmp_path):
-    (point,) = planned("probe=mixing", "num_chains=2", outputs=tmp_path)
+    (point,) = planned("probe=layer_rank", outputs=tmp_path)
     assert point.num_pending == point.point.num_asked == len(point.job.config.probe.units(point.job.config))
 
 

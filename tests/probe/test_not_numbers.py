@@ -60,10 +60,9 @@ def test_a_draft_without_numbers_is_skipped_and_counted(run, monkeypatch, probe,
 
 
 @pytest.mark.parametrize("overrides", [
-    ("mixing", "draft=none", "sampler.num_steps=2"),
     ("sampled_verify", "sampler=temperature", "probe.agent_tokens=60", "probe.agent_answer=4", "probe.agent_runs=1",
      "probe.long_tokens=8", "probe.temperatures=[1]", "probe.faults=[]"),
-    ("layer_rank", "probe.answers=greedy"), ("logit_blend", "probe.answers=greedy"), ("adaptation",),
+    ("layer_rank", "probe.answers=greedy"), ("logit_blend", "probe.answers=greedy"),
     ("deep_readout", "probe.answers=greedy"), *((name, *PROBES[name]) for name in ("speculative_mcmc", "difficulty"))],
     ids=lambda overrides: overrides[0])
 def test_a_run_without_a_drawn_answer_has_a_summary(run, monkeypatch, overrides):

@@ -19,7 +19,7 @@ SUBSET = ("tests/test_rng.py", "tests/test_rng.py", "tests/kernel", "tests/confi
           "tests/config/test_sweep.py", "tests/dataset/inputs/test_rows.py", "tests/dataset/inputs/test_prompts.py",
           "tests/dataset/test_jsonl.py", "tests/grading", "tests/statistics", "tests/sampler/test_power_mh.py",
           "tests/engine/batching/test_batched.py", "tests/draft/test_dflash.py", "tests/model",
-          "tests/decoder/test_speculative_match.py", "tests/probe/test_mixing.py", "tests/report/test_table.py",
+          "tests/decoder/test_speculative_match.py", "tests/report/test_table.py",
           "tests/report/test_build.py", "tests/tracker/test_wandb.py", "tests/tracker/test_tensorboard.py",
           "tests/serve/test_server.py", "tests/runner/test_settings.py", "tests/test_api.py", "tests/grid")
 """Tests at the border of each package: torch, transformers, Hydra, NumPy, SciPy, statsmodels, SymPy, W&B and others."""

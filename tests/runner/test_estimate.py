@@ -216,24 +216,17 @@ def mean_length(records: list[dict]) -> float:
     return float(np.mean([part.get("num_tokens", (22 + 47 + 55) / 3) for part in parts]))
 
 
-MIXING = ("probe=mixing", "sampler.early_reject=off", "sampler.num_blocks=4", "sampler.num_steps=2")
-
-
 VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=[1.0]", "probe.faults=[]",
              "probe.long_tokens=32", "probe.agent_tokens=300", "probe.agent_answer=8", "probe.agent_runs=1")
 
 
-# The factors of draft_mh are larger: a rejected proposal of the draft may be longer than the states of the chain.
 @pytest.mark.parametrize(("overrides", "factor"), [
     (("probe=layer_rank",), 1.15), (("probe=logit_blend", "probe.answers=greedy"), 1.15), (("probe=deep_readout",), 1.15),
     (("probe=logit_blend", "blend=dola"), 1.15), (("probe=logit_blend", "blend=prompt"), 1.15),
     (("probe=deep_readout", "probe.context=block", "probe.reinject_every=2"), 1.15),
     (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
     (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "probe.share_prefixes=false"), 1.15),
-    (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15),
-    ((*MIXING, "sampler=draft_mh", "probe.alphas=[1,4]", "hardware.skip_identical=false"), 1.5),
-    ((*MIXING, "sampler=draft_mh", "sampler.proposal=mixture"), 1.5),
-    ((*MIXING, "sampler=power_mh", "blend=draft", "hardware.skip_identical=false"), 1.3)])
+    (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15)])
 def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, metered, overrides, factor):
     config = make_config(*PROBED, *overrides)
     count = len(config.probe.units(config))

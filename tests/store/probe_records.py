@@ -12,12 +12,7 @@ _SIGNALS = dict.fromkeys((
     "kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "draft_entropy", "draft_surprisal",
     "top1_disagreement", "target_entropy", "target_surprisal", "least_confidence"), 0.25)
 _CHAINS = {name: [0.5, 0.75] for name in ("acceptance", "moved", "equilibrium", "log_w", "log_w_std", "effective")}
-_COUNTED = dict.fromkeys(("proposals", "accepted", "moved", "abandoned", "tokens_drawn", "tokens_skipped", "token_forwards",
-                          "target_forwards", "num_tokens"), 3)
 EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name of a setting, a reader, a sampler
-    "adaptation": {
-        "num_tokens": 9, "prompt_length": 4, "log_p": [-0.5, -1.5], "seconds": {"a setting": 0.25},
-        "settings": {"a setting": {"blocks": [[0, 3], [3, 1]], "log_q": [-0.5, -2.5], "steps": 1, "dropped": 0}}},
     "deep_readout": {
         "prompt_length": 4, "block_size": 3, "block": [0, 0], "p": {"a reader": [0.5, 0.25]}, "rank": {"a reader": [1, 2]},
         "parameters": {**dict.fromkeys(("target_layers", "embedding", "head", "target_other", "draft_fc", "draft_layers",
@@ -33,11 +28,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
     "logit_blend": {
         "num_tokens": 2, "num_hard": 1, "seconds": 0.25,
         "sums": {"hard": {"a source": [[1.0] * 8, [2.0] * 8]}, "easy": {"a source": [[1.0] * 8, [2.0] * 8]}}},
-    "mixing": {
-        "cells": [{"alpha": 4.0, "temperature": 0.25, "early_reject": "off", "log_p": -2.5, **_COUNTED, "trace": {
-            **{name: [0, 1, 2] for name in ("block", "step", "cut", "length", "proposal_length")},
-            "log_ratio": [0.0, -0.5, 0.5], "log_p": [-1.5, -1.5, -2.5], "decision": "ira"}}],
-        "proposals": 3, "accepted": 2, "moved": 1},
     "rejection_sampling": {"draws": 4, "accepted": {"a sampler": 2.5}, "counts": {"a sampler": [1, 3]}},
     "sampled_verify": {
         "workload": "agent", "prompt_tokens": 9, "seconds": [0.25],
@@ -50,7 +40,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
 OPTIONAL = {"seconds", "seconds_target", "seconds_draft", "timed_rows", "tool_call", "reference", "joint", "a draft.kl",
             "a draft.tvd"}
 """Fields that a record may lack."""
-_FREE = {"level": (None, "x", -1), "early_reject": ("x",), "text": ("x",), "decoder": ("x",)}
+_FREE = {"level": (None, "x", -1), "text": ("x",), "decoder": ("x",)}
 """Fields of many values, with those of OTHERS that they take."""
 
 

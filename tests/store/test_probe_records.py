@@ -46,9 +46,9 @@ def test_damage_at_every_depth_is_named(probe):
 
 
 @pytest.mark.parametrize(("probe", "path"), [
-    ("mixing", "cells[0].trace.cut"), ("mixing", "cells[0].trace.decision"), ("deep_readout", "rank.a reader"),
+    ("deep_readout", "rank.a reader"),
     ("sampled_verify", "seconds"), ("layer_rank", "hard"), ("layer_rank", "ranks.a row"),
-    ("logit_blend", "sums.hard.a source"), ("adaptation", "settings.a setting.log_q"),
+    ("logit_blend", "sums.hard.a source"),
     ("speculative_mcmc", "proposals.a draft.joint.moved"), ("speculative_mcmc", "p.tvd")])
 def test_lists_of_other_lengths_are_named(probe, path):
     record = json.loads(json.dumps(EXAMPLES[probe]))
@@ -62,25 +62,10 @@ def test_lists_of_other_lengths_are_named(probe, path):
     assert re.search(r": given \d values; allowed: \d \(\w+\)$", fault)
 
 
-def test_cells_have_lengths_of_their_own():
-    cell = EXAMPLES["mixing"]["cells"][0]
-    other = {**cell, "trace": {name: values[:2] for name, values in cell["trace"].items()}}
-    assert schema("mixing").fault({**UNIT, **EXAMPLES["mixing"], "cells": [cell, other, cell]}) is None
-
-
 def test_what_a_record_may_lack_beside_a_reason():
-    difficulty, mixing = schema("difficulty"), schema("mixing")
+    difficulty = schema("difficulty")
     assert difficulty.fault({**UNIT, "skipped": "short", "level": None, "verdict": "wrong", "num_tokens": 3}) is None
     assert "verdict: given nothing" in str(difficulty.fault({**UNIT, "skipped": "short", "level": None, "num_tokens": 3}))
-    record = json.loads(json.dumps(EXAMPLES["mixing"]))
-    cell = record["cells"][0]
-    for name in ("num_tokens", "log_p", "proposals", "accepted", "moved", "abandoned", "trace"):
-        del cell[name]
-    assert "cells[0].num_tokens: given nothing" in str(mixing.fault({**UNIT, **record}))
-    cell["failure"] = "killed"
-    assert mixing.fault({**UNIT, **record}) is None
-    del cell["token_forwards"]
-    assert "cells[0].token_forwards: given nothing" in str(mixing.fault({**UNIT, **record}))
 
 
 def test_the_record_of_signals_has_all_of_them():
@@ -95,9 +80,10 @@ def written(folder: Path, probe: str, *records: dict) -> Path:
 
 
 def test_a_folder_is_read_by_the_schema_of_its_probe(tmp_path):
-    good, bad = {**UNIT, **EXAMPLES["mixing"]}, {**UNIT, **EXAMPLES["mixing"], "chain": 1, "moved": "many"}
-    folder = written(tmp_path / "run", "mixing", good, bad)
-    with pytest.raises(UserError, match=r"records\.jsonl: line 2: moved: given 'many'; allowed: a valid integer; repair=true"):
+    good = {**UNIT, **EXAMPLES["layer_rank"]}
+    bad = {**good, "chain": 1, "num_tokens": "many"}
+    folder = written(tmp_path / "run", "layer_rank", good, bad)
+    with pytest.raises(UserError, match=r"line 2: num_tokens: given 'many'; allowed: a valid integer; repair=true"):
         read_records(folder)
     left_out: list[str] = []
     assert read_records(folder, damage=left_out) == [good]
@@ -124,10 +110,9 @@ def test_a_run_names_the_line_and_measures_it_again(make_config, capsys):
 
 
 SMALL = {
-    "adaptation": ("probe.steps=[1]", "dataset.limit=2"), "deep_readout": ("dataset.limit=2",),
+    "deep_readout": ("dataset.limit=2",),
     "difficulty": ("dataset.limit=2", "num_chains=2"), "layer_rank": ("dataset.limit=2",),
-    "logit_blend": ("dataset.limit=2", "probe.betas=[0.1,0.5]"), "mixing": ("dataset.limit=2", "num_chains=2",
-                                                                           "sampler.num_steps=1"),
+    "logit_blend": ("dataset.limit=2", "probe.betas=[0.1,0.5]"),
     "rejection_sampling": ("probe.num_draws=1000",), "sampled_verify": (
         "dataset.limit=1", "sampler=temperature", "probe.agent_runs=1", "probe.long_tokens=20", "probe.agent_tokens=200",
         "probe.temperatures=[0.7]"),

@@ -10,7 +10,7 @@ from dflash_mcmc.decoder import check_plain
 from dflash_mcmc.engine import Engine
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.registry import name_of, options_with, register
+from dflash_mcmc.registry import name_of, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,9 +52,8 @@ class Vllm(Engine):
 
     def check(self, config: Config) -> None:
         """Checks that vLLM can run probe, decoder and blend. Raises ConfigError."""
-        if not config.probe.runs_chains_alone:
-            able = options_with("probe", "runs_chains_alone")
-            raise ConfigError("probe", name_of(config.probe), f"{able} with engine=vllm, {_INSTEAD}, which reads layers and "
+        if not config.probe.is_null:
+            raise ConfigError("probe", name_of(config.probe), f"none with engine=vllm, {_INSTEAD}, which reads layers and "
                               "runs drafts")
         check_plain(config, f"engine=vllm, {_INSTEAD}")
         if config.model.rope_override() is not None:
