@@ -40,13 +40,6 @@ class Local(Hardware):
                                  "again")
     keep_current: bool = runtime(True, "keep the state's keys and values in a second cache while a proposal overwrites them; "
                                  "false reads the state again after a rejection")
-    batch_scores: bool = runtime(True, "score given tokens of several chains in a forward, in a contiguous cache; false: row "
-                                 "by row")
-    share_forwards: bool = runtime(True, "let draws that a chain asks for together share forwards until their tokens differ")
-    whole_blocks: bool = runtime(True, "draw the tokens of a draft's block together and read them in one forward of the "
-                                 "target")
-    join_steps: bool = runtime(True, "read blocks that a sampler draws from the draft, and those of a decoder for other "
-                               "chains, in one forward of the target")
     skip_identical: bool = runtime(True, "take the tokens that a proposal shares with the state without a forward of the "
                                    "model")
     attention: Literal["auto", "grouped", "sdpa", "eager", "flash_attention_2"] = runtime(

@@ -37,15 +37,14 @@ def together(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 def _particle_rows(subject: Subject, params: SamplingParams) -> list[dict]:
-    """Independent chains, and particles with and without shared forwards."""
+    """Independent chains, and particles that share forwards."""
     def alone(prompt: Any, key: Key) -> list[Chain]:
         return [_independent(prompt, params, key.fold_in("chain", number)) for number in range(_PARTICLES)]
 
     def copied(prompt: Any, key: Key) -> list[Chain]:
         return [_particles(prompt, params, key)]
 
-    cases = [("independent chains", alone, Options()), (f"particles, resampled every {_BLOCK} tokens", copied, Options()),
-             ("the same, no shared forwards", copied, Options(share_forwards=False))]
+    cases = [("independent chains", alone, Options()), (f"particles, resampled every {_BLOCK} tokens", copied, Options())]
     found = [_best(subject, _PARTICLES, chains_of, options) for _, chains_of, options in cases]
     return [{"what": f"{_PARTICLES} x {_TOKENS} tokens, temperature {params.temperature}: {label}", **run,
              "against the first": run["s"] / found[0]["s"]} for (label, _, _), run in zip(cases, found, strict=True)]

@@ -189,12 +189,12 @@ DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": Draft
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "refine")) for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
-    """log q of every answer, and the same answers by blocks, token by token, in pages and in few slots.
+    """log q of every answer, and the same answers in pages and in few slots.
 
     The samplers whose laws need all tokens refuse this draft in a configuration; the engine draws the same for all.
     """
     expected = run(qwen3, DRAWING[name], uses_draft=True)
-    for changes in ({"whole_blocks": False}, {"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
         all_same(run(qwen3, DRAWING[name], uses_draft=True, **changes), expected)
     if name != "draft":
         return
@@ -210,8 +210,7 @@ def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
                 assert abs(path.log_q[at] - float(log_q)) < 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (
-    {"whole_blocks": False}, {"num_pages": 120}))], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_pages": 120}, marks=pytest.mark.slow)], ids=str)
 def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
     plain = run(qwen3, DRAWING["mixture"], uses_draft=True)
     all_same(run(qwen3, DRAWING["mixture"], match(0.8), uses_draft=True, **options), plain)

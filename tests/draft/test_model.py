@@ -285,10 +285,10 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixture", "refine")))
                                   for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
-    """log p and log q of every answer, and the same answers by blocks, token by token, in pages and in few slots."""
+    """log p and log q of every answer, and the same answers in pages and in few slots."""
     draft, sampler = other(), DRAWING[name]
     expected = run(qwen3, draft, sampler, None, uses_draft=True)
-    for changes in ({"whole_blocks": False}, {"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
         all_same(run(qwen3, draft, sampler, None, uses_draft=True, **changes), expected)
     if name != "draft":
         return
@@ -321,8 +321,7 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (
-    {"whole_blocks": False}, {"num_pages": 120}))], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_pages": 120}, marks=pytest.mark.slow)], ids=str)
 def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
     """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
     plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
@@ -330,12 +329,11 @@ def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
     assert sum(done.result.moved for done in plain.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_blocks": False}], ids=str)
-def test_each_kind_of_rows_draws_as_it_does_alone(qwen3, options):
+def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
     """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
     def alone(numbers, decoder, uses_draft):
         parts, drafter = LanguageModel(qwen3, stop_ids=STOPS), ModelDrafter(LanguageModel(other()), 3)
-        engine = BatchedEngine(parts, BLENDS["none"], 8, LENGTH, Options(**options), None,
+        engine = BatchedEngine(parts, BLENDS["none"], 8, LENGTH, Options(), None,
                                decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
         return {done.tag: done for done in engine.run([(number, drawn(number)) for number in numbers])}
 

@@ -171,15 +171,14 @@ class BatchedEngine(MeteredEngine):
         self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest, work.prompt_length)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
-        whole_blocks = options.whole_blocks and not model.recurrent_nets
-        stepper, tracer = _stepper(runner, speculation, whole_blocks, options.join_steps)
+        stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)
         if options.cuda_graphs and on_gpu:
             reasons = [each.model.uncaptured for each in (runner, *runner.beside) if each.model.uncaptured]
             reason = reasons[0] if reasons else _uncaptured(speculation, grid, runner.adaptive)
             stepper = graphed(stepper, reason, runner.endings)
         steps = options.steps_between_checks or (4 if on_gpu and not model.recurrent_nets else 1)
         self._loop = DecodeLoop(rows, stepper, self._memory, ladder, steps, tracer)
-        sharing = options.share_forwards and isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
+        sharing = isinstance(stepper, PlainSteps | GraphedSteps) and not (grid or speculation)
         self._operations = Operations(self._memory, self._loop, speculation, options, sharing)
 
     def reset_counters(self) -> None:
@@ -261,7 +260,7 @@ def _grid(drafter: Drafter, blend: TargetBlend | None, num_rows: int, row_step: 
 
 
 def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
-             whole_blocks: bool, joins: bool) -> tuple[Stepper, Tracer | None]:
+             whole_blocks: bool) -> tuple[Stepper, Tracer | None]:
     """The stepper that makes the decode steps, and the tracer of the steps, if any."""
     plain = PlainSteps(runner)
     speculator = None if speculation is None else Speculator(runner, speculation)
@@ -271,5 +270,5 @@ def _stepper(runner: ModelRunner, speculation: Speculation[Drafter] | None,
     if not whole_blocks:
         return MixedSteps(runner, plain, plain, speculator or plain), tracer
     blocks = BlockSteps(runner, runner.grid)
-    joined = (blocks, speculator) if joins and speculator is not None and speculator.window is None else ()
+    joined = (blocks, speculator) if speculator is not None and speculator.window is None else ()
     return MixedSteps(runner, blocks, plain, speculator or plain, joined), tracer

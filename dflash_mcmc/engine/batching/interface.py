@@ -56,15 +56,6 @@ class Options(NamedTuple):
     """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
     skip_identical: bool = True
     """Take the tokens that a draw shares with `Draw.along` without a forward of the model."""
-    batch_scores: bool = True
-    """Score given tokens of several rows in one forward, in a contiguous cache, without recurrent layers, and without a draft
-    that learns."""
-    share_forwards: bool = True
-    """Let draws that were asked for together share forwards until their tokens differ."""
-    whole_blocks: bool = True
-    """Draw all tokens of a draft's block at once, and read them in one forward of the target."""
-    join_steps: bool = True
-    """Read the blocks of draws from the draft, and those of other rows' decoder, in one forward of the target."""
     attention: str = "auto"
     """One of `attention.CHOICES`."""
     cuda_graphs: bool = True

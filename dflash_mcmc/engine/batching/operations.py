@@ -218,8 +218,8 @@ class Operations:
         In a cache of pages each takes its pages when it begins. The states of recurrent layers, and a draft that learns from
         each operation, are prepared for one row.
         """
-        return (self._options.batch_scores and not self._adaptive and not self._memory.cache.recurrent
-                and self._memory.cache.num_free_pages >= UNLIMITED)
+        cache = self._memory.cache
+        return not self._adaptive and not cache.recurrent and cache.num_free_pages >= UNLIMITED
 
     def place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.

@@ -51,7 +51,7 @@ def test_scores_together_are_scores_row_by_row(make_config, forwards):
     drafter = load_feature_drafter(config, model)
     together, few = drawn(model, drafter, forwards)
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else 1e-4
-    apart, many = drawn(model, drafter, forwards, slots=4, batch_scores=False)
+    apart, many = drawn(model, drafter, forwards, slots=1)
     assert len(apart) == len(together) == 8
     for tag, done in together.items():
         one, other = done.result.trajectory, apart[tag].result.trajectory
@@ -99,7 +99,7 @@ def test_pieces_of_different_lengths(chunk):
 
     model = LanguageModel(random_model("qwen3"), stop_ids=(3,))
     traces = []
-    for options in (Options(prefill_chunk=chunk), Options(prefill_chunk=64, batch_scores=False)):
+    for options in (Options(prefill_chunk=chunk), Options(prefill_chunk=64)):
         (done,) = BatchedEngine(model, NoBlend(), 6, 80, options).run([(0, scored())])
         traces.append([tuple(entry.values()) for entry in done.result.trace])
     np.testing.assert_allclose(*traces, atol=1e-3, rtol=0)
@@ -113,9 +113,8 @@ def test_every_family(family):
         return ChainResult(path)
 
     found = []
-    for together in (True, False):
-        engine = BatchedEngine(LanguageModel(random_model(family), stop_ids=(3,)), NoBlend(), 8, 60,
-                               Options(batch_scores=together))
+    for slots in (8, 1):
+        engine = BatchedEngine(LanguageModel(random_model(family), stop_ids=(3,)), NoBlend(), slots, 60)
         done = engine.run([(number, scored(number)) for number in range(8)])
         found.append(np.concatenate([each.result.trajectory.log_p for each in sorted(done, key=lambda each: each.tag)]))
     np.testing.assert_allclose(*found, atol=0.0 if rows_do_not_depend_on_the_batch() else 1e-4, rtol=0)

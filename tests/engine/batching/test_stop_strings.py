@@ -233,7 +233,7 @@ def test_batched_is_reference(parts, reference, name):
     assert "string" in agree(run(parts, SAMPLERS[name]), SAMPLERS[name], reference)
 
 
-SWITCHES = [{"slots": 3}, {"skip_identical": False}, {"steps_between_checks": 3}, {"share_forwards": False}]
+SWITCHES = [{"slots": 3}, {"skip_identical": False}, {"steps_between_checks": 3}]
 
 
 @pytest.fixture(scope="module")

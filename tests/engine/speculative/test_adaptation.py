@@ -265,8 +265,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(qwen3, mode, monke
     assert sum(each.cost.adapt_dropped for each in done.values()) > 5
 
 
-@pytest.mark.parametrize("whole_blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_proposal_learned_from_the_prompt_is_the_same_along_the_chain(qwen3, whole_blocks):
+def test_a_proposal_learned_from_the_prompt_is_the_same_along_the_chain(qwen3):
     """log q of a drawn sequence equals its score, from any cut. Otherwise Metropolis-Hastings ratios are wrong."""
     def chain(prompt, key):
         from dflash_mcmc.ops import Draw
@@ -287,8 +286,8 @@ def test_a_proposal_learned_from_the_prompt_is_the_same_along_the_chain(qwen3, w
             return chain(prompt, key)
 
     settings = CONTEXT._replace(rate=0.2)
-    done = run(qwen3, Sampler, None, settings, whole_blocks=whole_blocks)
-    frozen = run(qwen3, Sampler, None, settings._replace(rate=1e-9), whole_blocks=whole_blocks)
+    done = run(qwen3, Sampler, None, settings)
+    frozen = run(qwen3, Sampler, None, settings._replace(rate=1e-9))
     assert any(done[tag].result.trajectory.tokens.tolist() != frozen[tag].result.trajectory.tokens.tolist() for tag in done)
 
 
@@ -297,7 +296,7 @@ def test_a_proposal_learned_from_the_prompt_is_the_same_along_the_chain(qwen3, w
 def test_draft_mh_with_a_prompt_that_was_learned_does_not_depend_on_the_batch(qwen3, blend):
     sampler = draft_mh(**DRAFT_MH["mixture"])
     expected = run(qwen3, sampler, None, CONTEXT, blend=blend, count=4)
-    for slots, options in ((2, {"whole_blocks": False}), (16, {"read_ahead": 0, "keep_current": False})):
+    for slots, options in ((2, {}), (16, {"read_ahead": 0, "keep_current": False})):
         other = run(qwen3, sampler, None, CONTEXT, slots, blend=blend, count=4, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result)

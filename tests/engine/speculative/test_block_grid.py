@@ -161,24 +161,21 @@ def as_they_are(qwen3):
 
 @pytest.mark.parametrize(("slots", "options"), [
     pytest.param(1, {}, marks=pytest.mark.slow), (3, {"steps_between_checks": 3}), (16, {"read_ahead": 0}),
-    (8, {"skip_identical": False}), (8, {"whole_blocks": False})])
+    (8, {"skip_identical": False})])
 def test_slots_and_switches_change_nothing(qwen3, as_they_are, slots, options):
-    tolerance = 0.0 if rows_do_not_depend_on_the_batch() and "whole_blocks" not in options else TOLERANCE
+    tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for make in (redraws, early):
         expected, other = as_they_are(make), run(qwen3, make()[::-1], slots=slots, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result, tolerance)
-            if not options.keys() & {"skip_identical", "whole_blocks"}:
+            if "skip_identical" not in options:
                 assert other[tag].cost == done.cost
         assert sum(done.cost.blocks_drafted for done in expected.values()) > 0
-        if "whole_blocks" in options and make is redraws:
-            assert sum(d.cost.target_forwards for d in expected.values()) < sum(
-                d.cost.target_forwards for d in other.values())
 
 
 @pytest.mark.parametrize("source", ["blend", pytest.param("draft_mh", marks=pytest.mark.slow)])
 def test_recurrent_layers(source):
-    """Draws from the draft go token by token there, whatever `whole_blocks` says."""
+    """Draws from the draft go token by token there."""
     model = random_model("qwen3_5")
     parts = LanguageModel(model, stop_ids=STOPS)
     blend, sampler = (BLEND, SAMPLERS["power_mh"]) if source == "blend" else (NoBlend(), draft_mh())

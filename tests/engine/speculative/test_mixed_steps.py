@@ -39,8 +39,7 @@ def total(done, name):
 
 @pytest.mark.parametrize(("decoder", "blend", "slots", "options"), [
     (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}),
-    (match(), "layer", 8, {"join_steps": False}), (match(0.8), "none", 8, {"whole_blocks": False}),
-    pytest.param(match(), "none", 1, {"keep_current": False, "batch_scores": False}, marks=pytest.mark.slow),
+    pytest.param(match(), "none", 1, {"keep_current": False}, marks=pytest.mark.slow),
     pytest.param(match(), "layer", 8, {"reuse_prefix": False, "read_ahead": 0}, marks=pytest.mark.slow)])
 def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, options):
     plain = run(qwen3, chains(MIXTURE), None, blend)
@@ -51,7 +50,7 @@ def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, optio
         assert decoded[tag].cost.tokens_drawn == done.cost.tokens_drawn
     assert sum(done.result.moved for done in plain.values())
     assert total(decoded, "tokens_drafted") == NUM_DRAFTED * total(decoded, "blocks_verified") > 0
-    if options.keys() <= {"steps_between_checks", "join_steps"}:  # without the decoder's, the sampler's blocks remain
+    if options.keys() <= {"steps_between_checks"}:  # without the decoder's, the sampler's blocks remain
         assert total(decoded, "blocks_drafted") - total(decoded, "blocks_verified") == total(plain, "blocks_drafted") > 0
     assert total(plain, "blocks_verified") == total(plain, "tokens_drafted") == 0
 
@@ -63,8 +62,8 @@ def test_a_mixture_by_match_is_reference(qwen3):
 
 
 @pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
-    (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {"join_steps": False}),
-    pytest.param(reject(), 3, None, {"join_steps": False}, marks=pytest.mark.slow),
+    (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}),
+    pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),
     (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 0}),
     (reject(), 8, None, {"num_pages": 120}),
     pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
@@ -90,12 +89,11 @@ def drawn(number):
                                                for name in ("tokens", "log_p", "log_q", "interval"))))
 
 
-@pytest.mark.parametrize("options", [{}, {"join_steps": False}, {"whole_blocks": False}], ids=["joined", "apart", "by_token"])
-def test_each_kind_of_rows_draws_as_it_does_alone(qwen3, options):
+def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):
     """By rejection, whose tokens depend on the draft: the rows beside a row change neither its drafts nor its verdicts."""
-    mixed = run(qwen3, [(number, drawn(number)) for number in range(10)], reject(), **options)
+    mixed = run(qwen3, [(number, drawn(number)) for number in range(10)], reject())
     targets = run(qwen3, [(number, drawn(number)) for number in range(0, 10, 2)], reject(), uses_draft=False)
-    drafts = run(qwen3, [(number, drawn(number)) for number in range(1, 10, 2)], None, **options)
+    drafts = run(qwen3, [(number, drawn(number)) for number in range(1, 10, 2)], None)
     assert total(targets, "tokens_kept") > 0
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for tag, done in (targets | drafts).items():
