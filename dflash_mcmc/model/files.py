@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,6 +135,11 @@ def read_header(file: Path) -> tuple[bytes, list[Stored]]:
 
 def files_of_index(index: Path) -> list[Path]:
     """The files of a checkpoint's index, without repetition. Raises DamagedError."""
+    return sorted(set(weight_map(index).values()))
+
+
+def weight_map(index: Path) -> dict[str, Path]:
+    """The file that a checkpoint's index assigns to each tensor. Raises DamagedError."""
     try:
         content = read_json(index.read_bytes())
     except OSError as error:
@@ -143,7 +150,37 @@ def files_of_index(index: Path) -> list[Path]:
     for name in names.values():
         if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
             raise DamagedError(f"the weight_map has {name!r:.40} for the name of a file beside it")
-    return [index.parent / name for name in sorted(set(names.values()))]
+    return {tensor: index.parent / name for tensor, name in names.items()}
+
+
+@contextmanager
+def following_index(folder: Path) -> Iterator[Path]:
+    """A folder in which each tensor is in the file that the index assigns it to: this one, or a copy without the others.
+
+    transformers loads every tensor of every file, and of two with one name the later one. Raises DamagedError.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file() or (folder / "model.safetensors").is_file():
+        yield folder
+        return
+    assigned = weight_map(index)
+    held = {file: [tensor.name for tensor in read_header(file)[1]] for file in set(assigned.values()) if file.is_file()}
+    stale = {file for file, names in held.items() if any(assigned.get(name, file) != file for name in names)}
+    if not stale:
+        yield folder
+        return
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory(prefix="dflash_mcmc_") as copied:
+        for path in folder.iterdir():
+            if path not in stale:
+                (Path(copied) / path.name).symlink_to(path.resolve())
+        for path in stale:
+            with safe_open(path, framework="pt") as opened:
+                kept = {name: opened.get_tensor(name) for name in held[path] if assigned.get(name, path) == path}
+                save_file(kept, Path(copied) / path.name, opened.metadata())
+        yield Path(copied)
 
 
 PRECISIONS = ("float32", "bfloat16", "float16")

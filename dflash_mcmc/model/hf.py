@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Files, Model
-from dflash_mcmc.model.files import Checkpoint, CheckpointSize, size_of
+from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, following_index, size_of
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 
@@ -176,9 +177,9 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
     log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
     log.set_verbosity_error()  # instead of transformers' table of missing weights, the error has one line
     try:
-        with torch.random.fork_rng(devices=[]):  # transformers draws missing weights
+        with torch.random.fork_rng(devices=[]), _weights(path, revision) as source:  # transformers draws missing weights
             model, loading = _pretrained(
-                transformers.AutoModelForCausalLM, path, revision, **changed, output_loading_info=True,
+                transformers.AutoModelForCausalLM, source, revision, **changed, output_loading_info=True,
                 dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     finally:
         log.set_verbosity(before)
@@ -188,6 +189,21 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
 
 _BESIDE: dict[str, tuple[tuple, LanguageModel]] = {}
 """The models that are loaded beside the target, and what they were loaded from, by their use."""
+
+
+@contextmanager
+def _weights(path: str, revision: str | None) -> Iterator[str]:
+    """What transformers reads: the path, unless a file holds a tensor that the index has elsewhere. Raises UserError."""
+    folder = Checkpoint("model.path", path, revision, "").config_folder()
+    if folder is None:
+        yield path
+        return
+    try:
+        with following_index(folder) as source:
+            yield path if source == folder else str(source)
+    except DamagedError as error:
+        raise UserError(f"model.path: cannot load {path!r}: {error}; allowed: the index and the files as they were "
+                        "published") from error
 
 
 def _check_weights(path: str, loading: Mapping[str, Collection[Any]]) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -161,9 +162,16 @@ class AdaptiveVote(VoteRule):
 
     def ends(self, leader: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Whether a vote ends at these numbers of votes of the leading answer and of the second one."""
-        from scipy.stats import beta  # takes a second
+        return _ended(self.confidence, int(np.max(leader, initial=0)))[leader, second]
 
-        return beta.sf(0.5, leader + 1, second + 1) >= self.confidence
+
+@cache
+def _ended(confidence: float, most: int) -> np.ndarray:
+    """Whether a vote ends, bool (most + 1, most + 1), by the votes of the leading answer and of the second one."""
+    from scipy.stats import beta  # takes a second
+
+    leader, second = np.mgrid[: most + 1, : most + 1]
+    return beta.sf(0.5, leader + 1, second + 1) >= confidence
 
 
 @dataclass(slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
 
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources"}
+                                        "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources", "mixing"}
 
 
 @pytest.mark.slow

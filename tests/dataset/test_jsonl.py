@@ -130,3 +130,14 @@ def test_a_table_that_would_be_read_as_other_problems_is_refused(make_config, tm
     (tmp_path / "rows.csv").write_text(text)
     with refused(message):
         make_config("dataset=jsonl", f"dataset.path={tmp_path}/rows.csv").dataset.problems()
+
+
+def test_a_long_field_of_a_csv_file_is_read_and_the_limit_of_the_process_stays(tmp_path, make_config):
+    import csv
+
+    before = csv.field_size_limit()
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), ("A story. " * 16_000 + "What is 2 + 3?", "5")])
+    (problem,) = make_config("dataset=jsonl", f"dataset.path={tmp_path}/rows.csv").dataset.problems()
+    assert len(problem.question) > 140_000
+    assert csv.field_size_limit() == before

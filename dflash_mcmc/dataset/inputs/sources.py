@@ -62,11 +62,14 @@ def of_file(path: str | None, columns: Iterable[str], field: str = "dataset.path
     file = Path(path).expanduser() if path is not None else None
     if file is None or not file.is_file():
         raise ConfigError(field, path, "a JSON Lines or CSV file that exists")
+    limit = csv.field_size_limit(2**31 - 1)  # a limit of the whole process, for which 131,072 characters are too long
     try:
         rows = list((_table if file.suffix == ".csv" else _parsed)(file, tuple(columns), field))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         reason = f"{type(error).__name__}: {error}; allowed: JSON Lines or CSV in UTF-8"
         raise UserError(f"{field}: cannot read {path}: {reason}") from error
+    finally:
+        csv.field_size_limit(limit)
     if not rows:
         raise UserError(f"{field}: {path} has no rows")
     return rows

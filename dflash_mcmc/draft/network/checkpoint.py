@@ -16,7 +16,7 @@ import torch
 from dflash_mcmc.draft.network.config import FIELD, DraftConfig, read_shape, refuse, to_config
 from dflash_mcmc.draft.network.dflash import DFlash, NetworkShape, target_ids
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.model.files import DamagedError, files_of_index, precision_name
+from dflash_mcmc.model.files import DamagedError, precision_name, weight_map
 from dflash_mcmc.store.files import write_atomically
 
 _WEIGHTS, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -183,9 +183,12 @@ def _places(folder: Path) -> dict[str, TensorPlace]:
         if not index.is_file():
             refuse(folder, f"has no {_WEIGHTS}", f"that file, or shards with {index.name}")
         try:
-            files = files_of_index(index)
+            assigned = weight_map(index)
         except DamagedError as error:
             refuse(folder, f"has an {index.name} that cannot be read ({error!s:.120})", "JSON with a weight_map")
+        # Another file may hold a tensor of the same name, such as one of an earlier save.
+        held = {file: set(_open(folder, file).keys()) for file in set(assigned.values())}
+        return {name: TensorPlace(file, name) for name, file in assigned.items() if name in held[file]}
     return {name: TensorPlace(file, name) for file in files for name in list(_open(folder, file).keys())}
 
 

@@ -130,6 +130,12 @@ class DflashMcmcLM(TemplateLM):
                  f"{how.max_new_tokens} new tokens")
         return tokens[-room:]
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The token ids of a context and its continuation, which is encoded alone if its only token is the context's too."""
+        before, after = super()._encode_pair(context, continuation)
+        return (before, after) if after or not continuation else (
+            self.tok_encode(context), self.tok_encode(continuation, add_special_tokens=False))
+
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihoods of whole texts, in nats, in windows of `max_length` tokens."""
         windows, owners = [], []
