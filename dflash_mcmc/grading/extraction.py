@@ -16,7 +16,13 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.characters import trimmed
 from dflash_mcmc.grading.verdicts import MAX_LENGTH
 
-_OPEN, _CLOSE = "<think>", "</think>"
+THINKING = (
+    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<thoughts>", "</thoughts>"),
+    ("<reasoning>", "</reasoning>"), ("<reflection>", "</reflection>"), ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"), ("<|think|>", "<|/think|>"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|inner_prefix|>", "<|inner_suffix|>"), ("<|channel>thought", "<channel|>"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"), ("◁think▷", "◁/think▷"))
+"""Marks of thinking, opening and closing, that chat templates use."""
 _BOX = re.compile(r"\\(?:f?boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -109,18 +115,19 @@ class Extracted(NamedTuple):
     rule: str
 
 
-def after_thinking(text: str) -> str | None:
-    """The text after the last `</think>`; the whole text if it has none; None if a `<think>` is not closed."""
-    tail = text.rpartition(_CLOSE)[2]
-    return None if _OPEN in tail else tail
+def after_thinking(text: str, marks: Sequence[tuple[str, str]] = THINKING) -> str | None:
+    """The text after the last mark that closes thinking; the whole text if it has none; None if a thinking is not closed."""
+    tail = text[max(text.rfind(end) + len(end) if end in text else 0 for _, end in marks):]
+    return None if any(begin in tail for begin, _ in marks) else tail
 
 
 def continued(prompt: str, text: str) -> str:
-    """A text for a grader: with `<think>` before it if the prompt ends with that, as some chat templates make it end.
+    """A text for a grader: with the mark of thinking before it if the prompt ends with that, as some chat templates make it.
 
-    The thinking of such a text is unfinished as long as it has no `</think>`.
+    The thinking of such a text is unfinished until it is closed.
     """
-    return _OPEN + text if prompt.rstrip().endswith(_OPEN) else text
+    ends = prompt.rstrip()
+    return next((begin + text for begin, _ in THINKING if ends.endswith(begin)), text)
 
 
 def cut(text: str, until: Sequence[str]) -> str:

@@ -31,14 +31,18 @@ from pathlib import Path
 from dflash_mcmc.grading.code.tests_of import CodeTask
 from dflash_mcmc.grading.extraction import after_thinking
 
-_OPENING = r"```[ \t]*(?:[\w+-]+[ \t]*)?\n"
-_FENCE = re.compile(rf"^[ \t]*{_OPENING}(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_OPENED = re.compile(rf"\s*{_OPENING}")
-_CLOSED = re.compile(r"^[ \t]*```[ \t]*$", re.MULTILINE)
+_OPENED = re.compile(r"\s*(?:`{3,}[^`\n]*|~{3,}[^\n]*)\n")
+_CLOSED = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*$", re.MULTILINE)
+_CLOSED_BEFORE_TEXT = re.compile(r"^[ \t]*```[ \t]+\w", re.MULTILINE)
+_INDENTED_FENCE = re.compile(r"^[ \t]{4,}(?=`{3}|~{3})", re.MULTILINE)
+_MARKDOWN = ("", "markdown", "md", "text", "plaintext")
+_DOCSTRING = re.compile(r'"""|\'{3}')
+_MAX_FENCES = 6
+"""Fences in docstrings and in other fences that are followed. The time for a hostile text therefore stays linear."""
 _PROSE = re.compile(r"^[A-Z][\w',’]*(?: [\w'’,()`-]+){2,}[.:!]?[ \t]*$", re.MULTILINE)
 """A line that is a sentence, not code."""
 _CODE = re.compile(r"^(?:import |from \w+ import |(?:async )?def \w|class \w|@\w|\w+ = )", re.MULTILINE)
-_STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```")
+_STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\n```", "\n~~~")
 """Ends of a completion: the stop sequences of HumanEval (Chen et al. 2021, section 2.1), and the end of a fenced block."""
 _INDENT = "    "
 _INDENTED = re.compile(r"\s*^[ \t]+\S", re.MULTILINE)
@@ -64,11 +68,12 @@ def program_of(text: str, task: CodeTask) -> str | None:
     answer = after_thinking(text)
     if answer is None or not answer.strip():
         return None
+    answer = answer.replace("\r\n", "\n")
     if not task.prompt:
         return _whole_program(answer, task)
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\b", re.MULTILINE)
     whole = [block for block in _blocks(answer) if defines.search(block)]
-    if not whole and "```" not in answer and defines.search(answer) and not _INDENTED.match(answer):
+    if not whole and not _fenced(answer) and defines.search(answer) and not _INDENTED.match(answer):
         whole = [_code(answer)]
     if whole:
         return "".join(_FUTURE.findall(whole[-1])) + _preamble(task, defines) + _FUTURE.sub("", whole[-1])
@@ -84,13 +89,67 @@ def with_tests(program: str, task: CodeTask) -> str:
     return f"{program}\n{task.test}\ncheck({task.entry_point})"
 
 
+def _fenced(text: str) -> bool:
+    return "```" in text or "~~~" in text
+
+
 def _blocks(answer: str) -> list[str]:
     """The fenced blocks, without common indentation. The text before a first fence without a language may be a block too."""
-    blocks = [textwrap.dedent(block) for block in _FENCE.findall(answer)]
+    found = _fences(answer) or _fences(_INDENTED_FENCE.sub("", answer))
+    blocks = [textwrap.dedent(block) for block in found]
     closed = _CLOSED.search(answer)
-    if closed and "```" not in answer[:closed.start()] and _CODE.search(answer[:closed.start()]):
+    if closed and not _fenced(answer[:closed.start()]) and _CODE.search(answer[:closed.start()]):
         return [*blocks, _code(answer[:closed.start()])] if not _CODE.search(answer[closed.end():]) else blocks
     return blocks
+
+
+def _fences(text: str, depth: int = 0) -> list[str]:
+    """The contents of fenced blocks, as CommonMark reads them, at any indentation. A fence in a docstring ends no block.
+
+    A block of Markdown, or one that begins with a fence, is read as a text with fences of its own.
+    """
+    from markdown_it import MarkdownIt
+
+    others = ["code", "list", "html_block", "heading", "lheading", "hr", "reference", "inline"]
+    parser = MarkdownIt("commonmark").disable(others)
+    lines, blocks, begin, tries = text.split("\n"), [], 0, 0
+    while begin is not None:
+        tokens, start, begin = parser.parse("\n".join(lines[begin:])), begin, None
+        for token in tokens:
+            if token.type != "fence" or token.map is None:
+                continue
+            content, info = token.content, token.info.strip().lower()
+            if _open(content) and tries < _MAX_FENCES:
+                tries += 1
+                content, begin = _beyond(lines, start + token.map[0], start + token.map[1], content)
+            early = None if _open(content) else _CLOSED_BEFORE_TEXT.search(content)
+            content = content[:early.start()] if early else content
+            nested = depth < 3 and (info in _MARKDOWN or content.lstrip().startswith(("```", "~~~"))) and _fenced(content)
+            inner = _fences(content, depth + 1) if nested else []
+            blocks += inner or ([content] if content.strip() else [])
+            if begin is not None:
+                break
+    return blocks
+
+
+def _open(content: str) -> bool:
+    """Whether a docstring begins in a block and does not end in it."""
+    quotes = None
+    for mark in _DOCSTRING.findall(content):
+        quotes = mark if quotes is None else None if quotes == mark else quotes
+    return quotes is not None
+
+
+def _beyond(lines: list[str], first: int, end: int, content: str) -> tuple[str, int | None]:
+    """The block up to the fence after which no docstring is open, and the line where the text goes on; else unchanged."""
+    for _ in range(4):
+        closing = next((at for at in range(end, len(lines)) if _CLOSED.match(lines[at])), None)
+        if closing is None:
+            break
+        end, longer = closing + 1, "\n".join(lines[first + 1:closing]) + "\n"
+        if not _open(longer):
+            return longer, end
+    return content, None
 
 
 def _code(text: str) -> str:

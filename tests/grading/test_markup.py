@@ -1,0 +1,49 @@
+"""Marks of thinking and fences of programs: thinking never counts, and fences are read as CommonMark has them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash_mcmc.grading.choice.letters import final_letter
+from dflash_mcmc.grading.code.programs import program_of
+from dflash_mcmc.grading.code.tests_of import task_of
+from dflash_mcmc.grading.extraction import THINKING, Extraction, continued
+
+F = "`" * 3
+TASK = task_of(json.dumps({"test_list": ["assert plus(1, 2) == 3"]}))
+PLUS = "def plus(a, b):\n    return a + b\n"
+FENCED = {
+    "CRLF": f"{F}python\n{PLUS}{F}\n".replace("\n", "\r\n"),
+    "info string": f'{F}python title="a.py"\n{PLUS}{F}',
+    "attributes": f"{F}{{.python}}\n{PLUS}{F}",
+    "four backticks": f"{F}`python\n{PLUS}{F}`",
+    "tildes": f"~~~python\n{PLUS}~~~",
+    "a fence in a fence": f"{F}`markdown\n{F}python\n{PLUS}{F}\n{F}`",
+    "a fence in a docstring": f'{F}python\ndef plus(a, b):\n    """\n'
+                              f'    {F}\n    plus(1, 2)\n    {F}\n    """\n    return a + b\n{F}',
+    "a fence in a quote": f"> {F}python\n" + "".join(f"> {line}\n" for line in [*PLUS.splitlines(), F]),
+    "an item's fence": f"1. This:\n    {F}python\n    def plus(a, b):\n        return a + b\n    {F}",
+    "text after the fence": f"{F}python\n{PLUS}{F} is the program.",
+}
+
+
+@pytest.mark.parametrize("text", FENCED.values(), ids=FENCED)
+def test_programs_in_fences(text):
+    space: dict = {}
+    exec(program_of(text, TASK) or "", space)
+    assert space["plus"](1, 2) == 3
+
+
+@pytest.mark.parametrize(("begin", "end"), THINKING)
+def test_marks_of_thinking(begin, end):
+    unfinished = begin + "Try \\boxed{12}. The answer is B. "
+    assert Extraction().find(unfinished).rule == "unfinished_thinking"
+    assert Extraction().find(unfinished + end + "So \\boxed{15}.").answer == "15"
+    assert Extraction().find(unfinished + end + "I cannot say.").answer is None
+    assert final_letter(unfinished, "ABCD") == (None, "unfinished_thinking")
+    assert final_letter(f"{unfinished}{end}Answer: C", "ABCD")[0] == "C"
+    assert program_of(f"{begin}{F}python\n{PLUS}{F}", TASK) is None
+    assert continued(f"Question? {begin}\n", "hm") == begin + "hm"
+    assert continued(f"{begin} Question?", "hm") == "hm"
