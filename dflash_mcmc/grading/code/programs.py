@@ -112,9 +112,11 @@ def _fences(text: str, depth: int = 0) -> list[str]:
 
     others = ["code", "list", "html_block", "heading", "lheading", "hr", "reference", "inline"]
     parser = MarkdownIt("commonmark").disable(others)
-    lines, blocks, begin, tries = text.split("\n"), [], 0, 0
+    begin: int | None = 0
+    lines, blocks, tries = text.split("\n"), list[str](), 0
     while begin is not None:
-        tokens, start, begin = parser.parse("\n".join(lines[begin:])), begin, None
+        start, begin = begin, None
+        tokens = parser.parse("\n".join(lines[start:]))
         for token in tokens:
             if token.type != "fence" or token.map is None:
                 continue
