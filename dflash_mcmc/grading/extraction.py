@@ -62,7 +62,7 @@ _STATED = re.compile(
     r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must|should)\s+be)\b)[*_:]*"
     r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|exactly|precisely|equal\s+to|approximately|roughly|about)\b)?",
     re.IGNORECASE | re.MULTILINE)
-_END = re.compile(r"\n|(?<![A-Z])[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
+_END = re.compile(r"\n|(?<![A-Z])(?<!i\.e)[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
 _WRAPPED = re.compile(r"\$\$([^$]+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.+?)\\\)|\\\[((?s:.+?))\\\]")
 """Mathematical delimiters. As in Pandoc, no space follows the first dollar sign or precedes the second, and no digit follows
 it, so that `$5 and $6` are two amounts."""
@@ -78,6 +78,11 @@ _CLAUSE = (r"(?:\s*[,;]\s+(?!(?:and|or|but|where|if|when|unless|with|except|mod|
 _WITH_CLAUSE = re.compile(rf"({NUMBER})(?:\s+(?!{_OF_THE_VALUE})[a-zA-Z]{{2,}}(?=[,;]))?{_CLAUSE}")
 _ARITHMETIC = re.compile(r"(?=[-−(\\$€£\d.])(?:[\d\s.,\\$€£%()*/+−×÷-]|(?<![\da-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z]))+")
 """The left side of `100 - 99 = 1 pen`: numbers, operators and units, but no unknown."""
+_DERIVED = re.compile(rf"(?:,\s*(?:so|thus|hence|therefore|which\s+(?:is|gives|equals|means)|that\s+is)|\bi\.e\.,?|[→⇒]|=>)\s+"
+                      rf"(?:that\s+)?(?:[a-zA-Z]\s*=\s*)?({NUMBER})$")
+"""The value at the end of a derivation: `2x = 14, so x = 7`."""
+_NEGATIVE = re.compile(r"^(?:minus|negative)\s+(?=[\d.$\\])", re.IGNORECASE)
+_CENTS = re.compile(r"(\d[\d,]*) dollars? and (\d\d?) cents?(?![a-zA-Z])", re.IGNORECASE)
 _MARKS = "*_`\"' \t\n"
 
 
@@ -225,9 +230,13 @@ def _cleaned(said: str) -> str:
         return plain_number(inside) if _NUMBER.fullmatch(inside) else inside
     ended = _END.search(said)
     line = (said[:ended.start()] if ended else said).strip(_MARKS).rstrip(".,;:!?" + _MARKS)
+    line = _CENTS.sub(lambda found: f"{found.group(1)}.{found.group(2):0>2}", _NEGATIVE.sub("-", line))
     clause = _WITH_CLAUSE.match(line)
     if clause:
         return plain_number(clause.group(1))
+    derived = _DERIVED.search(line)
+    if derived:
+        return plain_number(derived.group(1))
     left, equals, right = line.rpartition("=")
     if equals and all(_ARITHMETIC.fullmatch(side.strip()) for side in left.split("=")) and _NUMBER.match(right.strip()):
         line = right.strip()

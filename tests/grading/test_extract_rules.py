@@ -273,3 +273,12 @@ def test_thinking():
     assert after_thinking("a</think>b</think>c") == "c"
     assert after_thinking("plain") == "plain"
     assert after_thinking("<think>a") is None
+
+
+@pytest.mark.parametrize(("said", "answer"), [
+    ("2x = 14, so x = 7.", "7"), ("3y = 12, which means that y = 4", "4"), ("1/2 of 8, i.e. 4.", "4"),
+    ("x + 2 = 5 ⇒ x = 3", "3"),
+    ("minus 7.", "-7"), ("negative 1/2", "-1/2"), ("12 dollars and 50 cents.", "12.50"), ("1 dollar and 5 cents", "1.05"),
+    ("7, which is 2 more than 5", "7"), ("12, so 13 is too many", "12"), ("12 minus 7", "12 minus 7")])
+def test_the_value_at_the_end_of_a_derivation(said, answer):
+    assert RULES["answer_is"]("The answer is " + said) == answer
