@@ -62,6 +62,30 @@ _STATED = re.compile(
     r"|\banswers?\b[*_]*(?:\s+to\s+[^.\n:=]{1,80}?)?[*_]*(?:\s*[:=]|\s+(?:is|are|was|equals|(?:will|would|must|should)\s+be)\b)[*_:]*"
     r"(?!\s*not\b)(?:\s*(?:therefore|thus|simply|just|exactly|precisely|equal\s+to|approximately|roughly|about)\b)?",
     re.IGNORECASE | re.MULTILINE)
+_OF_ANOTHER = re.compile(
+    r"(?:\b(?:wrong|incorrect|false|mistaken|erroneous|tempting|naive|naïve|first|earlier|previous|initial|original|hypothetical|"
+    r"other|another|alternative|distractor|trap)\s+(?:final\s+)?"
+    r"|\b(?:students?|people|many|some|others|one|you|they)\s+(?:\w+\s+){0,2}(?:thinks?|says?|guess|believes?|conclude|assume|answer)"
+    r"\s+(?:that\s+)?(?:the\s+)?|\bI\s+(?:\w+\s+)?thought\s+(?:that\s+)?(?:the\s+)?"
+    r"|\btempting\s+to\s+\w+\s+(?:that\s+)?(?:the\s+)?)$", re.IGNORECASE)
+"""What stands right before a statement about a wrong or earlier answer, or somebody else's."""
+_CONDITION = re.compile(r"\W*(?:if|had|were|suppose|supposing|assuming|unless|without|with)\b", re.IGNORECASE)
+_BEFORE_NOW = re.compile(r"\W*(?:previously|earlier|initially|originally|at\s+first)\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"\n|[.!?;:](?=\s)")
+_REACH = 240
+"""Characters of a sentence before and after a statement that are read."""
+
+
+def about_another(text: str, begin: int, end: int) -> bool:
+    """Whether the statement at these places is about a wrong, earlier or hypothetical answer, by the words around it."""
+    before, said = text[max(0, begin - _REACH):begin], text[begin:end]
+    sentence = _SENTENCE.split(before)[-1]
+    if _OF_ANOTHER.search(before) or (_BEFORE_NOW.match(sentence) and re.search(r"\b(?:was|were)\b", said)):
+        return True
+    after = _SENTENCE.split(text[end:end + _REACH])[0]
+    return bool(re.search(r"\bwould\b", said) and (_CONDITION.match(sentence) or re.search(r"\b(?:if|unless)\b", after)))
+
+
 _END = re.compile(r"\n|(?<![A-Z])(?<!i\.e)[.!?](?=\s|[*_$\"')]*$|[*_$\"')]+\s)|\.?\s*I hope it is correct")
 _WRAPPED = re.compile(r"\$\$([^$]+?)\$\$|\$(?=\S)([^$\n]*(?<=\S))\$(?!\d)|\\\((.+?)\\\)|\\\[((?s:.+?))\\\]")
 """Mathematical delimiters. As in Pandoc, no space follows the first dollar sign or precedes the second, and no digit follows
@@ -121,9 +145,19 @@ class Extracted(NamedTuple):
 
 
 def after_thinking(text: str, marks: Sequence[tuple[str, str]] = THINKING) -> str | None:
-    """The text after the last mark that closes thinking; the whole text if it has none; None if a thinking is not closed."""
-    tail = text[max(text.rfind(end) + len(end) if end in text else 0 for _, end in marks):]
-    return None if any(begin in tail for begin, _ in marks) else tail
+    """The text after the last thinking; the whole text if it has none; None if a thinking is not closed.
+
+    Only its own mark closes a thinking. A closing mark without a beginning counts too: the prompt may have begun the thinking.
+    """
+    closing = dict(marks)
+    every = sorted({*closing, *closing.values()}, key=len, reverse=True)
+    start, awaited = 0, None
+    for found in re.finditer("|".join(map(re.escape, every)), text):
+        if found.group() == awaited or (awaited is None and found.group() in closing.values()):
+            start, awaited = found.end(), None
+        elif awaited is None:
+            awaited = closing[found.group()]
+    return None if awaited else text[start:]
 
 
 def continued(prompt: str, text: str) -> str:
@@ -167,6 +201,8 @@ def after_hashes(text: str) -> str | None:
 def stated_answer(text: str) -> str | None:
     """The answer after the last `answer is` or `Answer:`: a formula in dollars, a number without its unit, or words."""
     for marker in reversed(list(_STATED.finditer(text))):
+        if about_another(text, marker.start(), marker.end()):
+            continue
         said = _cleaned(text[marker.end():marker.end() + 2 * MAX_LENGTH].lstrip(_MARKS))
         if said:
             return said

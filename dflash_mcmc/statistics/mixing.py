@@ -37,6 +37,10 @@ window in which the target is always the same.
 """
 
 
+_FIELDS = {"block", "length", "proposal_length", "log_p", "decision"}
+"""What this module reads of a step; see `kernel.trace_entry`."""
+
+
 class StepChain(NamedTuple):
     """The steps of a chain, arrays of shape (steps,)."""
 
@@ -60,7 +64,7 @@ class StepChain(NamedTuple):
 def chain_of(record: Mapping[str, Any]) -> StepChain | None:
     """The steps of a record; None if its trace is not that of one Metropolis-Hastings chain."""
     trace = record.get("trace") or ()
-    if not trace or any("decision" not in entry or "rung" in entry for entry in trace):
+    if not trace or any("rung" in entry or not entry.keys() >= _FIELDS for entry in trace):
         return None
     block, length, proposed, log_p = (np.array([entry[name] for entry in trace])
                                       for name in ("block", "length", "proposal_length", "log_p"))

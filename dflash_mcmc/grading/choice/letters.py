@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.extraction import Extraction, after_thinking, cut, last_box
+from dflash_mcmc.grading.extraction import Extraction, about_another, after_thinking, cut, last_box
 from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Grade
 
@@ -110,22 +110,28 @@ def _statements(answer: str, letters: str) -> Iterator[set[str]]:
     ends = [mark.end() for mark in marks]
     for statement in sorted(statements, key=re.Match.start, reverse=True):
         before = bisect_right(ends, statement.start())
-        if before and marks[before - 1]["denial"]:
+        if (before and marks[before - 1]["denial"]) or about_another(answer, statement.start(), statement.end()):
             continue
         confirmed = next(filter(None, statement.groups()), None)
         yield {confirmed} if confirmed else _at_start(_sentence(answer[statement.end():statement.end() + MAX_LENGTH]), letters)
 
 
 def _at_start(text: str, letters: str) -> set[str]:
-    """The letters at the start of a statement: `B`, `(b) 12`, `A or B`. A reason or `not C` after them is ignored."""
+    """The letters at the start of a statement: `B`, `(b) 12`, `A or B`. A reason or `not C` after them is ignored.
+
+    A letter within other content, as in `D = 5` or `C(6,2)`, may be a variable; an `option D` after it counts.
+    """
     text = _WRAPPED.sub(r"\1", text).lstrip(_MARKS.replace("(", "") + "\\")
     if _ARTICLE.match(text):
         return set()
     if len(text.strip(_MARKS + "\\")) == 1:
         return _named(text.strip(_MARKS + "\\"), letters)
-    choice = rf"[*_$\\]*(?:\(?[{letters}]|\([{letters.lower()}]\))(?![A-Za-z0-9'’])[*_$\\)]*"
-    begins = re.match(f"{choice}(?:{_NEXT}{choice})*", text)
-    return _named(begins.group(), letters) if begins else set()
+    choice = rf"[*_$\\]*(?:\(?[{letters}]|\([{letters.lower()}]\))(?![A-Za-z0-9'’(])[*_$\\)]*+"
+    begins = re.match(rf"{choice}(?:{_NEXT}{choice})*(?!\s*(?:[=<>^+×÷±≤≥]|[-−]\s?[A-Z]\b))", text)
+    if begins:
+        return _named(begins.group(), letters)
+    option = re.search(rf"\b(?i:option|choice)\s+[*_(]*([{letters}])(?![A-Za-z0-9'’])", text)
+    return {option[1]} if option else set()
 
 
 def _last_line(answer: str, letters: str) -> _Chosen | None:
