@@ -43,6 +43,8 @@ class Server(uvicorn.Server):
     Attributes:
         received: the signals so far.
     """
+    should_exit: bool
+    """uvicorn's own: whether the serving ends after the requests that have begun."""
 
     def __init__(self, app: Any, connections: int):
         super().__init__(uvicorn.Config(app, ws="none", lifespan="off", log_level="warning", access_log=False,
