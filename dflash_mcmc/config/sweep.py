@@ -70,13 +70,12 @@ def points_of(overrides: Sequence[Override], sweep: Sweep) -> Iterator[list[str]
         raise UserError(f"{largest[0].partition('=')[0]}: given {many} values in a sweep; allowed: at most {_MOST_POINTS:,} "
                         "points of a sweep, over all its fields")
     if not sweep.searches:
-        if sweep.points:
-            _check_beside(sweep.points, lists)
+        if not all(lists):
+            return  # a list without a value has no point
+        _check_beside(sweep.points, lists)
+        beside = {texts[0].partition("=")[0]: texts for texts in lists}
         for point in sweep.points or ((),):
             own = {text.partition("=")[0]: text for text in point}
-            beside = {texts[0].partition("=")[0]: texts for texts in lists if texts}
-            if not all(lists):
-                return  # a list without a value has no point
             if all(own[key] in texts for key, texts in beside.items() if key in own):
                 open_lists = [texts for key, texts in beside.items() if key not in own]
                 yield from ([*point, *texts] for texts in itertools.product(*open_lists))

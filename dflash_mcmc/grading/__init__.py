@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import Grade, Problem
 
 
-VERSION = 6
+VERSION = 7
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
 each record states the version of its grade."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.report.reading import Run
-    from dflash_mcmc.statistics.mixing import StepChain
+    from dflash_mcmc.statistics.mixing import StepChain, Window
 
 _LIMIT = 1.1
 _MOST_LAGS = 20
@@ -35,16 +34,20 @@ steps in the window. Intervals come from a bootstrap over problems.
 
 
 class _Of(NamedTuple):
-    """The chains of a run in a window, by problem."""
+    """The steps of a run in a window, by problem."""
 
     run: Run
     window: str
-    chains: dict[str, list[StepChain]]
+    steps: dict[str, Window]
+    spent: dict[str, int]
+    """Token-forwards of the whole chains of a problem."""
 
 
 def section(study: Study) -> Section | None:
     """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
-    found = [_Of(run, window, chains) for run in study.runs if (chains := _chains(run)) for window in mixing.WINDOWS]
+    found = [_Of(run, name, {problem: mixing.window(own, name) for problem, own in chains.items()},
+                 {problem: sum(chain.token_forwards for chain in own) for problem, own in chains.items()})
+             for run in study.runs if (chains := _chains(run)) for name in mixing.WINDOWS]
     if not found:
         return None
     lags = [row for of in found for row in _lags(of)]
@@ -67,8 +70,8 @@ def _chains(run: Run) -> dict[str, list[StepChain]]:
 
 
 def _row(of: _Of) -> dict[str, Any]:
-    windows = {problem: mixing.window(chains, of.window) for problem, chains in of.chains.items()}
-    every, shapes = Clusters(list(windows)), [window.log_p.shape for window in windows.values()]
+    windows, every = of.steps, Clusters(list(of.steps))
+    shapes = [window.log_p.shape for window in windows.values()]
     num_chains, steps = [shape[0] for shape in shapes], [shape[1] for shape in shapes]
     rhats = {problem: value for problem, window in windows.items() if (value := mixing.rhat(window)) is not None}
     expected = [np.mean(mixing.independent_rhats(*windows[problem].log_p.shape) > _LIMIT) for problem in rhats]
@@ -76,10 +79,10 @@ def _row(of: _Of) -> dict[str, Any]:
     long = Clusters(list(effective))
     above = Clusters(list(rhats)).mean([value > _LIMIT for value in rhats.values()])
     per_step = long.ratio(list(effective.values()), [windows[problem].log_p.size for problem in effective])
-    spent = [sum(chain.token_forwards for chain in of.chains[problem]) for problem in effective]
-    per_cost = long.ratio([1000.0 * value for value in effective.values()], spent)
-    moved = every.ratio([window.moved.sum() for window in windows.values()], [math.prod(shape) for shape in shapes])
-    accepted = every.ratio([window.accepted.sum() for window in windows.values()], [math.prod(shape) for shape in shapes])
+    per_cost = long.ratio([1000.0 * value for value in effective.values()], [of.spent[problem] for problem in effective])
+    sizes = [window.log_p.size for window in windows.values()]
+    moved = every.ratio([window.moved.sum() for window in windows.values()], sizes)
+    accepted = every.ratio([window.accepted.sum() for window in windows.values()], sizes)
     stuck = every.ratio([window.stuck.sum() for window in windows.values()], num_chains)
     return {"run": of.run.shown, "window": of.window, "problems": len(windows), "chains": min(num_chains), "steps": min(steps),
             **accepted.columns("accepted"), **moved.columns("moved"), **stuck.columns("stuck"), "rhat_problems": len(rhats),
@@ -98,9 +101,8 @@ def _columns() -> list:
 
 
 def _lags(of: _Of) -> list[dict[str, Any]]:
-    curves = [(problem, mixing.autocorrelation(row)) for problem, chains in of.chains.items()
-              for window in [mixing.window(chains, of.window)] if window.log_p.shape[1] >= mixing.LEAST_STEPS
-              for row in window.log_p[~window.stuck]]
+    curves = [(problem, mixing.autocorrelation(row)) for problem, window in of.steps.items()
+              if window.log_p.shape[1] >= mixing.LEAST_STEPS for row in window.log_p[~window.stuck]]
     rows = []
     for lag in range(1, 1 + _MOST_LAGS):
         pairs = [(problem, curve) for problem, curve in curves if lag < len(curve)]
