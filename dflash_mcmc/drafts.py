@@ -1,13 +1,11 @@
-"""`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should, or why not.
+"""`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should.
 
 `drafts speed` says whether speculation pays on this machine; with `--trace FILE`, whether it pays in another engine.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,12 +17,9 @@ from dflash_mcmc.process import program
 from dflash_mcmc.store.files import write_atomically
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Mapping
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.draft.check.speed import Pace
-    from dflash_mcmc.model.hf import HFModel
 
 _FIXED = ("sampler=greedy", "decoder=speculative_match", "tracker=none")
 _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
@@ -34,7 +29,7 @@ _LIMITS = {"check": (32, 128), "speed": (4, 64)}
 _REFUSED = {"trace": "false with drafts speed, which traces one turn and times others without"}
 """Fields of the decoder that `speed` refuses, with what it allows."""
 _HELP = """\
-check: measures the acceptance of a draft, tries the known mistakes one after another, and names the likely cause.
+check: measures the acceptance of a draft by temperature and position, and finds rows off by one and wrong layers.
 speed: times blocks and plain steps, and says whether speculation pays on this machine, and with how many drafted tokens.
 
     python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
@@ -43,13 +38,9 @@ speed: times blocks and plain steps, and says whether speculation pays on this m
 
 Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without
 dataset.limit the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer
-(64). With check the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json, check.png and check.svg,
-or speed.json, in the folder. Options of check:
+(64). With check the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json or speed.json:
 
-  --expected TAU         tokens for each forward of the target at temperature 0 that the draft should have; default:
-                         training.held_out_tau in the draft's config.json, if it is there
-  --trained-for MODEL    another checkpoint, whose embedding and head are tried
-  --out FOLDER           of both; default: OUTPUTS/drafts/MODEL-DRAFT, the names of their folders
+  --out FOLDER           default: OUTPUTS/drafts/MODEL-DRAFT, the names of their folders
 
 Options of speed:
 
@@ -73,13 +64,10 @@ def main(arguments: list[str]) -> None:
         return
     parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
     parser.add_argument("--out", type=Path)
-    if command == "check":
-        parser.add_argument("--expected", type=float)
-        parser.add_argument("--trained-for")
     options, overrides = options_of(parser, arguments[1:])
     config, names = configured(overrides, command)
     folder = _folder(options.out or default_folder(config, names))
-    (_check if command == "check" else _speed)(config, folder, options)
+    (_check if command == "check" else _speed)(config, folder)
     print(f"\nwritten to {folder}")
 
 
@@ -109,35 +97,31 @@ def _trace(arguments: list[str]) -> None:
     paces = speed.of_trace(given.trace, speed.Times(given.draft_ms, given.verify_ms, given.plain_ms))
     print(speed.text(paces))
     if given.out is not None:
-        _write(paces, _folder(given.out))
+        _write([pace._asdict() for pace in paces], _folder(given.out) / "speed.json")
         print(f"\nwritten to {given.out}")
 
 
-def _check(config: Config, folder: Path, options: Namespace) -> None:
-    if options.expected is not None and not 1.0 <= options.expected < math.inf:
-        raise UserError(f"--expected: given {options.expected:g}; allowed: a finite number >= 1, tokens for each forward")
-    other = None if options.trained_for is None else _other(config, options.trained_for)
-    from dflash_mcmc.draft.check import report
+def _check(config: Config, folder: Path) -> None:
     from dflash_mcmc.draft.check.check import check
 
     note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
-    checked = check(config, options.expected, other)
-    print(report.text(checked))
-    report.write(checked, folder)
+    checked = check(config)
+    print(checked.text())
+    _write(checked.values(), folder / "check.json")
 
 
-def _speed(config: Config, folder: Path, _: Namespace) -> None:
+def _speed(config: Config, folder: Path) -> None:
     from dflash_mcmc.draft.check import speed
 
     paces = speed.measure(config)
     print(speed.text(paces))
-    _write(paces, folder)
+    _write([pace._asdict() for pace in paces], folder / "speed.json")
 
 
-def _write(paces: list[Pace], folder: Path) -> None:
-    with writing(folder / "speed.json"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "speed.json", json.dumps([pace._asdict() for pace in paces], indent=1) + "\n")
+def _write(values: object, path: Path) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(values, indent=1) + "\n")
 
 
 def configured(overrides: list[str], command: str = "check") -> tuple[Config, dict[str, str]]:
@@ -159,13 +143,6 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
         raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that "
                           "learns is another draft in every block, which ordinary runs measure")
     return job.config, dict(job.choices)
-
-
-def _other(config: Config, path: str) -> HFModel:
-    """Another model with the configuration's fields. Raises UserError."""
-    other = dataclasses.replace(cast("HFModel", config.model), path=path, revision=None)
-    other.check(config)
-    return other
 
 
 if __name__ == "__main__":

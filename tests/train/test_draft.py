@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.check import forced
+from dflash_mcmc.draft.check.answers import draw, prompts_of
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.drafts import configured
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -179,7 +179,7 @@ def test_the_evaluation_has_the_tau_of_the_engine_for_a_target_with_a_soft_cap(t
                             "draft.dtype=float32", "hardware.device=cpu", f"paths.outputs={tmp_path}"])
     target = config.model.load("cpu")
     monkeypatch.setattr(target, "softcap", 10.0)
-    walks = forced.draw(config, target, config.draft.load(target), forced.prompts_of(config, target), 0.0, "greedy")
+    walks = draw(config, target, config.draft.load(target), prompts_of(config, target), 0.0, "greedy")
     answers = [responses.Response(each.sequence.astype("int32"), len(each.prompt)) for each in walks]
     tokens, forwards = count(config.draft.network(target), target, answers, 3, 16)
     assert tokens == sum(sum(each.gained) for each in walks)

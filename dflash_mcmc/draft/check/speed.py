@@ -20,7 +20,7 @@ import numpy as np
 from tabulate import tabulate
 
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.draft.check import forced
+from dflash_mcmc.draft.check import answers
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.process import bars
 
@@ -68,7 +68,7 @@ def measure(config: Config) -> list[Pace]:
     model = config.model.load(config.hardware.resolve())
     drafter = config.draft.load(model)
     assert drafter is not None
-    prompts = forced.prompts_of(config, model)
+    prompts = answers.prompts_of(config, model)
     drafters, paces = [*_shorter(config.draft, drafter.num_drafted, model), drafter], list[Pace]()
     with bars.Bar(len(TEMPERATURES) * (1 + len(drafters)) * (1 + _TURNS) * len(prompts), "answer", "drafts speed") as bar:
         for temperature in TEMPERATURES:
@@ -123,13 +123,13 @@ def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray],
     A trace takes time and rules out CUDA graphs: one turn with it gives the tokens, and others without it the seconds.
     """
     gained, fastest = list[int](), np.inf
-    for walk in forced.answers(forced.engine_of(config, model, drafter, prompts), config, prompts, temperature):
+    for walk in answers.walked(answers.engine_of(config, model, drafter, prompts), config, prompts, temperature):
         gained += walk.gained
         step()
-    engine = forced.engine_of(config, model, drafter, prompts, trace=False)
+    engine = answers.engine_of(config, model, drafter, prompts, trace=False)
     for _ in range(_TURNS):
         engine.reset_counters()
-        for _ in forced.answers(engine, config, prompts, temperature):
+        for _ in answers.walked(engine, config, prompts, temperature):
             step()
         fastest = min(fastest, engine.counters.step_seconds / engine.counters.row_steps)
     return gained, fastest
