@@ -95,13 +95,13 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
 
     companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)
-    if planned.num_pages or config.hardware.num_slots is None:  # what the plan has chosen
+    if config.hardware.num_slots is None:  # what the plan has chosen
         note(planned.describe())
     # By the configuration alone: the bits depend neither on what is pending, nor on memory and processes.
     draft = drafter or config.draft.size()
     few = (config.hardware.num_slots or FEW + 1) * (1 + (draft.num_drafted if draft else 0)) <= FEW
     return BatchedEngine(model, blend, planned.num_slots, planned.max_length, options, prompt_length, speculation,
-                         drafter if uses_draft else None, planned.num_pages, companion, second, anti, few)
+                         drafter if uses_draft else None, companion, second, anti, few)
 
 
 def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
@@ -125,5 +125,5 @@ def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_lengt
     length = prompt_length + config.dataset.max_new_tokens
     layers = len(config.blend.tapped_layers(model.config.num_hidden_layers)) if config.blend.mixes_logits else 0
     hardware, work = config.hardware, Workload(model, length, prompt_length, options, drafter, companion, layers, anti)
-    planned = plan(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache, still_to_load)
+    planned = plan(work, hardware.num_slots, share, hardware.memory_gb, still_to_load)
     return options, planned

@@ -25,7 +25,6 @@ class Hardware(Component):
         device: str
         num_slots: int | None
         memory_gb: float | None
-        kv_cache: str
         reuse_prefix: bool
         skip_identical: bool
         tokens_per_second: float | None

@@ -30,9 +30,6 @@ class Local(Hardware):
                                     ge=1, le=65_536)
     memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
                                       "% of the free memory", gt=0)
-    kv_cache: Literal["auto", "contiguous", "paged"] = runtime(
-        "auto", "contiguous: a row of the longest length for each slot; paged: memory that follows the text, and draws that "
-        "wait if it is full; auto = contiguous where it fits")
     prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
     read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0,
                               le=65_536)

@@ -168,8 +168,8 @@ def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) ->
     share = min(_PIECE, -(-len(prompts) // ranks.world_size()))
     length = prompt_length + horizon
     work = Workload(model, length, prompt_length, hardware.options())
-    planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb, hardware.kv_cache)
-    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length, num_pages=planned.num_pages)
+    planned = plan_memory(work, hardware.num_slots, share, hardware.memory_gb)
+    return BatchedEngine(model, None, planned.num_slots, length, work.options, prompt_length)
 
 
 def _write(piece: Path, drawn: list[Response]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.logits_processor import process
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
@@ -137,7 +137,7 @@ def laws_of(model: LanguageModel, text: DrawnText, law: SamplingParams, places: 
     length = round_up(len(sequence) + size, _KEYS)
     runner = ModelRunner(model, blend, attention.implementation("auto", model.device, model.dtype, model.attention_needs),
                          length, _KEYS, _PIECE)
-    cache, rows = ContiguousCache(model.cache_shape, 1, length, model.device), []
+    cache, rows = KVCache(model.cache_shape, 1, length, model.device), []
     with runner.ready():
         runner.read(cache, [Span(0, sequence, 0, start)] if start else [])
         for here in range(start, len(sequence) - 1, size):

@@ -235,12 +235,12 @@ def amateur(request):
     return random_model("llama", vocab_size=request.param, num_hidden_layers=2)
 
 
-def engine_of(model, amateur, blend, slots=8, num_pages=0, decoder=None, draft=None, anti=None, **options) -> BatchedEngine:
+def engine_of(model, amateur, blend, slots=8, decoder=None, draft=None, anti=None, **options) -> BatchedEngine:
     parts, other = LanguageModel(model, stop_ids=STOPS), LanguageModel(amateur)
     parts.forbid(range(amateur.config.vocab_size, 61))
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
     return BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, speculation,
-                         num_pages=num_pages, companion=other, anti=None if anti is None else LanguageModel(anti))
+                         companion=other, anti=None if anti is None else LanguageModel(anti))
 
 
 def chains(sampler):
@@ -275,18 +275,18 @@ def plain(qwen3, amateur):
     pytest.param(sampler, *way.values, id=f"{sampler}-{way.id}", marks=way.marks)
     for sampler, quick in (("power_mh", 5), ("power_smc", 1), ("multiple_try", 0)) for way in ways(quick)])
 def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler):
-    """Rows move, fork, are preempted, and give pages back: the companion's keys and values go with them."""
+    """Rows move and fork: the companion's keys and values go with them."""
     exact = rows_do_not_depend_on_the_batch() and options.keys() <= {"slots", "order"}
     found = run(qwen3, amateur, ENGINE_BLENDS["contrastive"], sampler=sampler, **options)
     all_same(found, plain(sampler), 0.0 if exact else TOLERANCE)
     for tag, done in found.items():
         assert done.cost.companion_forwards == done.cost.token_forwards
-        if options.keys() <= {"slots", "order", "num_pages"} and options.get("num_pages") != 25:
+        if options.keys() <= {"slots", "order"}:
             assert done.cost == plain(sampler)[tag].cost
 
 
 @pytest.mark.parametrize("options", [
-    {"slots": 3}, {"num_pages": 25, "slots": 4}, {"decoder": match(), "draft": "dflash"},
+    {"slots": 3}, {"decoder": match(), "draft": "dflash"},
     *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"keep_current": False}))], ids=str)
 def test_a_subtracted_model_follows_the_rows_too(qwen3, options):
     """An expert and an anti-expert, of two families, against the reference: each has a cache of its own."""
@@ -311,35 +311,28 @@ def test_the_plan_counts_a_subtracted_model(qwen3):
 @pytest.mark.parametrize("draft", ["ngram", "self", "dflash"])
 def test_a_decoder_with_a_cache_of_its_own_changes_nothing(qwen3, amateur, plain, draft):
     """DFlash's keys and values and the companion's follow the same rows."""
-    decoder = match()
-    for options in ({}, {"num_pages": 60}):
-        found = run(qwen3, amateur, ENGINE_BLENDS["contrastive"], decoder=decoder, draft=draft, **options)
-        all_same(found, plain("power_mh"))
+    found = run(qwen3, amateur, ENGINE_BLENDS["contrastive"], decoder=match(), draft=draft)
+    all_same(found, plain("power_mh"))
     assert all(done.cost.companion_forwards == done.cost.token_forwards for done in found.values())
 
 
-def held_by(engine: BatchedEngine, num_pages: int, num_traced: int) -> int:
+def held_by(engine: BatchedEngine, num_traced: int) -> int:
     """Bytes of an engine's caches at their longest and of its rows, with so many values of each token of a chain."""
     memory, rows = engine._memory, engine._loop.rows
     memory.reserve(memory._longest)
-    if num_pages:
-        held = memory.cache.memory.pages
-    else:
-        memory.spare.reserve(memory.cache.length)
-        held = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
+    memory.spare.reserve(memory.cache.length)
+    held = [each for cache in (memory.cache, memory.spare, memory.prompts._cache) for each in cache.chain()]
     total = sum(cache.keys.nbytes + cache.values.nbytes for cache in held)
     total += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     return total + 2 * rows.num_rows * memory._longest * num_traced * 8
 
 
-@pytest.mark.parametrize("num_pages", [0, 60])
-def test_the_plan_counts_the_companions_cache(qwen3, amateur, num_pages):
-    engine = engine_of(qwen3, amateur, ENGINE_BLENDS["ensemble"], slots=12, num_pages=num_pages, decoder=match(),
-                       draft="dflash")
-    total, memory = held_by(engine, num_pages, 4), engine._memory
+def test_the_plan_counts_the_companions_cache(qwen3, amateur):
+    engine = engine_of(qwen3, amateur, ENGINE_BLENDS["ensemble"], slots=12, decoder=match(), draft="dflash")
+    total, memory = held_by(engine, 4), engine._memory
     work = Workload(engine.model, max(map(len, PROMPTS)) + HORIZON, max(map(len, PROMPTS)) + HORIZON, Options(),
                     memory.runner.drafter, memory.runner.companion.model)
-    found, without = predict(work, 12, num_pages), predict(work._replace(companion=None), 12, num_pages)
+    found, without = predict(work, 12), predict(work._replace(companion=None), 12)
     assert found.caches == total
     assert found.caches > without.caches
     assert found.step > without.step

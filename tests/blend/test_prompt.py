@@ -113,11 +113,11 @@ def chains(sampler):
     return [(tag, sampler.chain(PROMPTS[tag % len(PROMPTS)], HORIZON, Key(7).fold_in(tag))) for tag in range(NUM_CHAINS)]
 
 
-def engine_of(model, slots=8, num_pages=0, decoder=None, draft=None, **options) -> BatchedEngine:
+def engine_of(model, slots=8, decoder=None, draft=None, **options) -> BatchedEngine:
     parts = LanguageModel(model, stop_ids=STOPS)
     speculation = decoder.speculation(drafter(draft, parts, model)) if decoder else None
     return BatchedEngine(parts, GUIDED, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None, speculation,
-                         num_pages=num_pages, companion=parts, second=SECONDS)
+                         companion=parts, second=SECONDS)
 
 
 def run(model, sampler="power_mh", order=None, **options):

@@ -110,11 +110,11 @@ LENGTH = max(map(len, PROMPTS)) + HORIZON
 NUM_DRAFTED = 3
 
 
-def run(model, sampler, decoder=None, blend="none", slots=8, order=None, num_pages=0, uses_draft=False, **options):
+def run(model, sampler, decoder=None, blend="none", slots=8, order=None, uses_draft=False, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
     engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
-                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None, num_pages)
+                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
     todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
@@ -136,14 +136,13 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
              run_batched(qwen3, SAMPLERS["power_mh_early"], BLENDS["layer_final"]))
     hybrid = random_model("qwen3_5")
     expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
-    for pages in (0, 60):
-        all_same(run(hybrid, "power_mh", match(), num_pages=pages), expected)
+    all_same(run(hybrid, "power_mh", match()), expected)
 
 
 @pytest.mark.parametrize("settings", ways())
 @pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
 def test_the_draft_follows_the_rows(qwen3, settings, sampler):
-    """Rows move, fork, are preempted, and give pages back: under rejection a wrong entry would change tokens."""
+    """Rows move and fork: under rejection a wrong entry would change tokens."""
     exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
     all_same(run(qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
 
@@ -153,7 +152,7 @@ def reference(sampler):
     return run(random_model("qwen3"), sampler, reject(0.8))
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_pages": 25, "slots": 4}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"slots": 3}], ids=str)
 @pytest.mark.parametrize("sampler", ["power_mh", pytest.param("csmc", marks=pytest.mark.slow)])
 def test_drafts_are_those_of_the_definition(qwen3, monkeypatch, sampler, settings):
     """Even after roll-backs, copies and moves of the cache."""
@@ -189,12 +188,12 @@ DRAWING = {"mixture": draft_mh(proposal="mixture", num_steps=3), "refine": Draft
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "refine")) for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
-    """log q of every answer, and the same answers in pages and in few slots.
+    """log q of every answer, and the same answers in few slots.
 
     The samplers whose laws need all tokens refuse this draft in a configuration; the engine draws the same for all.
     """
     expected = run(qwen3, DRAWING[name], uses_draft=True)
-    for changes in ({"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"slots": 3}, {"reuse_prefix": False}):
         all_same(run(qwen3, DRAWING[name], uses_draft=True, **changes), expected)
     if name != "draft":
         return
@@ -210,22 +209,19 @@ def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
                 assert abs(path.log_q[at] - float(log_q)) < 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"num_pages": 120}, marks=pytest.mark.slow)], ids=str)
-def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
+def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3):
     plain = run(qwen3, DRAWING["mixture"], uses_draft=True)
-    all_same(run(qwen3, DRAWING["mixture"], match(0.8), uses_draft=True, **options), plain)
+    all_same(run(qwen3, DRAWING["mixture"], match(0.8), uses_draft=True), plain)
     assert sum(done.result.moved for done in plain.values())
 
 
-@pytest.mark.parametrize("num_pages", [0, 60])
-def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
+def test_the_plan_counts_the_drafts_cache(qwen3):
     parts = LanguageModel(qwen3, stop_ids=STOPS)
     drafter = EagleDrafter(network(), parts, NUM_DRAFTED)
-    engine = BatchedEngine(parts, BLENDS["none"], 12, LENGTH, Options(), None, match().speculation(drafter),
-                           num_pages=num_pages)
+    engine = BatchedEngine(parts, BLENDS["none"], 12, LENGTH, Options(), None, match().speculation(drafter))
     work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
-    found, without = predict(work, 12, num_pages), predict(work._replace(drafter=DraftSize(NUM_DRAFTED)), 12, num_pages)
-    assert found.caches == held_by(engine, num_pages, NUM_DRAFTED) > without.caches
+    found, without = predict(work, 12), predict(work._replace(drafter=DraftSize(NUM_DRAFTED)), 12)
+    assert found.caches == held_by(engine, NUM_DRAFTED) > without.caches
 
 
 def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path, monkeypatch):

@@ -176,11 +176,11 @@ def other(rows: int = 70) -> torch.nn.Module:
 LENGTH = max(map(len, PROMPTS)) + HORIZON
 
 
-def run(model, draft, sampler, decoder=MATCH, blend="none", slots=8, order=None, num_pages=0, uses_draft=False, **options):
+def run(model, draft, sampler, decoder=MATCH, blend="none", slots=8, order=None, uses_draft=False, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     drafter = ModelDrafter(LanguageModel(draft), 3)
     engine = BatchedEngine(parts, BLENDS[blend], slots, LENGTH, Options(**options), None,
-                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None, num_pages)
+                           decoder.speculation(drafter) if decoder else None, drafter if uses_draft else None)
     todo = list(chains(SAMPLERS[sampler] if isinstance(sampler, str) else sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 
@@ -207,8 +207,7 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3, plain):
     all_same(run(qwen3, other(), "power_mh_early", blend="layer_final"), plain("power_mh_early", "layer_final"))
     hybrid = random_model("qwen3_5")
     expected = run_batched(hybrid, SAMPLERS["power_mh"], BLENDS["none"])
-    for pages in (0, 60):
-        all_same(run(hybrid, qwen3, "power_mh", num_pages=pages), expected)
+    all_same(run(hybrid, qwen3, "power_mh"), expected)
 
 
 @pytest.mark.parametrize("rows", [53, 70])
@@ -238,7 +237,7 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3, decoder):
 @pytest.mark.parametrize("settings", ways())
 @pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
 def test_the_draft_follows_the_rows(qwen3, settings, sampler):
-    """Rows move, fork, are preempted, and give pages back: under rejection a wrong key or value would change tokens."""
+    """Rows move and fork: under rejection a wrong key or value would change tokens."""
     exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
     all_same(run(qwen3, qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
 
@@ -250,7 +249,7 @@ def reference(sampler):
 
 
 @pytest.mark.parametrize(("sampler", "settings"), [
-    ("power_mh", {"num_pages": 25, "slots": 4}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
+    ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
     """The draft's laws are those after all tokens of the row, even after roll-backs, copies and moves of the cache."""
     seen, propose = [], ModelDrafter.propose
@@ -285,10 +284,10 @@ DRAWING = {"draft": draft_mh(num_steps=3), "mixture": draft_mh(proposal="mixture
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixture", "refine")))
                                   for name in DRAWING])
 def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
-    """log p and log q of every answer, and the same answers in pages and in few slots."""
+    """log p and log q of every answer, and the same answers in few slots."""
     draft, sampler = other(), DRAWING[name]
     expected = run(qwen3, draft, sampler, None, uses_draft=True)
-    for changes in ({"num_pages": 60}, {"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"slots": 3}, {"reuse_prefix": False}):
         all_same(run(qwen3, draft, sampler, None, uses_draft=True, **changes), expected)
     if name != "draft":
         return
@@ -321,11 +320,10 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"num_pages": 120}, marks=pytest.mark.slow)], ids=str)
-def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3, options):
+def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3):
     """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
     plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
-    all_same(run(qwen3, other(), DRAWING["mixture"], match(0.8), uses_draft=True, **options), plain)
+    all_same(run(qwen3, other(), DRAWING["mixture"], match(0.8), uses_draft=True), plain)
     assert sum(done.result.moved for done in plain.values())
 
 
@@ -366,14 +364,13 @@ def test_steps_have_as_many_rows_as_without_a_second_model(make_config):
     assert alone == beside
 
 
-@pytest.mark.parametrize("num_pages", [0, 60])
-def test_the_plan_counts_the_drafts_cache(qwen3, num_pages):
+def test_the_plan_counts_the_drafts_cache(qwen3):
     drafter = ModelDrafter(LanguageModel(other()), 3)
     engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), BLENDS["none"], 12, LENGTH, Options(), None,
-                           match().speculation(drafter), num_pages=num_pages)
-    total = held_by(engine, num_pages, 3)
+                           match().speculation(drafter))
+    total = held_by(engine, 3)
     work = Workload(engine.model, LENGTH, LENGTH, Options(), drafter)
-    found, without = predict(work, 12, num_pages), predict(work._replace(drafter=DraftSize(3)), 12, num_pages)
+    found, without = predict(work, 12), predict(work._replace(drafter=DraftSize(3)), 12)
     assert found.caches == total > without.caches
 
 

@@ -56,14 +56,6 @@ def test_the_number_of_slots_changes_hardly_a_token(draw, device, num_slots):
     assert largest < 1e-3
 
 
-def test_pages_are_rows(draw, device):
-    where = f"hardware.device={device}"
-    paged = draw(*SAMPLERS["power_mh"], where, "hardware.kv_cache=paged", "hardware.memory_gb=1")
-    different, largest = compare(paged, draw(*SAMPLERS["power_mh"], where, "hardware.kv_cache=contiguous"))
-    assert different <= 1
-    assert largest < 1e-3
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "grouped", "flash_attention_2"])
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-3), ("bfloat16", 0.5)])
 def test_kernels_of_attention_agree(draw, device, attention, dtype, bound):
@@ -84,9 +76,8 @@ def test_the_copy_of_the_head_hardly_changes_log_p(draw, device):
     assert largest < 1e-3
 
 
-@pytest.mark.parametrize("kv_cache", ["contiguous", "paged"])
-def test_peak_memory_is_as_planned(make_config, on_gpu, draw, kv_cache):
-    overrides = (*SAMPLERS["power_mh"], "hardware.device=cuda", f"hardware.kv_cache={kv_cache}", "hardware.memory_gb=1")
+def test_peak_memory_is_as_planned(make_config, on_gpu, draw):
+    overrides = (*SAMPLERS["power_mh"], "hardware.device=cuda", "hardware.memory_gb=1")
     config = make_config("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1", *overrides)
     model = config.engine.load(config, "cuda")
     planned = slots.memory_plan(config, model, 64, 24, None)[1]

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binom
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors
@@ -116,7 +116,7 @@ def test_mask_mode_equals_the_decoders_drafts(probe_config):
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
     runner = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
-    cache = ContiguousCache(model.cache_shape, 1, 256, model.device, (drafter.companion,))
+    cache = KVCache(model.cache_shape, 1, 256, model.device, (drafter.companion,))
     for problem in config.dataset.problems():
         prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
         answer = greedy(model, prompt, 128)

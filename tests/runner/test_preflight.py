@@ -110,7 +110,7 @@ def test_memory_that_does_not_suffice_is_refused(capsys, monkeypatch):
 
 def test_a_dry_run_prints_the_memory_of_its_largest_engine(make_config):
     jobs = [Job(make_config("condition=temp", "dataset.limit=2", "dry_run=true", "hardware.memory_gb=2", *more))
-            for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("hardware.kv_cache=paged", "num_chains=9"))]
+            for more in ((), ("hardware.num_slots=null", "num_chains=30"), ("num_chains=9",))]
     slots = [preflight.check([job])[0] for job in jobs]
     assert [line.split(" slots of ")[0].split()[-1] for line in slots] == ["2", "60", "18"]
     assert all(line.startswith("memory: weights 6.5") for line in slots)
@@ -129,8 +129,7 @@ def test_a_head_without_a_copy_takes_less_memory(make_config):
 
 
 def test_weights_that_are_not_loaded_yet_take_their_part_of_the_free_memory(make_config, monkeypatch):
-    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu",
-                         "hardware.kv_cache=contiguous")
+    config = make_config("condition=ps", "num_chains=99", "dataset.limit=2", "hardware.device=cpu")
     shape = config.model.shape("cpu")
     assert shape.weight_bytes() == pytest.approx(1.65e6 * 4, rel=0.01)
     prompts = build.prompts(config, config.model.prompt_encoder(), config.dataset.problems())

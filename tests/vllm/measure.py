@@ -27,7 +27,7 @@ LONG, CACHE_BYTES, MEMORY_CHAINS = 2048, int(6e8), 32
 ALPHA = 1.5
 """Of power_mh at the long horizon: a small model repeats itself to the horizon at larger ones."""
 ENGINES, PARTS = ("slots", "vllm"), ("step", "processor", "rows", "take", "add")
-MEMORY = {"slots, contiguous": ("slots", 0), "slots, paged": ("slots", CACHE_BYTES), "vllm": ("vllm", CACHE_BYTES)}
+MEMORY = {"slots": ("slots", 0), "vllm": ("vllm", CACHE_BYTES)}
 
 
 class Clock:
@@ -76,7 +76,7 @@ class Process:
             self.engine = lambda count: engine_of(target, count, max_num_seqs=most_chains, max_model_len=longest,
                                                   kv_cache_bytes=cache_bytes)
         else:
-            self.engine = lambda count: _slots(model, count, longest, cache_bytes)
+            self.engine = lambda count: _slots(model, count, longest)
 
     def run(self, sampler_name: str, steps: int, count: int) -> dict[str, Any]:
         """Runs a sampler on a number of chains, after a short run that is not measured."""
@@ -105,14 +105,12 @@ class Process:
         return found
 
 
-def _slots(model: Any, count: int, longest: int, cache_bytes: int) -> Any:
-    """The engine of slots, with pages if a size of the cache is given."""
+def _slots(model: Any, count: int, longest: int) -> Any:
+    """The engine of slots."""
     from dflash_mcmc.blend.none import NoBlend
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 
-    pages = cache_bytes // (PAGE_SIZE * model.cache_shape.token_bytes())
-    return BatchedEngine(model, NoBlend(), count, longest, num_pages=pages)
+    return BatchedEngine(model, NoBlend(), count, longest)
 
 
 def _import(name: str) -> None:

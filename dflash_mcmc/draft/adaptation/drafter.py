@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, LowRankDraft, Student, padded
 from dflash_mcmc.draft.network.dflash import DFlash
-from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
+from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Update
 
@@ -125,7 +125,7 @@ class AdaptiveDrafter(DFlashDrafter):
         for values in (self._changes, self._keys.transpose(0, 1), self._values.transpose(0, 1)) if len(self._changes) else ():
             values[[a, b]] = values[[b, a]]
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the features of these tokens."""
         joined = torch.cat(list(features), dim=-1).to(self.dtype)[None, :, None]
@@ -144,7 +144,7 @@ class AdaptiveDrafter(DFlashDrafter):
             self._extend(anchors)
             return super().hidden(anchors)
 
-    def observe(self, cache: SlotCache, tokens: torch.Tensor, verified: Verified, law: Law) -> None:
+    def observe(self, cache: KVCache, tokens: torch.Tensor, verified: Verified, law: Law) -> None:
         """Learns from verified blocks: a row with enough of them makes a step. Waits for the device.
 
         Args:
@@ -222,11 +222,11 @@ class AdaptiveDrafter(DFlashDrafter):
         for held, computed in zip((self._keys, self._values), new, strict=True):
             held.transpose(0, 1)[ids, :, :, positions] = computed.permute(1, 3, 0, 2, 4)
 
-    def _features(self, cache: SlotCache, row: int, length: int) -> torch.Tensor:
+    def _features(self, cache: KVCache, row: int, length: int) -> torch.Tensor:
         """The features of a row's first tokens, (1, length, features)."""
         return torch.cat(cache.span(row, 0, length), dim=-1)[:, 0]
 
-    def _learn_prompt(self, cache: SlotCache, row: int, bound: _Bound) -> None:
+    def _learn_prompt(self, cache: KVCache, row: int, bound: _Bound) -> None:
         """Makes the steps on the row's prompt. Its last token has not been read."""
         started, bound.adapter.learned = time.perf_counter(), True
         if len(bound.prompt) == 1:
@@ -234,7 +234,7 @@ class AdaptiveDrafter(DFlashDrafter):
         self._student.learn_prompt(bound.adapter, self._features(cache, row, len(bound.prompt) - 1), bound.prompt)
         bound.seconds += time.perf_counter() - started
 
-    def _learn_verified(self, cache: SlotCache, tokens: torch.Tensor, row: int, bound: _Bound, law: Law) -> None:
+    def _learn_verified(self, cache: KVCache, tokens: torch.Tensor, row: int, bound: _Bound, law: Law) -> None:
         """Makes a step on the target's laws in the blocks since the last step."""
         anchors, counts, every = (list(column) for column in zip(*bound.blocks, strict=True))
         started, bound.blocks, bound.stale = time.perf_counter(), [], True

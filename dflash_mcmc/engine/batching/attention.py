@@ -1,4 +1,4 @@
-"""Attention over a slot cache, registered as implementations of `transformers`.
+"""Attention over a KV cache, registered as implementations of `transformers`.
 
 `grouped` puts the queries of all heads that share a key head into one matrix. Keys and values are read once and never
 repeated for each head. On a CPU it is faster than PyTorch's fused kernel at the short lengths of decoding, but for bfloat16 on
@@ -114,22 +114,17 @@ def grouped_attention(
         return _fused(query, key, value, attention_mask, scale), None
     # In float32: scores of some models reach thousands, where bfloat16 has steps of 8 (notebook, "Scores in bfloat16").
     grouped = (query.float() * scale).reshape(rows, key_heads, groups * queries, dim)
-    heads_first = key.stride(1) > key.stride(0)  # pages are gathered so; a product in another order would copy them
-    if heads_first:
-        grouped, key, value, attention_mask = (x.transpose(0, 1) for x in (grouped, key, value, attention_mask))
     scores = torch.matmul(grouped, key.float().transpose(2, 3))
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
-    scores = scores.view(*key.shape[:2], groups, queries, keys).add_(attention_mask[:, :, None])
+    scores = scores.view(rows, key_heads, groups, queries, keys).add_(attention_mask[:, :, None])
     if s_aux is not None:
-        sinks = s_aux.view(key_heads, 1, groups) if heads_first else s_aux.view(1, key_heads, groups)
-        scores = torch.cat([scores, sinks[..., None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
+        sinks = s_aux.view(1, key_heads, groups, 1, 1).to(scores.dtype).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     if s_aux is not None:
         weights = weights[..., :keys]
-    mixed = torch.matmul(weights.reshape(*key.shape[:2], groups * queries, keys), value)
-    if heads_first:
-        mixed = mixed.transpose(0, 1)
+    mixed = torch.matmul(weights.reshape(rows, key_heads, groups * queries, keys), value)
     return mixed.reshape(rows, heads, queries, -1).transpose(1, 2), None
 
 

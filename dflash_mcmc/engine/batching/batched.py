@@ -35,7 +35,7 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import step_bits
-from dflash_mcmc.engine.batching.cache import SlotCache, num_recent
+from dflash_mcmc.engine.batching.cache import KVCache, num_recent
 from dflash_mcmc.engine.batching.chains import MeteredEngine
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag, TargetBlend
@@ -85,7 +85,7 @@ class GraphedSteps:
         self._graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`."""
         if len(groups) > 1 or riders is not None:
@@ -129,7 +129,6 @@ class BatchedEngine(MeteredEngine):
         prompt_length: longest prompt; None takes `max_length`.
         speculation: the rule for drawing block by block; None to draw token by token.
         drafter: the draft that the blend mixes in or that tokens are drawn from; None without such a draft.
-        num_pages: pages of the cache; 0 for a contiguous cache, which has a row of `max_length` for each slot.
         companion: the model whose logits the blend mixes in; None for a blend without one.
         second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
         anti: a further model for the blend, after the companion; None without one.
@@ -138,7 +137,7 @@ class BatchedEngine(MeteredEngine):
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,
                  options: Options = DEFAULTS, prompt_length: int | None = None,
-                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None, num_pages: int = 0,
+                 speculation: Speculation[Drafter] | None = None, drafter: Drafter | None = None,
                  companion: LanguageModel | None = None, second: Mapping[bytes, np.ndarray] | None = None,
                  anti: LanguageModel | None = None, few_rows: bool = False):
         super().__init__()
@@ -164,11 +163,11 @@ class BatchedEngine(MeteredEngine):
                              None if second is None else SecondPrompts(second, num_rows, model.device), drafting,
                              subtracted)
         states = num_recent(options, work.num_drafted)
-        caches = Caches(model, work.companions, num_rows, longest, work.padding, num_pages, options.snapshot_every, states)
+        caches = Caches(model, work.companions, num_rows, longest, work.padding, options.snapshot_every, states)
         keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
         cache, spare = caches.rows(), caches.rows() if keeps else None
         prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), work.prompt_length)) if ahead else None
-        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest, work.prompt_length)
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)
@@ -208,7 +207,6 @@ class BatchedEngine(MeteredEngine):
     def _step(self, scheduler: Scheduler) -> Stop:
         """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
         began, live = time.perf_counter(), len(scheduler.live)
-        scheduler.make_room()
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:

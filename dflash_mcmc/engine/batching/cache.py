@@ -4,18 +4,12 @@ It is a `transformers` cache, so unmodified models run on it. The keys and value
 positions. The mask of a forward lets a query see the keys up to its own position. A rollback only lowers the position, because
 larger positions are overwritten before they are read again.
 
-    ContiguousCache      a row is one piece of memory, as long as the longest
-    paged_cache.py       a row is a list of pages, as long as its text
-    recurrent_state.py   either of them with the states of recurrent layers
-
 A hybrid model mixes attention with layers of the gated delta rule (arXiv 2412.06464). Such a layer has no keys and values: its
-state after a token is a short convolution's last inputs, and a matrix for each head.
+state after a token is a short convolution's last inputs, and a matrix for each head (`recurrent_state.py`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any, NamedTuple
@@ -147,15 +141,6 @@ def num_recent(options: Options, num_drafted: int) -> int:
     return (options.steps_between_checks or 1) * (1 + num_drafted) + 1
 
 
-def num_snapshots(num_pages: int, page_size: int, every: int) -> int:
-    """Number of snapshots of a cache of pages: those of rows that share no page."""
-    return -(-num_pages * page_size // every)
-
-
-UNLIMITED = 2**62
-"""A number of pages that always suffices."""
-
-
 class CacheShape(NamedTuple):
     """Shape of the keys and values of one token of one sequence."""
 
@@ -178,8 +163,8 @@ class CacheShape(NamedTuple):
         return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
-class SlotLayer(CacheLayerMixin):
-    """Keys and values of one decoder layer.
+class CacheLayer(CacheLayerMixin):
+    """What the cache holds of one decoder layer.
 
     Args:
         length: positions of a row.
@@ -194,7 +179,7 @@ class SlotLayer(CacheLayerMixin):
         self.length, self.key_length = length, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing, because a slot cache is allocated as a whole."""
+        """Does nothing, because the cache is allocated as a whole."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.key_length, 0
@@ -206,145 +191,7 @@ class SlotLayer(CacheLayerMixin):
         return self.length
 
 
-class SlotCache(Cache, ABC):
-    """The keys and values of some rows. `aim` sets rows and positions before each forward.
-
-    A row can be written only where it is open. The methods here are those of rows that have memory of their own: all is open,
-    nothing is freed, and later tokens overwrite earlier ones. A forward calls `update` of each layer with keys and values
-    (rows, heads, queries, dim). It returns the keys and values of the aimed rows, (rows, heads, key_length, dim).
-
-    Attributes:
-        slot_layers: a layer for each decoder layer.
-        num_rows: number of rows.
-        companion: a cache of a draft or of another model for the same tokens, which may have a companion itself; None without
-            one. It is opened, copied and freed with this one.
-        recurrent: whether it has states of recurrent layers (`recurrent_state.py`).
-    """
-
-    recurrent = False
-    companion: SlotCache | None
-
-    def __init__(self, layers: Sequence[SlotLayer], num_rows: int, companion: SlotCache | None):
-        super().__init__(layers=[*layers])
-        self.slot_layers, self.num_rows, self.companion = layers, num_rows, companion
-
-    @property
-    def drafts(self) -> SlotCache:
-        """The companion of a cache that has one: that of a draft, if there is a draft with a cache."""
-        if self.companion is None:
-            raise ValueError("this cache has no companion cache")
-        return self.companion
-
-    def chain(self) -> list[SlotCache]:
-        """This cache, its companion, that one's companion, and so on."""
-        return [self, *(self.companion.chain() if self.companion is not None else ())]
-
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Positions of a row."""
-
-    def of_one_row(self, length: int) -> SlotCache:
-        """A cache of the same shape with one row of at least `length` positions, for a slot without a row of the batch."""
-        return self.on_host(length)
-
-    @abstractmethod
-    def on_host(self, length: int) -> SlotCache:
-        """Like `of_one_row`, in the host's memory and without pages."""
-
-    @abstractmethod
-    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
-
-    def reserve(self, length: int) -> None:
-        """Makes rows at least `length` long."""
-
-    def open(self, row: int, start: int, stop: int) -> None:
-        """Lets forwards write positions `start` to `stop - 1` of a row, beside those that are open. Raises OutOfPages."""
-
-    def close(self, row: int) -> None:
-        """Ends the writing to a row: what a forward gives for it is lost."""
-
-    def keep(self, row: int, start: int, stop: int) -> None:
-        """Frees the memory of a row outside positions `start` to `stop - 1`. The row is closed."""
-
-    def extend(self, stops: np.ndarray) -> None:
-        """Opens the first rows, except closed ones, up to these positions, int64 (rows,). Raises OutOfPages."""
-
-    def restart(self) -> None:
-        """Empties all rows of this cache, and frees the memory of all caches of one row made from it."""
-
-    @property
-    def num_pages(self) -> int:
-        """Number of pages, free or not; UNLIMITED where rows have memory of their own."""
-        return UNLIMITED
-
-    @property
-    def num_free_pages(self) -> int:
-        """Number of free pages; UNLIMITED where rows have memory of their own."""
-        return UNLIMITED
-
-    def has_pages(self, row: int) -> bool:
-        """Whether a row has pages that it could free."""
-        return False
-
-    def pages_of(self, length: int) -> int:
-        """Number of pages of `length` positions; 0 where rows have memory of their own."""
-        return 0
-
-    def pages_to_extend(self, stops: np.ndarray) -> int:
-        """Number of pages that `extend` takes."""
-        return 0
-
-    @abstractmethod
-    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
-        """Sets where the next forward writes, and how many positions of the rows it reads.
-
-        Args:
-            rows: the first rows as a slice, or int64 indices.
-            positions: int64 (rows, queries).
-        """
-
-    def reading(self, spans: np.ndarray) -> AbstractContextManager[None]:
-        """A context for a forward that reads spans: (row, start, stop) for each row, int64 (rows, 3)."""
-        return nullcontext()
-
-    def passed(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Notes that decode steps have brought the first rows from positions `before` to positions `after`, int64 (rows,)."""
-
-    @abstractmethod
-    def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes keys and values, each (layers, rows, heads, queries, dim), to positions of rows, int64 (rows, queries)."""
-
-    @abstractmethod
-    def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values at these positions, in the shapes of `write`. The positions are open."""
-
-    def held(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `at`, of positions that the rows hold, open or not."""
-        return self.at(rows, positions)
-
-    @abstractmethod
-    def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
-        """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
-
-    def follow(self, leader: int, row: int, start: int, stop: int) -> None:
-        """Copies positions of an open row, which is no longer written before `stop`, into another row."""
-        self.copy(self, leader, row, start, stop)
-
-    @abstractmethod
-    def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
-        """Exchanges two rows, of which the first `length_a` and `length_b` positions matter."""
-
-    @abstractmethod
-    def clear(self, row: int | slice = slice(None)) -> None:
-        """Empties a row, or all rows. What they held is set to zero before it is read again.
-
-        This removes NaN: a masked position has weight zero, but zero times NaN is NaN.
-        """
-
-
-class ContiguousLayer(SlotLayer):
+class KVLayer(CacheLayer):
     """Keys and values of one decoder layer: each (num_rows, num_heads, length, dim)."""
 
     keys: torch.Tensor
@@ -361,7 +208,7 @@ class ContiguousLayer(SlotLayer):
 
     def aim(self, rows: slice | torch.Tensor, row_ids: torch.Tensor, positions: torch.Tensor, key_length: int,
             only: int | None) -> None:
-        """See `SlotCache.aim`. `only` is the position of a forward that feeds one token of the first row, else None."""
+        """See `KVCache.aim`. `only` is the position of a forward that feeds one token of the first row, else None."""
         if not isinstance(rows, slice) or self.rows != rows or self.key_length != key_length:
             self._read = None
         self.rows, self.row_ids, self.positions, self.key_length, self.only = rows, row_ids, positions, key_length, only
@@ -393,38 +240,62 @@ class ContiguousLayer(SlotLayer):
         return read
 
 
-class ContiguousCache(SlotCache):
-    """A layer for each decoder layer. Every row has memory of its own.
+class KVCache(Cache):
+    """The keys and values of some rows. `aim` sets rows and positions before each forward.
+
+    A forward calls `update` of each layer with keys and values (rows, heads, queries, dim). It returns the keys and values of
+    the aimed rows, (rows, heads, key_length, dim).
+
+    Args:
+        companions: shapes of the caches that follow this one.
 
     Attributes:
         keys, values: (num_layers, num_rows, num_heads, length, dim), the memory of all layers. One copy moves a span of a
             row in all layers.
+        kv_layers: a layer for each decoder layer with keys and values.
+        num_rows: number of rows.
+        companion: a cache of a draft or of another model for the same tokens, which may have a companion itself; None without
+            one. It is copied and cleared with this one.
+        recurrent: whether it has states of recurrent layers (`recurrent_state.py`).
     """
 
-    companion: ContiguousCache | None
+    recurrent = False
 
     def __init__(self, shape: CacheShape, num_rows: int, length: int, device: torch.device | str = "cpu",
                  companions: tuple[CacheShape, ...] = ()):
-        self._shape, self._companions = shape, companions
+        self._shape, self._companions, self.num_rows = shape, companions, num_rows
         self.keys, self.values = (
             # Uninitialised memory may hold NaN. A masked position has weight zero, but zero times NaN is NaN.
             torch.zeros(shape.num_layers, num_rows, shape.num_heads, length, dim, dtype=shape.dtype, device=device)
             for dim in (shape.key_dim, shape.value_dim)
         )
-        companion = ContiguousCache(companions[0], num_rows, length, device, companions[1:]) if companions else None
-        self._layers = [ContiguousLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
-        super().__init__(self._layers, num_rows, companion)
+        self.companion = KVCache(companions[0], num_rows, length, device, companions[1:]) if companions else None
+        self.kv_layers = [KVLayer(*layer) for layer in zip(self.keys, self.values, strict=True)]
+        super().__init__(layers=[*self.kv_layers])
         self._row_ids = torch.arange(num_rows, device=device)[:, None]
 
-    def on_host(self, length: int) -> ContiguousCache:
-        return ContiguousCache(self._shape, 1, length, "cpu", self._companions)
+    @property
+    def drafts(self) -> KVCache:
+        """The companion of a cache that has one: that of a draft, if there is a draft with a cache."""
+        if self.companion is None:
+            raise ValueError("this cache has no companion cache")
+        return self.companion
+
+    def chain(self) -> list[KVCache]:
+        """This cache, its companion, that one's companion, and so on."""
+        return [self, *(self.companion.chain() if self.companion is not None else ())]
 
     @property
     def length(self) -> int:
+        """Positions of a row."""
         return self.values.shape[3]
 
+    def on_host(self, length: int) -> KVCache:
+        """A cache of the same shape with one row of `length` positions in the host's memory, for a slot without a row."""
+        return KVCache(self._shape, 1, length, "cpu", self._companions)
+
     def reserve(self, length: int) -> None:
-        """See `SlotCache`.
+        """Makes rows at least `length` long.
 
         On a CPU the cache grows on demand. A cache that is no longer than its longest sequence is read as one piece of
         memory, which makes a decode step of many rows a fifth faster (notebook, "The engine").
@@ -434,39 +305,61 @@ class ContiguousCache(SlotCache):
         more = (0, 0, 0, length - self.length)
         for name in ("keys", "values"):  # one after the other, to limit the memory for copies
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), more))
-            for layer, memory in zip(self._layers, getattr(self, name), strict=True):
+            for layer, memory in zip(self.kv_layers, getattr(self, name), strict=True):
                 layer.resize(length, **{name: memory})
             return_memory()
         if self.companion is not None:
             self.companion.reserve(length)
 
     def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, key_length: int) -> None:
+        """Sets where the next forward writes, and how many positions of the rows it reads.
+
+        Args:
+            rows: the first rows as a slice, or int64 indices.
+            positions: int64 (rows, queries).
+        """
         row_ids = self._row_ids[rows]
         one = isinstance(rows, slice) and rows == slice(0, 1) and positions.numel() == 1 and positions.device.type == "cpu"
         only = int(positions) if one else None
-        for layer in self._layers:
+        for layer in self.kv_layers:
             layer.aim(rows, row_ids, positions, key_length, only)
 
+    def reading(self, spans: np.ndarray) -> AbstractContextManager[None]:
+        """A context for a forward that reads spans: (row, start, stop) for each row, int64 (rows, 3)."""
+        return nullcontext()
+
+    def passed(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Notes that decode steps have brought the first rows from positions `before` to positions `after`, int64 (rows,)."""
+
     def write(self, rows: slice | torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes keys and values, each (layers, rows, heads, queries, dim), to positions of rows, int64 (rows, queries)."""
         row_ids = self._row_ids[rows]
         # Advanced indices with a slice between them come first: (rows, queries, layers, heads, dim).
         self.keys[:, row_ids, :, positions] = keys.permute(1, 3, 0, 2, 4)
         self.values[:, row_ids, :, positions] = values.permute(1, 3, 0, 2, 4)
 
     def at(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values at these positions, in the shapes of `write`."""
         row_ids = self._row_ids[rows]
         keys, values = (memory[:, row_ids, :, positions].permute(2, 0, 3, 1, 4) for memory in (self.keys, self.values))
         return keys, values
 
-    def copy(self, source: SlotCache, source_row: int, row: int, start: int, stop: int) -> None:
+    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values at positions `start` to `stop - 1` of a row, each (layers, heads, positions, dim)."""
+        return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
+
+    def copy(self, source: KVCache, source_row: int, row: int, start: int, stop: int) -> None:
+        """Copies positions `start` to `stop - 1` of a row of a cache (this one or another) into a row of this one."""
         self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop] = source.span(source_row, start, stop)
         if self.companion is not None:
             self.companion.copy(source.drafts, source_row, row, start, stop)
 
-    def span(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.keys[:, row, :, start:stop], self.values[:, row, :, start:stop]
+    def fork(self, leader: int, row: int, start: int, stop: int) -> None:
+        """Copies positions of a row, which is no longer written before `stop`, into another row that goes on from `stop`."""
+        self.copy(self, leader, row, start, stop)
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
+        """Exchanges two rows, of which the first `length_a` and `length_b` positions matter."""
         if not length_a or not length_b:  # one row holds nothing that matters: a copy takes half of the work
             source, row = (a, b) if length_a else (b, a)
             self.copy(self, source, row, 0, max(length_a, length_b))
@@ -480,6 +373,10 @@ class ContiguousCache(SlotCache):
             self.companion.swap(a, b, length_a, length_b)
 
     def clear(self, row: int | slice = slice(None)) -> None:
+        """Sets a row, or all rows, to zero.
+
+        This removes NaN: a masked position has weight zero, but zero times NaN is NaN.
+        """
         self.keys[:, row] = 0
         self.values[:, row] = 0
         if self.companion is not None:

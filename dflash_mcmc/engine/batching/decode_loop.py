@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
@@ -60,7 +60,7 @@ class PlainSteps:
         """See `Stepper.cost`."""
         return plain_cost(tokens, counts)
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """One token for every live row among the first `batch`, and for the riders; see `Stepper.step`."""
         rows, position = state.ids[:batch], state.position[:batch]
@@ -89,7 +89,7 @@ class PlainSteps:
         if riders is not None:
             _part(state, riders, tokens)
 
-    def _said(self, cache: SlotCache, state: Rows, batch: int, key_length: int,
+    def _said(self, cache: KVCache, state: Rows, batch: int, key_length: int,
               groups: tuple[Group, ...]) -> DraftStates | None:
         """The draft's hidden states for the next tokens; None if no row needs them."""
         grid = self.runner.grid
@@ -228,7 +228,7 @@ class DecodeLoop:
         self._memory, self._ladder, self._tracer = memory, ladder, tracer
         self._starts: dict[int, Start] = {}
         self.groups: tuple[Group, ...] = ()
-        self._num_fed, self._num_riders = 0, 0
+        self._num_fed = 0
         self._riders: SharedForwards | None = None
         # On the host, per row: an upper bound on its position, its number of steps at the last check, and the position at
         # which it is idle, or -1.
@@ -238,7 +238,7 @@ class DecodeLoop:
     def reset(self) -> None:
         """Forgets all draws."""
         self._starts, self.groups = {}, ()
-        self._num_fed, self._num_riders, self._riders = 0, 0, None
+        self._num_fed, self._riders = 0, None
         self.rows.idle(slice(None))
         for values in (self._top, self._rounds, self._idle):
             values[:] = 0
@@ -282,7 +282,7 @@ class DecodeLoop:
             slots: the live slots in the order of their rows: slots that are fed, then slots that share their forwards.
             num_fed: the number of slots that are fed.
         """
-        self._num_fed, self._num_riders, self._riders = num_fed, len(slots) - num_fed, None
+        self._num_fed, self._riders = num_fed, None
         if len(self.groups) != 1:
             self.groups = ()
         if num_fed < len(slots):
@@ -319,12 +319,6 @@ class DecodeLoop:
             self._top[:live] += self.stepper.tokens_a_step
             if self._tracer:
                 self._tracer.keep(slots)
-
-    def num_pages(self) -> int:
-        """Number of pages that the pending reading and the steps until the next check take."""
-        ahead = (self.steps_per_sync - 1) * self.stepper.tokens_a_step + self.stepper.reach
-        parting = self._memory.pages_to_follow(self._num_riders)
-        return parting + self._memory.pages_of_step(self._top[: self._batch(self._num_fed)], ahead)
 
     def _batch(self, rows: int) -> int:
         return min(self._ladder.batch(rows), self.rows.num_rows)

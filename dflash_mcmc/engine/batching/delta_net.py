@@ -79,15 +79,15 @@ def replay(nets: Sequence[Any], cache: HybridCache, rows: np.ndarray, positions:
     if not len(rows):
         return
     device = cache.recent.matrices.device
-    start, places = cache.last_snapshots(rows, positions)
-    row_ids, counts, (kept_in, kept_at) = (torch.from_numpy(numbers).to(device)
-                                           for numbers in (rows, positions - start, places))
+    numbers = positions // cache.every
+    start = numbers * cache.every
+    row_ids, counts, kept = (torch.from_numpy(array).to(device) for array in (rows, positions - start, numbers))
     longest = round_up(int((positions - start).max()), _ROW_STEP)
-    at = np.minimum(start[:, None] + np.arange(longest), cache.length - 1)
+    at = torch.from_numpy(np.minimum(start[:, None] + np.arange(longest), cache.length - 1)).to(device)
     for layer, net in enumerate(nets):
-        windows, matrices = cache.snapshots.get(layer, kept_in, kept_at)
+        windows, matrices = cache.snapshots.get(layer, row_ids, kept)
         for first in range(0, longest, PIECE):
-            inputs = cache.inputs_at(layer, rows, at[:, first : first + PIECE])
+            inputs = cache.inputs[layer][row_ids[:, None], at[:, first : first + PIECE]]
             windows, matrices = _advance(net, inputs, windows, matrices, counts - first)
         cache.recent.put(layer, row_ids, torch.from_numpy(positions % cache.num_recent).to(device), windows, matrices)
     cache.known[rows] = positions

@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dflash_mcmc.engine.batching import attention, delta_net, layer_loop, row_linear
 from dflash_mcmc.engine.batching.attention import unmasked_types
-from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, RecurrentShape, SlotCache, cache_argument, recurrent_shape
+from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, KVCache, RecurrentShape, cache_argument, recurrent_shape
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
@@ -232,7 +232,7 @@ class LanguageModel:
             cache: takes the keys and values of the tokens, and gives those of earlier ones.
             options: what else the decoder takes, `position_ids` and `attention_mask`.
         """
-        if self._loop is not None and not self._loop.is_hooked and isinstance(cache, SlotCache):
+        if self._loop is not None and not self._loop.is_hooked and isinstance(cache, KVCache):
             return self._loop.hidden(tokens, cache, options["attention_mask"], options["position_ids"])
         options = {self._cache_argument: cache, "use_cache": cache is not None, **options}
         return self.decoder(input_ids=tokens, **options).last_hidden_state

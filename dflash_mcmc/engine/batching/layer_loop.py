@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import embedding, pad, rms_norm, silu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache, SlotCache, cache_argument
+from dflash_mcmc.engine.batching.cache import CacheShape, KVCache, cache_argument
 from dflash_mcmc.engine.batching.row_linear import RowLinear
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
@@ -43,7 +43,7 @@ class LayerLoop:
         """Whether something hooks a module that the loop does not call, so that only transformers' modules do what it asks."""
         return any(self._others)
 
-    def hidden(self, tokens: torch.Tensor, cache: SlotCache, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden(self, tokens: torch.Tensor, cache: KVCache, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states (rows, n, width) after the final norm. Hooks of the embedding and of layers get their outputs, and may
         change them.
 
@@ -147,7 +147,7 @@ def _has_bits(loop: LayerLoop, decoder: Any, shape: CacheShape, rows: int) -> bo
     """Whether hidden states, keys and values of so many rows are those of the modules."""
     generator = torch.Generator().manual_seed(rows)
     tokens = torch.randint(decoder.config.vocab_size, (rows, _QUERIES), generator=generator)
-    positions, caches = torch.arange(_QUERIES).expand(rows, -1), [ContiguousCache(shape, rows, _QUERIES) for _ in range(2)]
+    positions, caches = torch.arange(_QUERIES).expand(rows, -1), [KVCache(shape, rows, _QUERIES) for _ in range(2)]
     mask = torch.zeros(rows, 1, _QUERIES, _QUERIES, dtype=shape.dtype)
     mask.masked_fill_(torch.ones(_QUERIES, _QUERIES, dtype=torch.bool).triu(1), -torch.inf)
     for cache in caches:

@@ -1,8 +1,8 @@
-"""Runs the target over slot caches, to read prompts and prefixes and to compute hidden states and logits.
+"""Runs the target over KV caches, to read prompts and prefixes and to compute hidden states and logits.
 
 A companion is another causal language model with a runner of its own. It is fed the tokens that the target is fed, in the same
 step, at the same positions of the same rows, and keeps its keys and values in a companion of the target's cache. What happens
-to a row, such as a rollback, a fork or a preemption, so happens to both. A model that drafts has the same place, except that
+to a row, such as a rollback or a fork, so happens to both. A model that drafts has the same place, except that
 it does not read the blocks that it has drafted.
 """
 
@@ -18,7 +18,7 @@ import torch
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.attention import Reach
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.delta_net import replay
 from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class ModelRunner:
-    """Runs the target on slot caches.
+    """Runs the target on KV caches.
 
     Args:
         model: the target.
@@ -55,8 +55,8 @@ class ModelRunner:
         prefill_chunk: longest piece in which spans are read, a power of two >= 8.
         drafter: receives the target's features of every token that the target reads; None for no drafter.
         grid: the draft's hidden states for every token, if the blend or a draw uses them.
-        companion: runs the companion, whose cache is the last of `SlotCache.chain` but for `anti`'s; None without one.
-        drafting: runs the model of a `ModelDrafter`, whose cache is `SlotCache.drafts`; None without one.
+        companion: runs the companion, whose cache is the last of `KVCache.chain` but for `anti`'s; None without one.
+        drafting: runs the model of a `ModelDrafter`, whose cache is `KVCache.drafts`; None without one.
         second: the prompts of the companion; None if it reads the target's.
         anti: runs a further companion, whose cache is then the last; None without one.
     """
@@ -110,7 +110,7 @@ class ModelRunner:
         """
         return [*(self._beside or self._tapped[: len(self._blended_layers)]), *self._drafted]
 
-    def forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def forward(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                 key_length: int, window: int | None = None, beside: Beside | None = None,
                 is_block: bool = False) -> torch.Tensor:
         """Hidden states after the final norm: (rows, queries, width).
@@ -135,7 +135,7 @@ class ModelRunner:
                 self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)]
         return self._forward(cache, rows, tokens, positions, key_length, window)
 
-    def draft_logits(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def draft_logits(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                      key_length: int) -> torch.Tensor:
         """Logits after these tokens, of a model that drafts or else of the target; see `Anchors`."""
         if self.drafting is None:
@@ -144,7 +144,7 @@ class ModelRunner:
         hidden = self.drafting._forward(cache.drafts, rows, tokens, positions, key_length, None)
         return _logits_beside(self.model, self.drafting.model, hidden[:, -1])
 
-    def _forward(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def _forward(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                  key_length: int, window: int | None, skipped: torch.Tensor | None = None) -> torch.Tensor:
         cache.aim(rows, positions, key_length)
         keys = self._keys[:key_length]
@@ -170,12 +170,12 @@ class ModelRunner:
         return [last if layer == last_layer else output
                 for layer, output in zip(drafter.tapped_layers, features, strict=True)]
 
-    def replay(self, cache: SlotCache, rows: Sequence[int], positions: Sequence[int]) -> None:
+    def replay(self, cache: KVCache, rows: Sequence[int], positions: Sequence[int]) -> None:
         """Prepares rows to be fed from these positions on: states of recurrent layers are computed where they are missing."""
         if isinstance(cache, HybridCache) and rows:
             replay(self.model.recurrent_nets, cache, np.array(rows), np.array(positions))
 
-    def read(self, cache: SlotCache, spans: Sequence[Span]) -> int:
+    def read(self, cache: KVCache, spans: Sequence[Span]) -> int:
         """Reads spans piece by piece; pieces of the same size share a forward. Returns the number of forwards."""
         waiting = [(span, list(chunks(span.start, span.stop, self.prefill_chunk))) for span in spans]
         forwards = 0
@@ -185,7 +185,7 @@ class ModelRunner:
             forwards += 1
         return forwards
 
-    def states(self, cache: SlotCache, spans: Sequence[Span], size: int) -> torch.Tensor:
+    def states(self, cache: KVCache, spans: Sequence[Span], size: int) -> torch.Tensor:
         """Reads the first `size` tokens of spans of different rows in one forward.
 
         Returns the hidden states after the final norm, (spans, size, width). A shorter span is padded.
@@ -234,7 +234,7 @@ class ModelRunner:
             logits["draft"] = torch.where(said.inside[:, None], own, logits["blended"])
         return logits
 
-    def logits_of(self, cache: SlotCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
+    def logits_of(self, cache: KVCache, span: Span, origin: int, hidden: torch.Tensor, tapped: Sequence[torch.Tensor],
                   sources: Collection[str]) -> dict[str, torch.Tensor]:
         """Logits after the first tokens of a span, (tokens, vocabulary).
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import LiveChain, Slot
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop
 from dflash_mcmc.engine.batching.interface import Options
@@ -120,7 +120,7 @@ Scored: TypeAlias = tuple[np.ndarray, ...]
 """(log p, log q, intervals, columns) of scored tokens."""
 
 
-def scores(runner: ModelRunner, cache: SlotCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
+def scores(runner: ModelRunner, cache: KVCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
     """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
 
     None is for a score with logits or processed logits that are not finite.
@@ -215,11 +215,9 @@ class Operations:
     def scores_wait(self) -> bool:
         """Whether scores wait for those of other chains, to be carried out together.
 
-        In a cache of pages each takes its pages when it begins. The states of recurrent layers, and a draft that learns from
-        each operation, are prepared for one row.
+        The states of recurrent layers, and a draft that learns from each operation, are prepared for one row.
         """
-        cache = self._memory.cache
-        return not self._adaptive and not cache.recurrent and cache.num_free_pages >= UNLIMITED
+        return not self._adaptive and not self._memory.cache.recurrent
 
     def place(self, slot: Slot, like: Slot | None) -> None:
         """Prepares a slot's keys and values for its operation. The slot may have a row or none.
@@ -262,7 +260,6 @@ class Operations:
                                *split_columns(slot.operation, drawn.columns))
         if slot.leader is not None:
             self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
-        self._memory.close(slot)
         # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
         slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
         slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
@@ -284,7 +281,6 @@ class Operations:
         self._memory.reserve(len(sequence))
         if slot.leader is None:
             self._memory.fill(slot)
-            self._memory.open(slot, len(sequence) - 1)
         uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
         start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
@@ -318,10 +314,8 @@ class Operations:
             span = each.span()
             pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
             slot.chain.charge(slot.number, target_forwards=len(pieces))
-            self._memory.open_to_score(slot, span.start, len(each.sequence))
         scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
         for slot, each, result in zip(slots, asked, scored, strict=True):
-            self._memory.close(slot)
             self._end_adapting(slot)
             if result is not None:
                 self._note_score(slot, each, result)

@@ -13,19 +13,16 @@ from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.cache import (
     PIECE,
     CacheShape,
-    ContiguousCache,
-    SlotCache,
+    KVCache,
     num_recent,
-    num_snapshots,
     recurrent_shape,
 )
 from dflash_mcmc.engine.batching.float32_head import keeps_copy
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.paged_cache import NUM_RESERVED, PAGE_SIZE, PagedCache, PagedMemory
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
-from dflash_mcmc.engine.batching.recurrent_state import HybridMemory, HybridPages, HybridRows
+from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.engine.batching.row_linear import is_small
 from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
 from dflash_mcmc.errors import ConfigError
@@ -94,7 +91,7 @@ class DraftSize(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A model, a draft and lengths: what the memory depends on, beside the numbers of slots and pages.
+    """A model, a draft and lengths: what the memory depends on, beside the number of slots.
 
     `companion` and `anti` are other models that read every token with the target, and `mixed_layers` counts those that a blend
     mixes in.
@@ -155,23 +152,6 @@ class Workload(NamedTuple):
         states = num_recent(self.options, self.num_drafted) + length // self.options.snapshot_every + 1
         return num_copies * num_rows * (states * shape.state_bytes + length * shape.input_bytes)
 
-    def state_bytes_of_pages(self, num_pages: int, num_rows: int) -> int:
-        """Bytes of the recurrent states and their inputs in so many pages, and in caches of so many rows together."""
-        shape = self.model.cache_shape.recurrent
-        if shape is None:
-            return 0
-        states = num_rows * num_recent(self.options, self.num_drafted)
-        states += 1 + num_snapshots(num_pages, PAGE_SIZE, self.options.snapshot_every)
-        return states * shape.state_bytes + (num_pages + NUM_RESERVED) * PAGE_SIZE * shape.input_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page, and of its share of the snapshots."""
-        shape = self.model.cache_shape.recurrent
-        states = 0 if shape is None else (PAGE_SIZE * shape.input_bytes
-                                          - (-PAGE_SIZE * shape.state_bytes // self.options.snapshot_every))
-        return PAGE_SIZE * self.token_bytes + states
-
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
         ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
@@ -183,8 +163,6 @@ _SHARE = 0.9
 _MOST_SLOTS = 256
 """Largest number of slots that a plan chooses by itself: more rows hardly increase the rate (notebook, "The engine")."""
 _GB = 1e9
-_ENDS = 2
-"""Pages of a draw that are not full: the ends of its row and of its spare row."""
 _ROW_STATE_BYTES = 8 + 8 + 4 * 8
 """Bytes per position of a row: a token, a uniform and four scores."""
 _LOGIT_COPIES = 5
@@ -208,8 +186,6 @@ class MemoryPlan(NamedTuple):
     """Working memory of reading prompts."""
     growing: int
     """Additional memory of a cache while it grows."""
-    num_pages: int = 0
-    """Pages of the cache; 0 for a contiguous cache."""
     limit: int | None = None
     """Memory for all of this. None if it is not known."""
     states: int = 0
@@ -220,44 +196,29 @@ class MemoryPlan(NamedTuple):
         """Bytes without which the engine cannot run."""
         return self.caches + max(self.step, self.reading, self.growing)
 
-    @property
-    def mean_length(self) -> int:
-        """Tokens for which each slot has room if all slots have the same: the current sequence, and a draw besides it."""
-        return self.num_pages * PAGE_SIZE // self.num_slots if self.num_pages else self.max_length
-
     def describe(self, weight_bytes: int | None = None) -> str:
         """The plan in a line.
 
         Args:
             weight_bytes: bytes of the target's weights, which are not part of the plan; None if they are not known.
         """
-        lengths = f"{self.max_length:,} tokens"
-        if self.num_pages and self.mean_length < 2 * self.max_length:  # else all can have the full length at once
-            lengths = f"up to {self.max_length:,} tokens, {self.mean_length:,} on average for sequences and draws together"
         uses = [] if weight_bytes is None else [f"weights {_size(weight_bytes)}"]
-        uses += [f"keys and values {_size(self.caches - self.states)} for {self.num_slots} slots of {lengths}"]
+        keys = _size(self.caches - self.states)
+        uses += [f"keys and values {keys} for {self.num_slots} slots of {self.max_length:,} tokens"]
         uses += [f"recurrent states {_size(self.states)}"] if self.states else []
         uses += [f"work space {_size(self.total - self.caches)}"]
         uses += [] if self.limit is None else [f"free {_size(self.limit - self.total)} of {_size(self.limit)}"]
         return "memory: " + "; ".join(uses)
 
 
-def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
-    """The memory of an engine, without the weights of model and draft.
-
-    Args:
-        num_pages: pages of the cache; 0 for a contiguous cache.
-    """
+def predict(work: Workload, num_slots: int) -> MemoryPlan:
+    """The memory of an engine, without the weights of model and draft."""
     model = work.model
     rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
     ahead, longest_prompt = work.prompts(num_slots)
     kept = 2 if work.keeps_current else 1
     positions = rows * length * kept + ahead * longest_prompt
-    if num_pages:
-        positions = (num_pages + NUM_RESERVED) * PAGE_SIZE
-        states = work.state_bytes_of_pages(num_pages, rows * kept + ahead)
-    else:
-        states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
+    states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
     caches = states + positions * work.token_bytes + rows * length * row_bytes
     others = work.mixed_layers + (work.companion is not None) + (work.anti is not None)
@@ -269,8 +230,6 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
     copied = max((4 * halved.num_heads * halved.key_dim for each in work.models if work.implementation(each) == "grouped"
                   and (halved := each.cache_shape).dtype.itemsize < 4), default=0)
     step += rows * length * copied
-    if num_pages:  # the pages of all rows are gathered for each layer
-        step += rows * length * layer_bytes
     # Without `keep_current` all rows may have to read their sequences again at once.
     readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
     chunk = min(work.options.prefill_chunk, keys)
@@ -280,17 +239,16 @@ def predict(work: Workload, num_slots: int, num_pages: int = 0) -> MemoryPlan:
         step += rows * recurrent.work_bytes(1 + work.num_drafted)
         reading = max(reading + max(readers, 1) * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
-    growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" and not num_pages else 0
-    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, num_pages, states=states)
+    growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" else 0
+    return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, states=states)
 
 
-def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None, kv_cache: str = "auto",
+def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float | None,
          still_to_load: int = 0) -> MemoryPlan:
     """The plan for `num_slots` slots, or for as many as fit if it is None. Raises ConfigError if they do not fit.
 
     Args:
         num_draws: number of draws that can be in progress.
-        kv_cache: auto, contiguous or paged. auto is contiguous if that fits, otherwise paged.
         still_to_load: bytes of weights that are not loaded yet. The free memory must hold them too.
     """
     if memory_gb is None:
@@ -299,75 +257,24 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     else:
         limit, source = int(memory_gb * _GB), "hardware.memory_gb"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
-    paged = kv_cache == "paged" or (kv_cache == "auto" and predict(work, wanted).total > limit)
-    return (_paged if paged else _contiguous)(work, num_slots, wanted, limit, source)._replace(limit=limit)
-
-
-def _contiguous(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
-    """The plan of a cache with a row for each slot."""
-    short = predict(work, wanted)
-    if short.total <= limit:
-        return short
+    whole = predict(work, wanted)
+    if whole.total <= limit:
+        return whole._replace(limit=limit)
     most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
-    if num_slots is None and most:
-        return predict(work, most)
-    suffix = " with hardware.kv_cache=contiguous"
-    raise _refusal(work, num_slots, most, short, predict(work, 1), f"{_size(limit)}, {source}", suffix)
-
-
-def _paged(work: Workload, num_slots: int | None, wanted: int, limit: int, source: str) -> MemoryPlan:
-    """The plan of a cache of pages, as many as fit and can be used.
-
-    If the number of slots is not given, each has at least half of the longest sequence.
-    """
-    fewest = wanted if num_slots is not None else 1
-    for slots in range(wanted, fewest - 1, -1):
-        pages = _pages_that_fit(work, slots, limit)
-        enough = slots * work.max_length // 2 if num_slots is None and slots > 1 else 0
-        if pages >= max(_fewest_pages(work, slots), enough // PAGE_SIZE):
-            return predict(work, slots, pages)
-    fitting = (slots for slots in range(1, fewest) if _pages_that_fit(work, slots, limit) >= _fewest_pages(work, slots))
-    most = max(fitting, default=0)
-    least, one = (predict(work, slots, _fewest_pages(work, slots)) for slots in (fewest, 1))
-    raise _refusal(work, num_slots, most, least, one, f"{_size(limit)}, {source}")
-
-
-def _refusal(work: Workload, num_slots: int | None, most: int, least: MemoryPlan, one: MemoryPlan, room: str,
-             suffix: str = "") -> ConfigError:
-    """The error of slots that do not fit.
-
-    Args:
-        most: the number of slots that fit.
-        least, one: the smallest plans of the slots that are asked for, and of one slot.
-        room: the memory that there is, and where the number is from.
-    """
     if not most:
-        return ConfigError("hardware.memory_gb", f"nothing that holds a slot: {room}", f"at least {_size(one.total)}{suffix}, "
-                           f"for one slot of up to {work.max_length} tokens")
-    return ConfigError("hardware.num_slots", num_slots, f"at most {most}{suffix} ({least.num_slots} slots of up to "
-                       f"{work.max_length} tokens take at least {_size(least.total)}, of which {_size(least.caches)} are "
-                       f"keys and values; there are {room})")
+        raise ConfigError("hardware.memory_gb", f"nothing that holds a slot: {_size(limit)}, {source}",
+                          f"at least {_size(predict(work, 1).total)}, for one slot of up to {work.max_length} tokens; or "
+                          "engine=vllm, whose memory follows the text")
+    if num_slots is None:
+        return predict(work, most)._replace(limit=limit)
+    raise ConfigError("hardware.num_slots", num_slots, f"at most {most} ({wanted} slots of up to {work.max_length} tokens "
+                      f"take at least {_size(whole.total)}, of which {_size(whole.caches)} are keys and values; there are "
+                      f"{_size(limit)}, {source})")
 
 
 def _size(num_bytes: int) -> str:
     """Bytes in GB, or in MB if they are few."""
     return f"{num_bytes / _GB:.2f} GB" if num_bytes >= 0.1 * _GB or not num_bytes else f"{num_bytes / 1e6:.3g} MB"
-
-
-def _pages_that_fit(work: Workload, slots: int, limit: int) -> int:
-    """Number of pages that fit, at most those that can be used."""
-    without = predict(work, slots, num_pages=1)
-    rows, length = cache_size(work.model.device, slots, work.max_length, work.padding)
-    ahead, longest_prompt = work.prompts(slots)
-    useful = (rows * length * (2 if work.keeps_current else 1) + ahead * longest_prompt) // PAGE_SIZE
-    return min(useful, 1 + (limit - without.total) // work.page_bytes)
-
-
-def _fewest_pages(work: Workload, slots: int) -> int:
-    """Pages of one draw and its current sequence at full length, of the prompts read ahead, and of the ends of all rows."""
-    length = cache_size(work.model.device, 1, work.max_length, work.padding)[1]
-    ahead, longest_prompt = work.prompts(slots)
-    return (2 * length + ahead * longest_prompt) // PAGE_SIZE + _ENDS * slots
 
 
 def free_bytes(device: torch.device) -> int:
@@ -396,40 +303,25 @@ class Caches:
         companions: shapes of the caches that follow the target's; see `Workload.companions`.
         num_rows, longest: rows and positions of the caches of all slots.
         padding: number of positions for padding after a sequence.
-        num_pages: pages of all caches together; 0 for contiguous caches.
         every, num_recent: snapshots and recent states of recurrent layers; see `HybridCache`.
     """
 
     def __init__(self, model: LanguageModel, companions: tuple[CacheShape, ...], num_rows: int, longest: int, padding: int,
-                 num_pages: int, every: int, num_recent: int):
+                 every: int, num_recent: int):
         self._model, self._companions = model, companions
         self._num_rows, self._longest, self._padding = num_rows, longest, padding
         self._every, self._num_recent = every, num_recent
-        sizes = model.cache_shape, num_pages, PAGE_SIZE, model.device, companions
-        self._pages: PagedMemory | None = None
-        if num_pages:
-            self._pages = HybridMemory(*sizes, every) if model.cache_shape.recurrent else PagedMemory(*sizes)
 
-    def rows(self) -> SlotCache:
+    def rows(self) -> KVCache:
         """A cache with a row for each slot."""
-        if self._pages is not None:
-            return self._paged(self._pages, self._num_rows, self._longest)
         # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
         length = self._longest if self._model.device.type == "cuda" else ladder_of(self._model.device).key_step
-        return self._contiguous(self._num_rows, length)
+        return self._cache(self._num_rows, length)
 
-    def prompts(self, num_rows: int, longest: int) -> SlotCache:
+    def prompts(self, num_rows: int, longest: int) -> KVCache:
         """A cache of prompts of at most `longest` tokens."""
-        length = cache_size(self._model.device, 1, longest, self._padding)[1]
-        return self._contiguous(num_rows, length) if self._pages is None else self._paged(self._pages, num_rows, length)
+        return self._cache(num_rows, cache_size(self._model.device, 1, longest, self._padding)[1])
 
-    def _paged(self, pages: PagedMemory, num_rows: int, length: int) -> SlotCache:
-        if isinstance(pages, HybridMemory):
-            return HybridPages(pages, num_rows, length, self._num_recent)
-        return PagedCache(pages, num_rows, length)
-
-    def _contiguous(self, num_rows: int, length: int) -> SlotCache:
+    def _cache(self, num_rows: int, length: int) -> KVCache:
         sizes = self._model.cache_shape, num_rows, length, self._model.device, self._companions
-        if self._model.cache_shape.recurrent:
-            return HybridRows(*sizes, self._every, self._num_recent)
-        return ContiguousCache(*sizes)
+        return HybridCache(*sizes, self._every, self._num_recent) if self._model.cache_shape.recurrent else KVCache(*sizes)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
 from dflash_mcmc.ops import Operation, SamplingParams
 
@@ -280,7 +280,7 @@ class Stepper(Protocol):
     def cost(self, group: Group, tokens: int, counts: RowCounts) -> dict[str, int]:
         """The cost of a draw of `tokens` tokens in a row of this group, by the names of `Cost`."""
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """One step for every live row among the first `batch`. The results are in `state`.
 

@@ -10,7 +10,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +20,7 @@ from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
 from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
 from dflash_mcmc.engine.batching.rows import Status
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
-from dflash_mcmc.errors import UserError
-from dflash_mcmc.ops import Chain, Draw, Request, Score, Together
+from dflash_mcmc.ops import Chain, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost
 
 
@@ -58,11 +56,6 @@ class AdmissionQueue:
     def more(self) -> bool:
         """Whether another chain may follow."""
         return bool(self._ahead) or not self._drained
-
-    @property
-    def reads_next(self) -> bool:
-        """Whether `next` reads prompts first."""
-        return not self._ahead and not self._drained
 
     @property
     def arrived(self) -> bool:
@@ -153,14 +146,6 @@ class BatchRows:
         self._memory.move_in(slot)
         return True
 
-    def take(self, slot: Slot) -> None:
-        """Takes a slot's row, if it has one, and moves out what the row holds."""
-        if slot.row is not None:
-            self._loop.drop(slot.row, 0)
-            self._memory.move_out(slot)
-            self._slots[slot.row] = None
-            slot.row = None
-
     def release(self, slot: Slot) -> None:
         """Frees the row of a slot that holds nothing any more."""
         if slot.row is not None:
@@ -204,68 +189,6 @@ class BatchRows:
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
 
-class PagePreemption:
-    """Frees pages.
-
-    Args:
-        rows: the rows of the batch.
-        memory: keys and values of the slots.
-    """
-
-    def __init__(self, rows: BatchRows, memory: SlotMemory):
-        self._rows, self._memory = rows, memory
-
-    def suffices(self, pages: int) -> bool:
-        """Whether so many pages are free."""
-        return self._memory.cache.num_free_pages >= pages
-
-    def free(self, pages: Callable[[], int], live_slots: Callable[[], Sequence[Slot]],
-             pinned: Slot | None = None) -> list[Slot]:
-        """Frees pages until `pages()` are free. Raises UserError if they are more than there are.
-
-        The youngest draws are stopped first, and the oldest goes on. Then slots that do not draw are moved to the host's
-        memory, and come back with the same bits. Prompts that were read ahead go last, since their chains read them again.
-
-        Args:
-            live_slots: gives the slots that may lose pages, the oldest chain's first.
-            pinned: a slot that goes on.
-
-        Returns:
-            The slots whose draws were stopped, in this order. They wait for a row.
-        """
-        stopped: list[Slot] = []
-        while not self.suffices(pages()):
-            slots = [slot for slot in live_slots() if slot is not pinned]
-            drawing = sorted((slot for slot in slots if not slot.leader and _draws(slot)), key=attrgetter("clock", "place"))
-            if young := drawing[0 if pinned else 1 :]:  # the oldest goes on
-                stopped += self._stop(young[-1])
-                continue
-            idle = [slot for slot in slots if (slot.row is None or slot.operation is None) and self._memory.holds_pages(slot)]
-            if not idle and self._memory.forget_prompts():
-                continue
-            if not idle:
-                raise UserError(f"hardware.memory_gb: the cache has {self._memory.cache.num_pages} pages of "
-                                f"{self._memory.page_size} tokens, and one chain needs more; allowed: more memory, a smaller "
-                                "dataset.max_new_tokens, or fewer draws together")
-            self._memory.move_out(idle[-1], to_host=True)
-            self._rows.release(idle[-1])
-        return stopped
-
-    def _stop(self, slot: Slot) -> list[Slot]:
-        """Stops a draw, and those that share its forwards."""
-        stopped = [each for each in slot.chain.slots if (each is slot or each.leader is slot) and each.row is not None]
-        for each in stopped:
-            self._memory.stop(each)
-            self._rows.take(each)
-            each.leader, each.walk = None, []
-        return stopped
-
-
-def _draws(slot: Slot) -> bool:
-    """Whether a slot has a row and a draw in progress."""
-    return slot.row is not None and isinstance(slot.operation, Draw)
-
-
 class Scheduler:
     """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
 
@@ -286,9 +209,7 @@ class Scheduler:
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
         self._late, self._scores = deque[Slot](), list[Slot]()  # scores wait for those of other chains
-        self._preemption = PagePreemption(self._rows, memory)
         self._chains: dict[LiveChain, None] = {}  # in the order of their admission
-        self._ending: list[Slot] = []  # their draws have just ended, and they keep their rows
         self._finished: list[Finished] = []
         self._turns = Turns(self._begin, self._end, meter.now)
 
@@ -331,29 +252,12 @@ class Scheduler:
             self._turns.advance(chain)
         return bool(slots)
 
-    def make_room(self) -> None:
-        """Stops the youngest draws until the next steps of the others have the pages that they take."""
-        if not self._preemption.suffices(self._loop.num_pages()):
-            self._make_free(self._pages_of_steps)
-
-    def _make_free(self, pages: Callable[[], int], pinned: Slot | None = None) -> None:
-        """Makes `pages()` pages free. Draws that are stopped for it wait before the others that wait."""
-        self._late.extendleft(self._preemption.free(pages, lambda: [
-            slot for chain in self._chains for slot in chain.slots if slot not in self._ending], pinned))
-
-    def _pages_of_steps(self) -> int:
-        self.live = self._rows.arrange()
-        return self._loop.num_pages()
-
     def end_steps(self, stop: Stop) -> list[Finished]:
         """Gives chains the answers to draws that have ended, and fills the rows. Returns the chains that have ended."""
         if not (stop.ended or stop.parted):
             return self.fill() if self._turns.paused or (self._rows.num_free and self._queue.arrived) else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
-        ending = [(self.live[draw.row], draw) for draw in reversed(stop.ended)]
-        self._ending = [slot for slot, _ in reversed(ending)]
-        for slot, draw in ending:
-            self._ending.pop()
+        for slot, draw in [(self.live[draw.row], draw) for draw in reversed(stop.ended)]:
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
         return self.fill()
@@ -374,7 +278,6 @@ class Scheduler:
             if leader is not None:
                 self._memory.follow(leader, first, position)
             first.leader = None
-            self._memory.open(first, position)
             for other in others:
                 other.leader = first
         self._loop.rows.go_on([entry.row for entry in parted])
@@ -391,10 +294,7 @@ class Scheduler:
         self._turns.advance(chain)
 
     def _admit(self) -> bool:
-        """Begins the next chain that waits, if there is one and it has room. Returns whether there was one."""
-        working = len(self._rows) - self._rows.num_free
-        if working and not self._preemption.suffices(self._memory.pages_to_admit(self._queue.reads_next) + working):
-            return False
+        """Begins the next chain that waits. Returns whether there was one."""
         if (entry := self._queue.next()) is None:
             return False
         if entry.request is None:
@@ -406,7 +306,6 @@ class Scheduler:
         chain.ask(entry.request)
         if prompt is not None:
             chain.slots.append(Slot(chain))
-            self._make_free(lambda: self._memory.pages_to_place(1))
             self._rows.give(chain.slots[0])
             self._memory.admit(chain.slots[0], prompt)
         self._begin(chain)
@@ -418,8 +317,6 @@ class Scheduler:
         bases = {number: base for number in range(len(chain.operations))
                  if (base := self._operations.prepare(chain, number)) is not None}
         chain.share({number: base for number, base in bases.items() if self._operations.shares(chain.operations[number])})
-        riders = sum(slot.leader is not None for slot in self._ending)
-        self._make_free(lambda: self._memory.pages_to_place(len(bases)) + self._memory.pages_to_follow(riders))
         same: dict[bytes, int] = {}  # the first operation that extends the same tokens; this can be the operation itself
         first = {number: same.setdefault(base.sequence.tobytes(), number) for number, base in bases.items()}
         slots = chain.slots_for(bases, first)
@@ -432,14 +329,8 @@ class Scheduler:
         self._work(working)
 
     def _begin_late(self) -> bool:
-        """Begins the operations that have waited longest, as far as there are rows and room. Returns whether any began."""
-        slots: list[Slot] = []
-        working = len(self._rows) - self._rows.num_free
-        for _ in range(min(len(self._late), len(self._rows) - working)):
-            pages = self._memory.pages_to_begin([*slots, self._late[0]]) + working
-            if (working or slots) and not self._preemption.suffices(pages):
-                break
-            slots.append(self._late.popleft())
+        """Begins the operations that have waited longest, as far as there are rows. Returns whether any began."""
+        slots = [self._late.popleft() for _ in range(min(len(self._late), self._rows.num_free))]
         for slot in slots:
             self._rows.give(slot)
         self._work(slots)
@@ -451,21 +342,16 @@ class Scheduler:
         """Begins the operations of slots that have rows. Draws of a chain that extend the same tokens share forwards."""
         first: dict[tuple[LiveChain, bytes], Slot] = {}
         for slot in slots:
-            if slot.operation is None or slot.row is None:  # another operation of the chain has failed, or took its pages
+            if slot.operation is None:  # another operation of the chain has failed
                 continue
             if self._operations.shares(slot.operation):
                 name = slot.chain, slot.in_progress.sequence.tobytes()
                 leader = first.setdefault(name, slot)
-                if leader.row is None:
-                    leader = first[name] = slot
                 slot.leader = None if leader is slot else leader
             self._meter.begin(slot)
-            if isinstance(slot.operation, Score):
-                if self._operations.scores_wait:
-                    self._scores.append(slot)
-                    continue
-                self._make_free(functools.partial(self._memory.pages_to_score, slot.in_progress.sequence_length
-                                                  + len(slot.operation.tokens)), slot)
+            if isinstance(slot.operation, Score) and self._operations.scores_wait:
+                self._scores.append(slot)
+                continue
             try:
                 self._operations.begin(slot)
             except UnusableLogits:
@@ -493,7 +379,7 @@ class Scheduler:
         """Frees the rows of a chain that has ended."""
         for slot in chain.slots:
             slot.rest()
-            self._memory.free(slot)
+            slot.offloaded = None
             self._rows.release(slot)
         self._chains.pop(chain)
         self._turns.leave(chain)

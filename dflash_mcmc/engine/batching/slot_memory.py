@@ -7,20 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.cache import UNLIMITED, SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import CachedPrefix, Slot
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE
 from dflash_mcmc.types import Trajectory
 
 
 class SlotPlace(NamedTuple):
     """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
 
-    cache: SlotCache
-    spare: SlotCache | None
+    cache: KVCache
+    spare: KVCache | None
     row: int = 0
 
 
@@ -32,7 +31,7 @@ class PromptReader:
         cache: a cache with a row for each prompt.
     """
 
-    def __init__(self, runner: ModelRunner, cache: SlotCache):
+    def __init__(self, runner: ModelRunner, cache: KVCache):
         self._runner, self._cache = runner, cache
         self._rows: dict[bytes, int] = {}
         self._free = list(range(cache.num_rows))
@@ -43,25 +42,19 @@ class PromptReader:
         return self._cache.num_rows
 
     def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
-        """Reads the missing prompts that find pages, and drops all others. Returns the number of tokens and forwards."""
+        """Reads the missing prompts, and drops all others. Returns the number of tokens and forwards."""
         wanted = {prompt.tobytes(): prompt for prompt in prompts}
         for name in [name for name in self._rows if name not in wanted]:
-            row = self._rows.pop(name)
-            self._cache.keep(row, 0, 0)
-            self._free.append(row)
+            self._free.append(self._rows.pop(name))
         spans = []
         for name, prompt in wanted.items():
-            if name not in self._rows and self._cache.pages_of(len(prompt) - 1) <= self._cache.num_free_pages:
+            if name not in self._rows:
                 self._rows[name] = self._free.pop()
                 self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
                 spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1, prompt))
-                self._cache.open(self._rows[name], 0, len(prompt) - 1)
-        forwards = self._runner.read(self._cache, spans)
-        for span in spans:
-            self._cache.close(span.row)
-        return sum(span.stop for span in spans), forwards
+        return sum(span.stop for span in spans), self._runner.read(self._cache, spans)
 
-    def copy(self, prompt: np.ndarray, cache: SlotCache, row: int) -> int:
+    def copy(self, prompt: np.ndarray, cache: KVCache, row: int) -> int:
         """Copies a prompt without its last token into a row of another cache. Returns their number, 0 if unread."""
         if (source := self._rows.get(prompt.tobytes())) is None:
             return 0
@@ -73,13 +66,6 @@ class PromptReader:
         self._rows.clear()
         self._free = list(range(self.num_rows))
         self._cache.clear()
-
-    def restart(self) -> None:
-        """Forgets all prompts of an earlier run, where they take memory from the rows."""
-        if self._cache.num_free_pages < UNLIMITED:
-            self._rows.clear()
-            self._free = list(range(self.num_rows))
-            self._cache.restart()
 
 
 class SlotMemory:
@@ -93,25 +79,20 @@ class SlotMemory:
         ladder: shapes of the keys.
         padding: number of positions for padding after a sequence.
         longest: maximal number of positions of a row.
-        prompt_length: longest prompt.
     """
 
-    def __init__(self, runner: ModelRunner, cache: SlotCache, spare: SlotCache | None, prompts: PromptReader | None,
-                 options: Options, ladder: Ladder, padding: int, longest: int, prompt_length: int):
+    def __init__(self, runner: ModelRunner, cache: KVCache, spare: KVCache | None, prompts: PromptReader | None,
+                 options: Options, ladder: Ladder, padding: int, longest: int):
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
-        self._prompt_length = prompt_length
         self._unread: list[Slot] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the pending reads of an earlier run, and what its chains held."""
+        """Forgets the pending reads of an earlier run, and what its draft has learned."""
         self._unread = []
         if self.runner.adaptive:
             self.runner.adaptive.reset()
-        for cache in (self.cache, self.spare, self.prompts):
-            if cache is not None:
-                cache.restart()
 
     def reserve(self, length: int) -> None:
         """Makes the rows long enough for a sequence of `length` tokens and its padding."""
@@ -126,66 +107,7 @@ class SlotMemory:
         """
         keys = self._key_length(int(tops.max()) + reach)
         self.cache.reserve(keys)
-        self.cache.extend(np.minimum(tops + reach, self._longest))
         return keys
-
-    @property
-    def page_size(self) -> int:
-        """Positions of a page."""
-        return PAGE_SIZE
-
-    def pages_of_step(self, tops: np.ndarray, reach: int) -> int:
-        """Number of pages that the pending reading and the steps up to `reach` positions after `tops` take."""
-        unread = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) + 1 for slot in self._unread)
-        return unread + self.cache.pages_to_extend(np.minimum(tops + reach, self._longest))
-
-    def pages_to_place(self, count: int) -> int:
-        """A bound on the pages that placing `count` operations takes: each copies the ends of up to four spans."""
-        return self.cache.pages_of(1) * 4 * count
-
-    def pages_to_follow(self, count: int) -> int:
-        """A bound on the pages that so many rows take when they part from their leaders."""
-        return self.cache.pages_of(1) * 2 * count
-
-    def pages_to_begin(self, slots: Sequence[Slot]) -> int:
-        """Number of pages that slots without a row take to begin their operations."""
-        missing = sum(self.cache.pages_of(len(slot.contents.held) - slot.contents.filled) for slot in slots)
-        return missing + self.pages_to_place(len(slots))
-
-    def pages_to_score(self, length: int) -> int:
-        """A bound on the pages that a score in a sequence of `length` tokens takes."""
-        return self.cache.pages_of(length + self._margin) + 2
-
-    def pages_to_admit(self, reading: bool) -> int:
-        """A bound on the pages that a new chain takes at first, where `reading` is whether prompts are read ahead for it."""
-        ahead = self.prompts.num_rows if self.prompts is not None and reading else 1
-        return ahead * self.cache.pages_of(self._prompt_length) + self.pages_to_place(1)
-
-    def forget_prompts(self) -> bool:
-        """Drops the prompts that were read ahead: their chains read them again. Returns whether this has freed pages."""
-        before = self.cache.num_free_pages
-        if self.prompts is not None:
-            self.prompts.read([])
-        return self.cache.num_free_pages > before
-
-    def holds_pages(self, slot: Slot) -> bool:
-        """Whether a slot that does not draw has pages."""
-        if slot.row is None and slot.offloaded is None:
-            return False
-        home = self._place_of(slot)
-        return any(cache is not None and cache.has_pages(home.row) for cache in (home.cache, home.spare))
-
-    def open(self, slot: Slot, position: int) -> None:
-        """Lets the next steps write a slot's row from `position` on. Blocks of the draft's grid begin before it."""
-        self.cache.open(slot.place, max(0, position - self._margin), position + 1)
-
-    def close(self, slot: Slot) -> None:
-        """Ends the writing to a slot's row."""
-        self.cache.close(slot.place)
-
-    def open_to_score(self, slot: Slot, start: int, stop: int) -> None:
-        """Lets a score write positions `start` to `stop - 1` of a slot's row, and the draft's blocks around them."""
-        self.cache.open(slot.place, max(0, start - self._margin), min(stop + self._margin, self.cache.length))
 
     def admit(self, slot: Slot, prompt: np.ndarray) -> None:
         """Copies a prompt that has been read ahead into a slot's row.
@@ -221,9 +143,6 @@ class SlotMemory:
         if home.spare is not None and done.saved[0] < done.saved[1]:
             home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
             home.spare.copy(home.cache, home.row, home.row, *done.saved)
-        home.cache.keep(home.row, 0, done.forked)
-        if home.spare is not None:
-            home.spare.keep(home.row, slot.contents.saved_from, len(slot.contents.saved))
         return done.forked
 
     def fill(self, slot: Slot) -> None:
@@ -236,19 +155,14 @@ class SlotMemory:
         """Copies the positions up to `length` that a slot lacks from its leader's row."""
         start = slot.contents.filled
         if start < length:
-            self.cache.follow(leader.place, slot.place, start, length)
+            self.cache.fork(leader.place, slot.place, start, length)
 
-    def move_out(self, slot: Slot, to_host: bool = False) -> None:
-        """Moves a slot's keys and values out of its row: to the host's memory too if no page may be free for their ends."""
-        held, home = slot.contents, self._place_of(slot)
-        length = max(held.filled, len(held.saved))
-        if to_host or self.cache.num_free_pages < self.pages_to_place(1):
-            slot.offloaded = SlotPlace(home.cache.on_host(length), None if home.spare is None else home.spare.on_host(length))
-        elif held.filled or held.saved_from < len(held.saved):
-            slot.offloaded = self._new_offloaded(length)
-        else:
-            return
-        _move(held, home, slot.offloaded)
+    def move_out(self, slot: Slot) -> None:
+        """Moves a slot's keys and values out of its row, to the host's memory."""
+        held = slot.contents
+        if held.filled or held.saved_from < len(held.saved):
+            slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
+            _move(held, self._place_of(slot), slot.offloaded)
 
     def move_in(self, slot: Slot) -> None:
         """Copies a slot's keys and values into its row."""
@@ -258,26 +172,12 @@ class SlotMemory:
         self.reserve(max(len(held.held), len(held.saved)))
         _move(held, offloaded, SlotPlace(self.cache, self.spare, slot.place))
 
-    def free(self, slot: Slot) -> None:
-        """Frees what the slot of a chain that has ended holds."""
-        if slot.row is not None or slot.offloaded is not None:
-            _free(self._place_of(slot))
-        slot.offloaded = None
-
-    def stop(self, slot: Slot) -> None:
-        """Frees what the steps of a draw have written to a slot's row. The slot holds what it held before the draw."""
-        if slot in self._unread:
-            self._unread.remove(slot)
-        self.cache.keep(slot.place, 0, slot.contents.filled)
-
     def read(self) -> tuple[int, int]:
         """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
         slots, self._unread = self._unread, []
         working = [slot for slot in slots if slot.row is not None and slot.operation is not None]
         self.runner.replay(self.cache, [slot.place for slot in working], [slot.contents.filled for slot in working])
         missing = [slot for slot in working if slot.contents.filled < len(slot.contents.held)]
-        for slot in missing:
-            self.cache.open(slot.place, slot.contents.filled, len(slot.contents.held))
         spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held),
                       slot.in_progress.prompt) for slot in missing]
         for slot in slots:
@@ -321,28 +221,13 @@ class SlotMemory:
         slot.offloaded.cache.reserve(length)
         return slot.offloaded
 
-    @property
-    def _margin(self) -> int:
-        """Positions before and after its anchor that a block of the draft's grid may write, or that a draft reads again."""
-        if self.runner.adaptive:
-            return self.runner.adaptive.num_drafted + 1
-        return self.runner.grid.block_size if self.runner.grid else 0
-
     def _new_offloaded(self, length: int) -> SlotPlace:
-        return SlotPlace(self.cache.of_one_row(length), None if self.spare is None else self.spare.of_one_row(length))
+        return SlotPlace(self.cache.on_host(length), None if self.spare is None else self.spare.on_host(length))
 
 
 def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
-    """Copies what a slot holds from one place to another, and frees the first."""
+    """Copies what a slot holds from one place to another."""
     goal.cache.copy(home.cache, home.row, goal.row, 0, held.filled)
     if goal.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
         goal.spare.reserve(goal.cache.length)
         goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))
-    _free(home)
-
-
-def _free(home: SlotPlace) -> None:
-    """Frees the memory of a slot."""
-    home.cache.keep(home.row, 0, 0)
-    if home.spare is not None:
-        home.spare.keep(home.row, 0, 0)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.row_linear import RowLinear, has_row_layers
@@ -129,7 +129,7 @@ def steps_agree(model: LanguageModel, steps: EngineSteps) -> bool:
     anchors = torch.randint(last // 2, last - longest + 1, (ROWS,), generator=generator)
     drafter = steps.drafter
     companion = drafter.companion if drafter else None
-    cache = ContiguousCache(model.cache_shape, ROWS, length, companions=(companion,) if companion else ())
+    cache = KVCache(model.cache_shape, ROWS, length, companions=(companion,) if companion else ())
     for held in (cache, cache.companion):
         for memory in () if held is None else (held.keys, held.values):
             memory.copy_(torch.randn(memory.shape, generator=generator))
@@ -179,7 +179,7 @@ class _Step:
         anchors: int64 (9,), positions of the tokens that are fed first.
     """
 
-    def __init__(self, runner: ModelRunner, steps: EngineSteps, cache: ContiguousCache, sequences: torch.Tensor,
+    def __init__(self, runner: ModelRunner, steps: EngineSteps, cache: KVCache, sequences: torch.Tensor,
                  anchors: torch.Tensor):
         self._runner, self._steps, self._cache = runner, steps, cache
         self._sequences, self._anchors = sequences, anchors

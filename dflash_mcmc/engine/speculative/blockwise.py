@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.decode_loop import plain_cost
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, Stepper, num_columns, processed
@@ -64,14 +64,14 @@ class BlockSteps:
         """See `Stepper.cost`."""
         return plain_cost(tokens, counts)
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. A live row gains up to a block."""
         drawn = self.propose(cache, state, batch, key_length, groups)
         states = self.runner.forward(cache, slice(0, batch), drawn.fed, drawn.at, key_length, is_block=True)
         self.settle(cache, state, drawn, states, groups, floors)
 
-    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
+    def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> GridBlocks:
         """What the target has to read for the first `batch` rows. Arguments are those of `step`."""
         position, rows = state.position[:batch], state.ids[:batch, None]
         last = position - state.grid_origin[:batch]  # number of the last token; -1 for the prompt's
@@ -105,7 +105,7 @@ class BlockSteps:
         return GridBlocks(fed, at, offset, started, drafting, uniforms, hidden, joined(parts, batch),
                           torch.cat(intervals, dim=1).flatten(0, 1))
 
-    def settle(self, cache: SlotCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
+    def settle(self, cache: KVCache, state: Rows, drawn: GridBlocks, states: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
         """Gives live rows their tokens.
 
@@ -169,7 +169,7 @@ class MixedSteps:
         """See `Stepper.cost`."""
         return self._of(group).cost(group, tokens, counts)
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. No row rides here."""
         parts: dict[Stepper, tuple[Group, ...]] = {
@@ -182,7 +182,7 @@ class MixedSteps:
             for stepper, mine, _ in _each(state, batch, parts):
                 stepper.step(cache, state, batch, key_length, mine, floors)
 
-    def _together(self, cache: SlotCache, state: Rows, batch: int, key_length: int, parts: _Parts, floors: bool) -> None:
+    def _together(self, cache: KVCache, state: Rows, batch: int, key_length: int, parts: _Parts, floors: bool) -> None:
         proposed, fed, at = list[Any](), torch.zeros(0), torch.zeros(0)
         for (_, mine, live), stepper in zip(_each(state, batch, parts), self._joined, strict=True):
             new = stepper.propose(cache, state, batch, key_length, mine)

@@ -1,4 +1,4 @@
-"""Drafters propose the tokens of a block for the rows of a slot cache.
+"""Drafters propose the tokens of a block for the rows of a KV cache.
 
 A drafter has
     num_drafted: n, tokens of a block.
@@ -23,7 +23,7 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import block_mask, target_ids
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
+from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
 from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.ladder import round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -67,7 +67,7 @@ class Anchors(NamedTuple):
     """
 
     rows: slice | torch.Tensor
-    cache: SlotCache
+    cache: KVCache
     tokens: torch.Tensor
     position: torch.Tensor
     key_length: int
@@ -92,7 +92,7 @@ class Drafter(Protocol):
     def propose(self, anchors: Anchors, draw: DrawTokens) -> torch.Tensor:
         """Drafted tokens int64 (rows, n), each chosen by the drafter or drawn by `draw`."""
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores its entries for tokens that the target has read, int64 (rows, queries), at consecutive positions.
 
@@ -108,7 +108,7 @@ class Featureless:
     tapped_layers: tuple[int, ...] = ()
     companion: CacheShape | None = None
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Stores nothing."""
 
@@ -148,7 +148,7 @@ class DFlashDrafter:
         shape = self.network.shape
         return shape.logit_scale == 1.0 and shape.logit_softcap is None and self._own_head is None
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the keys and values of these tokens for all later blocks."""
         context = self.network.context(torch.cat(list(features), dim=-1).to(self.dtype))
@@ -197,7 +197,7 @@ class DFlashDrafter:
         """
         cache = anchors.cache.drafts
         cache.aim(anchors.rows, positions, anchors.key_length)
-        return lambda layer, keys, values: cache.slot_layers[layer].update(keys, values)
+        return lambda layer, keys, values: cache.kv_layers[layer].update(keys, values)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits (rows, n, vocabulary), through the target's head, or a head of its own: -inf for tokens it lacks."""
@@ -337,7 +337,7 @@ class BlockGrid:
         """Exchanges the blocks of two rows."""
         self._hidden[[a, b]], self._anchor[[a, b]] = self._hidden[[b, a]], self._anchor[[b, a]]
 
-    def at_step(self, cache: SlotCache, state: Rows, batch: int, key_length: int) -> DraftStates:
+    def at_step(self, cache: KVCache, state: Rows, batch: int, key_length: int) -> DraftStates:
         """States for the next tokens of the first `batch` rows, before the rows are fed. Waits for the device."""
         position = state.position[:batch]
         slot = torch.remainder(position + 1 - state.grid_origin[:batch], self.block_size)
@@ -361,7 +361,7 @@ class BlockGrid:
         return len({position - slot for position in range(first, stop)
                     if (slot := grid_slot(position - origin, self.block_size))})
 
-    def along(self, cache: SlotCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> DraftStates:
+    def along(self, cache: KVCache, row: int, sequence: np.ndarray, origin: int, first: int, count: int) -> DraftStates:
         """States for the `count` tokens after position `first` of a sequence that the row holds.
 
         `origin` is the position at which the first block starts.

@@ -25,7 +25,7 @@ import torch
 from dflash_mcmc.draft.network.dflash import SlotwiseNetwork
 from dflash_mcmc.draft.network.eagle3 import Eagle3
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import CacheShape, SlotCache
+from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, DrawTokens
 
@@ -95,7 +95,7 @@ class EagleDrafter(DFlashDrafter):
         """A step for each drafted token, and one position more, as a block of the grid has."""
         return self.num_drafted + 1
 
-    def absorb(self, cache: SlotCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
+    def absorb(self, cache: KVCache, rows: slice | torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor,
                features: Sequence[torch.Tensor]) -> None:
         """Writes the entries of these tokens."""
         fused = self.network.fused([each.to(self.dtype) for each in features])
@@ -153,8 +153,8 @@ class EagleDrafter(DFlashDrafter):
 
         return self.network(self._embedded(fed), state, positions, attend)
 
-    def _before(self, cache: SlotCache, rows: slice | torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        _, values = cache.held(rows, (first - 1).clamp(min=0)[:, None])
+    def _before(self, cache: KVCache, rows: slice | torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        _, values = cache.at(rows, (first - 1).clamp(min=0)[:, None])
         shape = self.network.shape
         kept = values[0, ..., shape.head_dim :].transpose(1, 2).flatten(2)[..., : shape.hidden_size]
         return kept.masked_fill((first == 0)[:, None, None], 0.0)

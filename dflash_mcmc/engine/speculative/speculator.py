@@ -15,7 +15,7 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import Verified
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import SlotCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import Group, RowCounts, Rows, SharedForwards, Status, columns_of_groups, processed
@@ -84,7 +84,7 @@ class Speculator:
                    if self.runner.grid else {}),
                 "tokens_drafted": drafted, "tokens_kept": counts.kept}
 
-    def step(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
+    def step(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...],
              floors: bool, riders: SharedForwards | None = None) -> None:
         """See `Stepper.step`. Every live row gains up to `tokens_a_step` tokens."""
         drafted = self.propose(cache, state, batch, key_length, groups)
@@ -96,7 +96,7 @@ class Speculator:
         """Number of tokens that the target attends to; None for all."""
         return self.speculation.fault.window
 
-    def propose(self, cache: SlotCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
+    def propose(self, cache: KVCache, state: Rows, batch: int, key_length: int, groups: tuple[Group, ...]) -> Drafted:
         """See `BlockSteps.propose`."""
         position = state.position[:batch]
         positions = position[:, None] + self._offsets
@@ -105,7 +105,7 @@ class Speculator:
         anchors = state.tokens[state.ids[:batch]].gather(1, position[:, None])
         return Drafted(torch.cat([anchors, drafted], dim=1), positions, draft, offered, uniforms)
 
-    def settle(self, cache: SlotCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
+    def settle(self, cache: KVCache, state: Rows, drafted: Drafted, hidden: torch.Tensor, groups: tuple[Group, ...],
                floors: bool) -> None:
         """See `BlockSteps.settle`."""
         fed, positions, draft, offered, uniforms = drafted
@@ -152,7 +152,7 @@ class Speculator:
         tokens = torch.where(positions + 1 <= state.last[:batch, None], state.uniforms[rows, positions + 1], 0.5)
         return Uniforms(tokens, noise[:, :whole], noise[:, whole:])
 
-    def _draft(self, cache: SlotCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
+    def _draft(self, cache: KVCache, state: Rows, position: torch.Tensor, key_length: int, groups: tuple[Group, ...],
                uniforms: Uniforms) -> tuple[torch.Tensor, laws.Weights | None, torch.Tensor | None]:
         """(drafted tokens, weights from which they were drawn, number of offered tokens).
 

@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import check_copies, check_pair
 from dflash_mcmc.draft.network.eagle3 import FAMILY
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.batching.paged_cache import PAGE_SIZE, PagedCache, PagedMemory
 from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 from dflash_mcmc.errors import UserError
@@ -178,15 +177,10 @@ def drafter_of(folder: Path, target: LanguageModel, num_drafted: int) -> EagleDr
 
 
 @torch.inference_mode()
-def proposed(drafter: EagleDrafter, prefix: tuple[int, ...], drafted: tuple[int, ...], paged: bool = False) -> np.ndarray:
-    """Logits (slots, vocabulary) that the drafter gives after `prefix` when `drafted` is drawn.
-
-    With pages, those of the prefix are not written any more when a block begins on the next one.
-    """
-    target, length, last = drafter.target, 2 * PAGE_SIZE, len(prefix) - 1
-    companions = (drafter.companion,)
-    cache = (PagedCache(PagedMemory(target.cache_shape, 8, PAGE_SIZE, "cpu", companions), 2, length) if paged
-             else ContiguousCache(target.cache_shape, 2, length, companions=companions))
+def proposed(drafter: EagleDrafter, prefix: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+    """Logits (slots, vocabulary) that the drafter gives after `prefix` when `drafted` is drawn."""
+    target, length, last = drafter.target, 128, len(prefix) - 1
+    cache = KVCache(target.cache_shape, 2, length, companions=(drafter.companion,))
     runner = ModelRunner(target, None, "grouped", length, length, 8, drafter)
     found: list[torch.Tensor] = []
 
@@ -195,11 +189,8 @@ def proposed(drafter: EagleDrafter, prefix: tuple[int, ...], drafted: tuple[int,
         return torch.tensor([[drafted[first] if first < len(drafted) else 0]])
 
     with runner.ready():
-        cache.open(0, 0, last)
         if last:
             runner.read(cache, [Span(0, np.array(prefix), 0, last)])
-        cache.close(0)
-        cache.open(0, last, length)
         at = Anchors(slice(0, 1), cache, torch.tensor([prefix]), torch.tensor([len(prefix) - 1]), length)
         drafter.propose(at, draw)
     return torch.stack(found).double().numpy()
@@ -241,14 +232,6 @@ def test_laws_are_those_of_the_definition(tmp_path, name):
         assert (found[lacks] == -np.inf).all()
         assert np.abs(found[~lacks] - expected[~lacks]).max() < 3e-5
     assert len(set(chosen.ids())) == (61 if drafter.network.shape.draft_vocab_size is None else len(SOME))
-
-
-def test_features_of_a_page_that_is_not_written(tmp_path):
-    chosen, model = made("SpecForge")
-    drafter = drafter_of(stored(chosen, tmp_path), LanguageModel(model), 4)
-    prefix = tuple(np.random.default_rng(2).integers(0, 61, PAGE_SIZE + 1).tolist())
-    found, expected = (proposed(drafter, prefix, (7, 3, 12), paged)[:, SOME] for paged in (True, False))
-    assert np.abs(found - expected).max() < 3e-5
 
 
 def test_a_prompt_of_one_token_has_a_law(tmp_path):

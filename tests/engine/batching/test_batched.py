@@ -32,10 +32,10 @@ from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
 TOLERANCE = 1e-4
-WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"num_pages": 25, "slots": 4}, {"keep_current": False},
-        {"reuse_prefix": False}, {"slots": 1}, {"num_pages": 60},
+WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"keep_current": False},
+        {"reuse_prefix": False}, {"slots": 1},
         {"skip_identical": False, "read_ahead": 0}, {"steps_between_checks": 5}, {"attention": "sdpa"})
-"""Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first four."""
+"""Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first three."""
 
 
 def ways(quick: int = 5) -> list:

@@ -1,4 +1,4 @@
-"""Rows of different lengths in a slot cache give the logits of fresh forwards, also after a roll-back."""
+"""Rows of different lengths in a KV cache give the logits of fresh forwards, also after a roll-back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.cache import ContiguousCache, cache_argument
+from dflash_mcmc.engine.batching.cache import KVCache, cache_argument
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from tests.targets import FAMILIES, random_model
 
@@ -30,7 +30,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
     model, lengths = random_model(family), [3, 11, 7]
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, 61, (length + 4,), generator=generator) for length in lengths]
-    cache = ContiguousCache(LanguageModel(model).cache_shape, 4, 64)
+    cache = KVCache(LanguageModel(model).cache_shape, 4, 64)
     for row, (length, sequence) in enumerate(zip(lengths, sequences, strict=True)):
         feed(model, cache, torch.tensor([row]), sequence[None, :length], torch.arange(length)[None])
     # Feeds two wrong tokens, then goes back to the right ones. Entries above a position must never be read.
@@ -49,7 +49,7 @@ def test_ragged_rows_and_roll_back_equal_fresh_forwards(family):
 @torch.inference_mode()
 def test_a_copied_row_goes_on_as_before():
     model = random_model()
-    cache, spare = (ContiguousCache(LanguageModel(model).cache_shape, 4, 64) for _ in range(2))
+    cache, spare = (KVCache(LanguageModel(model).cache_shape, 4, 64) for _ in range(2))
     tokens = torch.arange(8)[None]
     feed(model, cache, torch.tensor([2]), tokens, torch.arange(8)[None])
     spare.copy(cache, 2, 3, 2, 8)
@@ -63,7 +63,7 @@ def test_a_copied_row_goes_on_as_before():
 @torch.inference_mode()
 def test_a_cache_that_grows_goes_on_as_before():
     model = random_model()
-    cache = ContiguousCache(LanguageModel(model).cache_shape, 2, 8)
+    cache = KVCache(LanguageModel(model).cache_shape, 2, 8)
     tokens = torch.arange(9)[None]
     feed(model, cache, torch.tensor([1]), tokens[:, :8], torch.arange(8)[None])
     cache.reserve(8)
@@ -76,7 +76,7 @@ def test_a_cache_that_grows_goes_on_as_before():
 
 def test_bytes_of_a_token_are_those_of_the_tensors():
     shape = LanguageModel(random_model()).cache_shape
-    cache = ContiguousCache(shape, 4, 64)
+    cache = KVCache(shape, 4, 64)
     assert cache.keys.nbytes + cache.values.nbytes == 4 * 64 * shape.token_bytes()
     assert shape.token_bytes() == 3 * 2 * (8 + 8) * 4  # layers, key heads, dimensions, float32
 
@@ -86,12 +86,12 @@ def test_a_growing_cache_gives_its_old_memory_back():
     program = """if 1:
         import psutil
         import torch
-        from dflash_mcmc.engine.batching.cache import CacheShape, ContiguousCache
+        from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
         from dflash_mcmc.process import machine
         machine.keep_memory()
         torch.set_num_threads(1)
         before = psutil.Process().memory_info().rss
-        caches = [ContiguousCache(CacheShape(12, 4, 32, 32, torch.float32), 32, 64) for _ in range(2)]
+        caches = [KVCache(CacheShape(12, 4, 32, 32, torch.float32), 32, 64) for _ in range(2)]
         records = []
         for length in range(128, 641, 64):
             for cache in caches:

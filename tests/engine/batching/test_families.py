@@ -73,9 +73,8 @@ def chains(sampler, count=6):
         yield index, sampler.chain(PROMPTS[index % len(PROMPTS)], HORIZON, Key(5).fold_in(index))
 
 
-def drawn(parts, sampler, num_pages=0, slots=8, blend=None, speculation=None, count=6, **options):
-    engine = BatchedEngine(parts, blend or NoBlend(), slots, LONGEST, Options(**options), None, speculation,
-                           num_pages=num_pages)
+def drawn(parts, sampler, slots=8, blend=None, speculation=None, count=6, **options):
+    engine = BatchedEngine(parts, blend or NoBlend(), slots, LONGEST, Options(**options), None, speculation)
     return {done.tag: done.result for done in engine.run(chains(sampler, count))}
 
 
@@ -97,17 +96,16 @@ def assert_near(found, expected, tolerance=TOLERANCE):
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in _MADE])
 def test_batched_is_reference_is_a_fresh_forward(family):
-    """Plain sampling, and power_mh, whose rejected proposals are rolled back, with both caches."""
+    """Plain sampling, and power_mh, whose rejected proposals are rolled back."""
     model = model_of(family)
     parts = LanguageModel(model, stop_ids=STOPS)
     reference = RememberingReference(model, parts, NoBlend())
     for sampler in (temperature(), power_mh(proposal="matched")):
         expected = {tag: reference.run(chain) for tag, chain in chains(sampler, 3)}
-        for num_pages in (0, 16):
-            found = drawn(parts, sampler, num_pages, count=3)
-            assert_near(found, expected)
-            for result in found.values():
-                np.testing.assert_allclose(result.trajectory.log_p, fresh(model, result.trajectory), atol=TOLERANCE, rtol=0)
+        found = drawn(parts, sampler, count=3)
+        assert_near(found, expected)
+        for result in found.values():
+            np.testing.assert_allclose(result.trajectory.log_p, fresh(model, result.trajectory), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", WINDOWED)

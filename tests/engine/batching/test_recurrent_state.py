@@ -14,8 +14,8 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.batching.plan import Workload, plan, predict
-from dflash_mcmc.engine.batching.recurrent_state import HybridRows
+from dflash_mcmc.engine.batching.plan import Workload, predict
+from dflash_mcmc.engine.batching.recurrent_state import HybridCache
 from dflash_mcmc.errors import UserError
 from tests.engine.batching.test_batched import (
     BLENDS,
@@ -103,7 +103,7 @@ class Feeder:
     def __init__(self, model, every: int = EVERY):
         self.parts = LanguageModel(model, stop_ids=STOPS)
         self.runner = ModelRunner(self.parts, NoBlend(), "grouped", 64, 64, 64)
-        self.cache = HybridRows(self.parts.cache_shape, 8, 64, every=every)
+        self.cache = HybridCache(self.parts.cache_shape, 8, 64, every=every)
 
     @torch.inference_mode()
     def step(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
@@ -208,12 +208,22 @@ def test_caches_are_as_large_as_predicted(qwen3_5):
     assert "; recurrent states 5.59 MB; " in planned.describe()
 
 
-def test_auto_takes_pages_where_rows_do_not_fit(qwen3_5):
-    work = Workload(LanguageModel(qwen3_5), 150, 100, Options())
-    limit = 1.01 * predict(work, 32).total / 1e9
-    assert plan(work, 32, 32, limit).num_pages == 0
-    assert plan(work, 32, 32, limit, "paged").num_pages > 0
-    assert plan(work, 32, 32, 0.95 * limit).num_pages > 0
+@torch.inference_mode()
+def test_copies_to_the_host_and_back_take_the_states_along(qwen3_5):
+    """Each row then goes on as the first one did, from every position."""
+    feeder, states = Feeder(qwen3_5), []
+    for position, token in enumerate(TEXT):
+        states.append(feeder.state(3, position))
+        feeder.step(np.full(8, token), np.full(8, position))
+    host = feeder.cache.on_host(64)
+    host.copy(feeder.cache, 3, 0, 0, 19)
+    for row in (1, 2):
+        feeder.cache.clear(row)
+        feeder.cache.copy(host, 0, row, 0, 19)
+    for position in (19, 16, 11):
+        feeder.roll_back(np.array([0, position, position, 0, 0, 0, 0, 0]))
+        for row in (1, 2):
+            assert all(map(torch.equal, feeder.state(row, position), states[position]))
 
 
 def test_other_recurrent_layers_are_refused(qwen3_5):

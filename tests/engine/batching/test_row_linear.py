@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import float32_head, layer_loop, row_linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.row_linear import RowLinear
@@ -297,7 +297,7 @@ def test_the_loop_of_layers_has_the_bits_of_the_modules_and_tells_the_same_hooks
     found = []
     for loop in (model._loop, None):
         monkeypatch.setattr(model, "_loop", loop)
-        cache = ContiguousCache(model.cache_shape, 3, 64)
+        cache = KVCache(model.cache_shape, 3, 64)
         runner = ModelRunner(model, None, "grouped", 64, 64, 8)
         steps = []
         with runner.ready(), model.tapped((-1, 0, 1)) as tapped:
@@ -333,7 +333,7 @@ def test_a_hook_that_changes_an_output_changes_the_loop_s(hooked, monkeypatch):
     for with_hook, used in ((False, loop), (True, loop), (True, None)):
         monkeypatch.setattr(model, "_loop", used)
         hook = module.register_forward_hook(lambda module, given, output: output + 0.5) if with_hook else None
-        cache, runner = ContiguousCache(model.cache_shape, 2, 64), ModelRunner(model, None, "grouped", 64, 64, 8)
+        cache, runner = KVCache(model.cache_shape, 2, 64), ModelRunner(model, None, "grouped", 64, 64, 8)
         with runner.ready():
             tokens = torch.arange(6).view(2, 3)
             found.append(runner.forward(cache, slice(0, 2), tokens, torch.arange(3).expand(2, -1), 64).clone())

@@ -27,11 +27,11 @@ CONTEXT = AdaptSettings("context", "fc+attention", rank=3, rate=RATE, steps=3, b
 MODES = {"online": ONLINE, "context": CONTEXT, "fc": ONLINE._replace(modules="fc", every_blocks=1)}
 
 
-def run(model, sampler, decoder, settings, slots=8, order=None, blend=BLENDS["none"], pages=0, count=10, **options):
+def run(model, sampler, decoder, settings, slots=8, order=None, blend=BLENDS["none"], count=10, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     drafter = AdaptiveDrafter(network(model), parts, BLOCK, settings)
     engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                           decoder.speculation(drafter) if decoder else None, None if decoder else drafter, pages)
+                           decoder.speculation(drafter) if decoder else None, None if decoder else drafter)
     todo = list(chains(sampler))
     return {done.tag: done for done in engine.run([todo[i] for i in order or range(count)])}
 
@@ -56,9 +56,9 @@ def test_match_is_plain_whatever_the_draft_learns(qwen3, plain, name, mode):
 def test_slots_order_and_options_change_nothing(qwen3, decoder, name, mode):
     expected = run(qwen3, SAMPLERS[name], decoder, MODES[mode])
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
-    for slots, order, pages, options in ((3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], 0, {}), (16, None, 0, {"read_ahead": 0}),
-                                         (8, None, 30, {"steps_between_checks": 3})):
-        other = run(qwen3, SAMPLERS[name], decoder, MODES[mode], slots, order, pages=pages, **options)
+    for slots, order, options in ((3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}), (16, None, {"read_ahead": 0}),
+                                  (8, None, {"steps_between_checks": 3})):
+        other = run(qwen3, SAMPLERS[name], decoder, MODES[mode], slots, order, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result, tolerance)
             assert other[tag].cost.adapt_steps == done.cost.adapt_steps

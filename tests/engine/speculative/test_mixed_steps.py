@@ -21,11 +21,11 @@ MIXTURE = draft_mh(proposal="mixture", num_steps=3)
 NUM_DRAFTED = 4
 
 
-def run(model, todo, decoder, blend="none", slots=8, uses_draft=True, num_pages=0, **options):
+def run(model, todo, decoder, blend="none", slots=8, uses_draft=True, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     drafts = drafter("dflash", parts, model)
     engine = BatchedEngine(parts, BLENDS[blend], slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                           decoder.speculation(drafts) if decoder else None, drafts if uses_draft else None, num_pages)
+                           decoder.speculation(drafts) if decoder else None, drafts if uses_draft else None)
     return {done.tag: done for done in engine.run(todo)}
 
 
@@ -65,7 +65,6 @@ def test_a_mixture_by_match_is_reference(qwen3):
     (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}),
     pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),
     (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 0}),
-    (reject(), 8, None, {"num_pages": 120}),
     pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
 def test_slots_order_and_switches_change_nothing(qwen3, decoder, slots, order, options):
     """A forward that both kinds of rows share gives each row the numbers of one of its own."""

@@ -63,10 +63,10 @@ def reject(temperature=None, verification="token", trace=False) -> SpeculativeRe
     return SpeculativeRejection(draft_temperature=temperature, verification=verification, trace=trace, fault=None)
 
 
-def run(model, sampler, blend, decoder, draft, slots=8, order=None, num_pages=0, **options):
+def run(model, sampler, blend, decoder, draft, slots=8, order=None, **options):
     parts = LanguageModel(model, stop_ids=STOPS)
     engine = BatchedEngine(parts, blend, slots, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
-                           decoder.speculation(drafter(draft, parts, model)), num_pages=num_pages)
+                           decoder.speculation(drafter(draft, parts, model)))
     todo = list(chains(sampler))
     return {done.tag: done for done in engine.run(todo if order is None else [todo[i] for i in order])}
 

@@ -49,11 +49,11 @@ def records(engine: BatchedEngine, prompts, sampler, chains: int = 3) -> list:
     return [(t.tokens.tolist(), t.log_p.tolist(), t.log_q.tolist(), t.interval.tolist()) for t in results]
 
 
-def engine_of(subject, slots: int, drafter, decoder=None, blend=None, num_pages: int = 0, **options) -> BatchedEngine:
+def engine_of(subject, slots: int, drafter, decoder=None, blend=None, **options) -> BatchedEngine:
     longest = max(map(len, subject.prompts[:3]))
     speculation = decoder.speculation(drafter) if decoder else None
     return BatchedEngine(subject.model, blend, slots, longest + HORIZON, Options(**options), longest, speculation,
-                         None if decoder else drafter, num_pages)
+                         None if decoder else drafter)
 
 
 def is_the_same(subject, sampler, slots: int, drafter, decoder=None, blend=None, **options) -> None:
@@ -88,12 +88,6 @@ def test_draws_from_the_draft_are_the_same_to_the_last_bit(embedded, sampler, sl
 @pytest.mark.parametrize("sampler", [SAMPLERS["penalised"], power_mh(), draft_mh()], ids=["penalised", "power_mh", "draft_mh"])
 def test_a_blend_with_the_draft_is_the_same_to_the_last_bit(embedded, sampler):
     is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), blend=DraftBlend(beta=0.4, grid="absolute"))
-
-
-@pytest.mark.parametrize("decoder", ["match", None])
-def test_pages_have_the_same_records(embedded, decoder):
-    sampler = draft_mh() if decoder is None else SAMPLERS["power_mh"]
-    is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), decoder and DECODERS[decoder], num_pages=40)
 
 
 def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match) -> step_bits.EngineSteps:

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.draft.network.dflash import DFlash
-from dflash_mcmc.engine.batching.cache import ContiguousCache
+from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
@@ -204,14 +204,14 @@ def test_the_target_predicts_from_the_position_before(model, monkeypatch):
 
 
 def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[int], aside: bool) -> torch.Tensor:
-    """The draft logits of a decoder at these anchors, (blocks, drafted, vocabulary), from a slot cache that it fills itself.
+    """The draft logits of a decoder at these anchors, (blocks, drafted, vocabulary), from a KV cache that it fills itself.
 
     With `aside` it drafts after all positions are read, as samplers and blends do that visit a sequence again; else it drafts
     each block before the block is read.
     """
     model, size, length = drafter.target, drafter.num_drafted + 1, 256
     runner = ModelRunner(model, NoBlend(), "sdpa", length, 32, 64, drafter)
-    cache = ContiguousCache(model.cache_shape, 2, length, model.device, (drafter.companion,))
+    cache = KVCache(model.cache_shape, 2, length, model.device, (drafter.companion,))
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, : len(sequence)] = torch.from_numpy(sequence)
     rows, found, start = torch.tensor([1]), [], 0
