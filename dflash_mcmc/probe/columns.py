@@ -37,7 +37,7 @@ class Each(NamedTuple):
         columns: the columns for one key; name, meaning and value each.
     """
 
-    keys: Callable[[Any], Mapping[str, Any]]
+    keys: Callable[..., Mapping[str, Any]]
     columns: Sequence[tuple[str, str, Callable[..., object]]]
 
 
@@ -56,17 +56,17 @@ class Table:
         self.name = name
         self._columns = [column if isinstance(column, (Column, Each)) else Column(*column) for column in columns]
 
-    def row(self, case: object) -> dict[str, Any]:
-        """The row of a case."""
+    def row(self, *case: Any) -> dict[str, Any]:
+        """The row of a case, of one or several objects."""
         row: dict[str, Any] = {}
         for column in self._columns:
             if isinstance(column, Column):
-                _add(row, column.name, column.value(case))
+                _add(row, column.name, column.value(*case))
                 continue
-            for text, key in column.keys(case).items():
+            for text, key in column.keys(*case).items():
                 for name, _, value in column.columns:
                     start, end = name.index("{"), name.rindex("}")
-                    _add(row, f"{name[:start]}{text}{name[end + 1:]}", value(case, key))
+                    _add(row, f"{name[:start]}{text}{name[end + 1:]}", value(*case, key))
         return row
 
     def rows(self, cases: Iterable[object]) -> list[dict[str, Any]]:

@@ -19,9 +19,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
                                         "draft_norms", "num_target_layers", "num_draft_layers", "hidden_size", "words"), 8),
                        "tied": True, "tapped_layers": [0, 1]}},
     "difficulty": {
-        "level": 1, "verdict": "correct", "num_tokens": 9, "num_compared": 6, "mean": _SIGNALS, "max": _SIGNALS,
-        "steps": [{"text": "1+1=2", "wrong": False, "num_tokens": 5, "num_compared": 2, "mean": _SIGNALS, "max": _SIGNALS}],
-        "steps_left_out": 0},
+        "level": 1, "verdict": "correct", "num_tokens": 9, "num_compared": 6, "mean": _SIGNALS, "max": _SIGNALS},
     "layer_rank": {
         "num_tokens": 2, "num_hard": 1, "vocabulary": 9, "hard": [1], "ranks": {"a row": [1, None]},
         "log_p": {"a row": [-2.5, -1.5]}, "agreements": {"a row": [1, 0]}, "seconds": 0.25},
@@ -40,7 +38,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
 OPTIONAL = {"seconds", "seconds_target", "seconds_draft", "timed_rows", "tool_call", "reference", "joint", "a draft.kl",
             "a draft.tvd"}
 """Fields that a record may lack."""
-_FREE = {"level": (None, "x", -1), "text": ("x",), "decoder": ("x",)}
+_FREE = {"level": (None, "x", -1), "decoder": ("x",)}
 """Fields of many values, with those of OTHERS that they take."""
 
 

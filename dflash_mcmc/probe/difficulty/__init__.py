@@ -1,4 +1,4 @@
-"""Does the draft's disagreement with the target predict that an answer, or a step of it, is wrong?
+"""Does the draft's disagreement with the target predict that an answer is wrong?
 
 This tests the closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector").
 """
@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.fields import runtime
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
@@ -52,21 +51,6 @@ class SignalValues(TypedDict):
 
 
 @final
-class StepRecord(TypedDict):
-    """An equation in an answer's text."""
-
-    text: str
-    wrong: bool
-    """Whether two of its sides differ."""
-    num_tokens: Count
-    """Tokens that have a part of it."""
-    num_compared: Count
-    """Those of them that the draft predicts."""
-    mean: SignalValues
-    max: SignalValues
-
-
-@final
 class DifficultyRecord(TypedDict):
     """An answer, its grade and its signals."""
 
@@ -80,30 +64,20 @@ class DifficultyRecord(TypedDict):
     """Tokens that the draft predicts."""
     mean: SignalValues
     max: SignalValues
-    steps: list[StepRecord]
-    """Equations with a token that the draft predicts."""
-    steps_left_out: Count
-    """Equations without such a token."""
-    skipped: NotRequired[Annotated[str, Instead(("num_compared", "mean", "max", "steps", "steps_left_out"))]]
+    skipped: NotRequired[Annotated[str, Instead(("num_compared", "mean", "max"))]]
     """Why the answer has no signals."""
 
 
 @register("probe", "difficulty")
 @dataclass(slots=True, kw_only=True)
 class Difficulty(ProblemProbe):
-    """Whether draft-target disagreement distinguishes wrong answers, and wrong steps in them, from right ones.
+    """Whether draft-target disagreement distinguishes wrong answers from right ones.
 
     The sampler draws answers, which are graded and teacher-forced through target and draft in whole blocks. Every answer that
     is not graded correct is wrong, including one without a box. An answer that could not be drawn has no signals and is left
-    out. A step is an equation of plain arithmetic in the answer's text; it is wrong if its sides differ. Signals of draft and
-    target are compared on the same tokens. A draft disagrees more in slots that are further from the anchor, whatever the
-    token. `draft.block_size=2` measures the first slot alone.
+    out. Signals of draft and target are compared on the same tokens. A draft disagrees more in slots that are further from the
+    anchor, whatever the token. `draft.block_size=2` measures the first slot alone.
     """
-
-    num_folds: int = runtime(5, "folds of the cross-validation by problem that turns signals into probabilities; affects the "
-                             "summary alone", ge=2, le=10_000)
-    num_bins: int = runtime(10, "bins with equally many cases, in which probabilities are compared with outcomes; affects the "
-                            "summary alone", ge=2, le=10_000)
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
     unit = "answer"
@@ -143,16 +117,16 @@ class Difficulty(ProblemProbe):
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """AUROC, calibration, and the gain of the best baseline from each signal of the draft, for answers and steps."""
+        """AUROC of each signal, and its difference from the best one without a draft."""
         from dflash_mcmc.probe.difficulty import tables
 
-        return tables.summary(records, self.num_folds, self.num_bins)
+        return tables.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """AUROC of all signals, calibration and ROC curves of the best ones."""
-        from dflash_mcmc.probe.difficulty import detection
+        """AUROC of all signals."""
+        from dflash_mcmc.probe.difficulty import tables
 
-        return detection.figures(summary)
+        return {"fig_difficulty_auroc": tables.figure(summary)}
 
 
 def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
@@ -186,23 +160,13 @@ def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], c
 def _along(model: LanguageModel, drafter: DFlashDrafter, answer: Trajectory) -> dict:
     """The record of an answer, without its grade."""
     from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
-    from dflash_mcmc.probe.difficulty import signals, steps
+    from dflash_mcmc.probe.difficulty import signals
 
     if answer.length < drafter.num_drafted + 1:
         return {"num_tokens": answer.length, "skipped": f"shorter than {drafter.num_drafted + 1} tokens"}
-    signals_along = signals.along(model, drafter, answer.prompt, answer.tokens)
-    if not all(np.isfinite(values).all() for values in signals_along.values.values()):
+    along = signals.along(model, drafter, answer.prompt, answer.tokens)
+    if not all(np.isfinite(values).all() for values in along.values()):
         return {"num_tokens": answer.length, "skipped": NOT_NUMBERS}
-    ends = steps.ends(model.decode, answer.tokens)
-    of_steps, left_out = [], 0
-    for step in steps.steps(model.decode(answer.tokens)):
-        tokens = steps.inside(step, ends)
-        own = signals_along.of(tokens)
-        if not len(own.places):
-            left_out += 1
-            continue
-        of_steps.append({"text": step.text, "wrong": step.wrong, "num_tokens": len(tokens), "num_compared": len(own.places),
-                         "mean": own.mean(), "max": own.max()})
-    return {"num_tokens": answer.length, "num_compared": len(signals_along.places),
-            "mean": signals_along.mean(), "max": signals_along.max(),
-            "steps": of_steps, "steps_left_out": left_out}
+    return {"num_tokens": answer.length, "num_compared": len(along[signals.DRAFT[0]]),
+            **{statistic: {name: float(f"{of(values):.6g}") for name, values in along.items()}
+               for statistic, of in (("mean", np.mean), ("max", np.max))}}

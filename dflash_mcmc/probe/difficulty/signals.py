@@ -6,8 +6,6 @@ anchor and the target's features of all positions before it. All signals are lar
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
@@ -27,31 +25,11 @@ TARGET = ("target_entropy", "target_surprisal", "least_confidence")
 """Signals without a draft: H(p), -log p(token) in nats, 1 - max p (Settles 2009, "Active learning literature survey")."""
 
 
-class Signals(NamedTuple):
-    """Signals of those tokens of an answer that the draft predicts."""
-
-    places: np.ndarray
-    """int64 (n,): the tokens' places in the answer."""
-    values: dict[str, np.ndarray]
-    """float64 (n,) for each name of DRAFT and TARGET."""
-
-    def of(self, tokens: range) -> Signals:
-        """The signals of a range of tokens."""
-        kept = (self.places >= tokens.start) & (self.places < tokens.stop)
-        return Signals(self.places[kept], {name: values[kept] for name, values in self.values.items()})
-
-    def mean(self) -> dict[str, float]:
-        """For each signal, its mean over the tokens, to six digits."""
-        return {name: float(f"{values.mean():.6g}") for name, values in self.values.items()}
-
-    def max(self) -> dict[str, float]:
-        """For each signal, its maximum over the tokens, to six digits."""
-        return {name: float(f"{values.max():.6g}") for name, values in self.values.items()}
-
-
 @torch.no_grad()
-def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray) -> Signals:
-    """Signals of the drafted slots in an answer's whole blocks. The draft does not predict anchors or the tail.
+def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray) -> dict[str, np.ndarray]:
+    """Signals, float64 (n,) for each name of DRAFT and TARGET, of the drafted slots in an answer's whole blocks.
+
+    The draft does not predict anchors or the tail.
 
     Args:
         prompt, answer: token ids, int64; the answer is at least a block long.
@@ -65,8 +43,7 @@ def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answ
     before, step = reading.hidden[0, positions - 1], sequences.positions_at_once(model.vocab_size)
     pieces = [of_tokens(model.logits(before[start : start + step]), drafter.logits(drafted[start : start + step]),
                         tokens[positions[start : start + step]]) for start in range(0, len(positions), step)]
-    values = {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in (*DRAFT, *TARGET)}
-    return Signals((positions - len(prompt)).cpu().numpy(), values)
+    return {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in (*DRAFT, *TARGET)}
 
 
 def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
