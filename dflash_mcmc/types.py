@@ -209,8 +209,6 @@ class ExpectedCost(NamedTuple):
     """Tokens scored without being drawn."""
     num_draws: float = 1.0
     """Draws and scorings, including those of proposals."""
-    prefixes: float = 0.0
-    """Generated tokens before the draws and scorings. They are read again if `hardware.reuse_prefix` is off."""
     drafts: float = 0.0
     """Number of draws and scorings in which the draft proposes blocks for the sampler."""
     drafted: float = 0.0

@@ -65,7 +65,7 @@ class Assumed:
     acceptance: float = runtime(0.5, "share of the proposals' tokens that are in accepted proposals", ge=0, le=1)
     abandoned_at: float = runtime(0.5, "share of a rejected proposal that is drawn before early rejection stops it", ge=0,
                                   le=1)
-    identical: float = runtime(0.3, "share of the tokens to draw that hardware.skip_identical skips", ge=0, le=1)
+    identical: float = runtime(0.3, "share of the tokens to draw that a proposal shares with the state", ge=0, le=1)
     shared: float = runtime(0.94, "share of the tokens in probe=speculative_mcmc's drawn blocks that belong to a common "
                             "prefix, evaluated once for several blocks", ge=0, le=1)
     kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "

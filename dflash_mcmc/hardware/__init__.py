@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Hardware(Component):
     """Base class of hardware.
 
-    A subclass defines `resolve`, and declares these fields and the fields of the engine's `Options`.
+    A subclass defines `resolve`, and declares these fields.
     """
 
     __slots__ = ()
@@ -25,8 +25,10 @@ class Hardware(Component):
         device: str
         num_slots: int | None
         memory_gb: float | None
-        reuse_prefix: bool
-        skip_identical: bool
+        prefill_chunk: int
+        attention: str
+        steps_between_checks: int | None
+        snapshot_every: int
         tokens_per_second: float | None
         num_threads: int | None
         grace_seconds: float
@@ -48,4 +50,5 @@ class Hardware(Component):
         """The options of the engine."""
         from dflash_mcmc.engine.batching.interface import Options
 
-        return Options(**{name: getattr(self, name) for name in Options._fields})
+        return Options(self.prefill_chunk, attention=self.attention, steps_between_checks=self.steps_between_checks,
+                       snapshot_every=self.snapshot_every)

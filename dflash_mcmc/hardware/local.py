@@ -31,17 +31,8 @@ class Local(Hardware):
     memory_gb: float | None = runtime(None, "memory besides the model's weights (KV cache, activations), in GB; null takes 90 "
                                       "% of the free memory", gt=0)
     prefill_chunk: int = runtime(64, "longest chunk of a prompt in a prefill step, a power of two", ge=8, le=8192)
-    read_ahead: int = runtime(32, "number of waiting prompts that are prefilled together; 0 prefills each in its slot", ge=0,
-                              le=65_536)
-    reuse_prefix: bool = runtime(True, "keep keys and values of a proposal's and the state's common prefix; false reads it "
-                                 "again")
-    keep_current: bool = runtime(True, "keep the state's keys and values in a second cache while a proposal overwrites them; "
-                                 "false reads the state again after a rejection")
-    skip_identical: bool = runtime(True, "take the tokens that a proposal shares with the state without a forward of the "
-                                   "model")
     attention: Literal["auto", "grouped", "sdpa", "eager", "flash_attention_2"] = runtime(
         "auto", "implementation of attention; auto = grouped on a CPU, sdpa on a GPU")
-    cuda_graphs: bool = runtime(True, "replay decode steps as CUDA graphs on a GPU")
     steps_between_checks: int | None = runtime(None, "decode steps between checks for ended chains; null takes 1 on a CPU, 4 "
                                                "on a GPU", ge=1, le=64)
     snapshot_every: int = runtime(256, "positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer "

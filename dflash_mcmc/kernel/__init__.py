@@ -254,8 +254,7 @@ def mh_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
     block = horizon / num_blocks
     num_stages = min(num_blocks, math.ceil(length / block)) if stops else num_blocks
     states = [(min(stage * block, length), stage * block) for stage in range(1, num_stages + 1)]
-    starts = [stage * block for stage in range(min(num_stages, math.ceil(length / block)))]
-    return _cost(length, states, starts, num_steps, mean_redrawn)
+    return _cost(length, states, min(num_stages, math.ceil(length / block)), num_steps, mean_redrawn)
 
 
 def doubling(num_blocks: int) -> list[int]:
@@ -272,12 +271,11 @@ def doubling_cost(length: float, horizon: int, num_blocks: int, num_steps: int,
     """
     reaches = [stage * horizon / num_blocks for stage in doubling(num_blocks)]
     passed = [reach for reach in reaches if reach < length]
-    return _cost(length, [*((reach, reach) for reach in passed), (length, horizon)], [0.0, *passed], num_steps, mean_redrawn)
+    return _cost(length, [*((reach, reach) for reach in passed), (length, horizon)], 1 + len(passed), num_steps, mean_redrawn)
 
 
-def _cost(length: float, states: Sequence[tuple[float, float]], starts: Sequence[float], num_steps: int,
+def _cost(length: float, states: Sequence[tuple[float, float]], num_extensions: int, num_steps: int,
           mean_redrawn: Callable[[float, float], float]) -> ExpectedCost:
-    """The cost of stages, given as (length of the state, horizon), and of extensions that start at these lengths."""
+    """The cost of stages, given as (length of the state, horizon), and of the extensions between them."""
     redrawn = [mean_redrawn(state, reach) for state, reach in states]
-    prefixes = num_steps * sum(state - drawn for (state, _), drawn in zip(states, redrawn, strict=True))
-    return ExpectedCost(length, num_steps * sum(redrawn), 0.0, len(starts) + num_steps * len(states), prefixes + sum(starts))
+    return ExpectedCost(length, num_steps * sum(redrawn), 0.0, num_extensions + num_steps * len(states))

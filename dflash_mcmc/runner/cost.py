@@ -63,16 +63,12 @@ def token_forwards(config: Config) -> float | None:
     """Token-forwards of one sample, as the engine counts them: the prompt except its last token, and each drawn token.
 
     None if the sampler has no `expected_cost`. Forwards that speculative decoding spends on tokens that are not kept are not
-    included. The estimate assumes that `hardware.keep_current` is on; without it the engine also evaluates again the
-    tokens that a rejected proposal has overwritten.
+    included.
     """
     cost = _expected(config, _answer_length(config))
     if cost is None:
         return None
-    read = float(config.assumed.prompt_length - 1)
-    if not config.hardware.reuse_prefix:
-        read = read * cost.num_draws + cost.prefixes
-    return read + cost.extended + _proposed(config, cost) + cost.scored
+    return config.assumed.prompt_length - 1.0 + cost.extended + _proposed(config, cost) + cost.scored
 
 
 def draft_blocks(config: Config) -> float:
@@ -171,7 +167,7 @@ def _proposed(config: Config, cost: ExpectedCost) -> float:
     assumed, proposed = config.assumed, cost.proposed
     if config.sampler.rejects_early():
         proposed *= assumed.acceptance + (1.0 - assumed.acceptance) * assumed.abandoned_at
-    if config.hardware.skip_identical and not cost.scored:  # tokens of a path that is scored are never skipped
+    if not cost.scored:  # tokens of a path that is scored are never skipped
         proposed *= 1.0 - assumed.identical
     return proposed
 

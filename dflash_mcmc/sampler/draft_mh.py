@@ -97,7 +97,7 @@ class DraftMH(Staged, ProposesAt):
         cost = cost._replace(drafts=cost.num_draws)
         if self.proposal == "draft":
             return cost
-        return cost._replace(scored=cost.extended + cost.proposed, num_draws=2 * cost.num_draws, prefixes=2 * cost.prefixes)
+        return cost._replace(scored=cost.extended + cost.proposed, num_draws=2 * cost.num_draws)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

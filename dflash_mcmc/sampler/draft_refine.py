@@ -101,7 +101,7 @@ class DraftRefine(Redraws, ProposesAt):
                          for steps in (self.num_steps, 0))
         # What the draft has drawn is scored too.
         return cost._replace(scored=length, num_draws=cost.num_draws + drafted.num_draws,
-                             prefixes=cost.prefixes + drafted.prefixes, drafts=drafted.num_draws, drafted=length)
+                             drafts=drafted.num_draws, drafted=length)
 
     def extend(self, path: Trajectory, horizon: int, key: Key) -> Steps[Trajectory]:
         """Continues the path by blocks of the draft. Its log q is that of the steps' proposals, not that of the draft."""

@@ -177,8 +177,7 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         if not self.rescore:
             return cost
         extended = over(0)  # is not scored; each suffix that a step draws again is
-        return cost._replace(scored=cost.proposed, num_draws=2 * cost.num_draws - extended.num_draws,
-                             prefixes=2 * cost.prefixes - extended.prefixes)
+        return cost._replace(scored=cost.proposed, num_draws=2 * cost.num_draws - extended.num_draws)
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain through all stages; `horizon` is the full length in tokens."""

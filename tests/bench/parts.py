@@ -24,7 +24,7 @@ from tests.bench import assisted, at_size, decoders, equal_chains, measure, prob
 from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from tests.bench.subject import Subject, subject_of
 
-_OFF = Options(read_ahead=0, reuse_prefix=False, keep_current=False, skip_identical=False)
+_OFF = Options(read_ahead=1, skip_identical=False)
 _REPEATS = 20
 
 
@@ -55,18 +55,16 @@ def switches(subject: Subject, sizes: Sizes) -> list[dict]:
     slots = max(1, sizes.slots // 4)
     chains, blocks = sizes.waves * slots, max(1, sizes.blocks // 4)
     plain, early = (power_mh(num_blocks=blocks, early_reject=name) for name in ("off", "exact"))
-    reuse = _OFF._replace(reuse_prefix=True, keep_current=True)
     eps, matched = power_mh(num_blocks=blocks, early_reject="eps"), power_mh(num_blocks=blocks, proposal="matched")
     everything, blend = Options(), LayerBlend(beta=0.05, layer=-3, layers=None, norm="none")
     cases = [
         ("nothing", plain, _OFF, None),
         ("batching", plain, _OFF, None),
-        ("+ prompts read ahead, prefixes kept", plain, reuse._replace(read_ahead=32), None),
+        ("+ prompts read ahead", plain, _OFF._replace(read_ahead=32), None),
         ("+ early rejection", early, _OFF, None),
         ("+ divergence skipping", plain, _OFF._replace(skip_identical=True), None),
         ("everything", early, everything, None),
-        ("everything but keep_current", early, everything._replace(keep_current=False), None),
-        ("everything but read_ahead", early, everything._replace(read_ahead=0), None),
+        ("everything but read_ahead", early, everything._replace(read_ahead=1), None),
         ("everything, attention=sdpa", early, everything._replace(attention="sdpa"), None),
         ("blend, proposal=base in full", plain, everything, blend),
         ("blend, proposal=base by eps", eps, everything, blend),

@@ -287,7 +287,7 @@ def test_the_companion_follows_the_rows(qwen3, amateur, plain, options, sampler)
 
 @pytest.mark.parametrize("options", [
     {"slots": 3}, {"decoder": match(), "draft": "dflash"},
-    *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"keep_current": False}))], ids=str)
+    *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"skip_identical": False}))], ids=str)
 def test_a_subtracted_model_follows_the_rows_too(qwen3, options):
     """An expert and an anti-expert, of two families, against the reference: each has a cache of its own."""
     expert, anti = random_model("llama", vocab_size=53, num_hidden_layers=2), random_model("gpt2", vocab_size=53, n_layer=2)

@@ -49,7 +49,7 @@ MISTAKES = {
     "unknown condition": (["condition=bled_ps"], "condition", "did you mean 'blend_ps'"),
     "text for a number": (["sampler.alpha=hot"], "sampler.alpha", "'hot'; allowed: a number >= 1e-06"),
     "number for true": (["dry_run=2"], "dry_run", "'2'; allowed: true or false"),
-    "one for true": (["hardware.reuse_prefix=1"], "hardware.reuse_prefix", "'1'; allowed: true or false"),
+    "one for true": (["dry_run=1"], "dry_run", "'1'; allowed: true or false"),
     "zero for false": (["draft=tiny", "blend=draft", "sampler.rescore=0"], "sampler.rescore", "'0'; allowed: true or false"),
     "fraction for a whole number": (["seed=1.5"], "seed", "'1.5'; allowed: a whole number"),
     "null for a number": (["sampler.alpha=null"], "sampler.alpha", "a number >= 1e-06"),

@@ -193,7 +193,7 @@ def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
     The samplers whose laws need all tokens refuse this draft in a configuration; the engine draws the same for all.
     """
     expected = run(qwen3, DRAWING[name], uses_draft=True)
-    for changes in ({"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"slots": 3}, {"skip_identical": False}):
         all_same(run(qwen3, DRAWING[name], uses_draft=True, **changes), expected)
     if name != "draft":
         return

@@ -287,7 +287,7 @@ def test_draws_from_the_draft_have_the_laws_of_fresh_forwards(qwen3, name):
     """log p and log q of every answer, and the same answers in few slots."""
     draft, sampler = other(), DRAWING[name]
     expected = run(qwen3, draft, sampler, None, uses_draft=True)
-    for changes in ({"slots": 3}, {"reuse_prefix": False}):
+    for changes in ({"slots": 3}, {"skip_identical": False}):
         all_same(run(qwen3, draft, sampler, None, uses_draft=True, **changes), expected)
     if name != "draft":
         return

@@ -80,20 +80,20 @@ def test_stages_that_double():
 
 
 def test_a_chain_of_two_stages():
-    """Stages of 4 and 6 tokens: 3 steps draw 2.5 and 3.5 tokens after prefixes of 1.5 and 2.5, and one extension keeps 4."""
+    """Stages of 4 and 6 tokens: 3 steps draw 2.5 and 3.5 tokens, after two extensions."""
     found = mh_cost(6.0, 8, 2, 3, half, stops=False)
-    assert found == ExpectedCost(6.0, 3 * 6.0, 0.0, 2 + 3 * 2, pytest.approx(3 * 4.0 + 4.0))
+    assert found == ExpectedCost(6.0, 3 * 6.0, 0.0, 2 + 3 * 2)
 
 
 def test_a_chain_that_stops_with_its_answer():
     found = mh_cost(3.0, 8, 2, 3, half, stops=True)
-    assert found == ExpectedCost(3.0, 3 * 2.0, 0.0, 1 + 3, pytest.approx(3 * 1.0))
+    assert found == ExpectedCost(3.0, 3 * 2.0, 0.0, 1 + 3)
 
 
 def test_a_chain_whose_stages_double():
     """The answer of 3 tokens passes the horizons 1 and 2 of 8, and the last stage is at 8."""
     found = doubling_cost(3.0, 8, 8, 1, half)
-    assert found == ExpectedCost(3.0, 1.0 + 1.5 + 2.0, 0.0, 3 + 3, pytest.approx(0.0 + 0.5 + 1.0 + 0.0 + 1.0 + 2.0))
+    assert found == ExpectedCost(3.0, 1.0 + 1.5 + 2.0, 0.0, 3 + 3)
 
 
 STAGED = ["power_mh", "multiple_try", "replica_exchange", "draft_mh", "draft_refine"]

@@ -22,10 +22,10 @@ WHOLE = ("dataset.limit=8", "num_chains=2", "tracker=jsonl")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_what_is_under_way_is_finished_and_nothing_new_begun(tmp_path, uninterrupted, number):
-    with start(tmp_path, *WHOLE, "hardware.num_slots=4", "hardware.read_ahead=0", until=2) as run:
+    with start(tmp_path, *WHOLE, "hardware.num_slots=4", until=2) as run:
         wait_for_records(tmp_path, 2, run)
         os.kill(run.pid, number)
-        at_most = len(records_of(folder_of(tmp_path))) + 4 + 2  # what is in the slots, and what came in between
+        at_most = len(records_of(folder_of(tmp_path))) + 4 + 4 + 2  # in the slots, read ahead, in between
         _, told = run.communicate(timeout=processes.HANG)
     assert run.returncode == 143
     assert f"stopped by {number.name}; nothing recorded is lost: run the same command again" in told

@@ -27,21 +27,17 @@ from tests.probes import measured
 from tests.runs import execute
 from tests.targets import random_model
 
-PS = ("condition=ps", "sampler.early_reject=off", "hardware.skip_identical=false")
+PS = ("condition=ps", "sampler.early_reject=off", "assumed.identical=0")
 FULL = ("assumed.answer_length=1", "assumed.prompt_length=100")
 
 
-# (blocks, block length, steps) -> decoded tokens; with the prefixes read anew for each proposal. From the design's table for
-# prompts of 100 tokens and no stop id, which counts all of a prompt where the engine feeds its last token with the first step.
-@pytest.mark.parametrize(("blocks", "block", "steps", "decoded", "read_anew"), [
-    (16, 64, 2, 9_744, 30_912), (16, 192, 10, 133_712, 304_832), (4, 192, 10, 10_388, 25_520), (4, 192, 2, 2_692, 6_960)])
-def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks, block, steps, decoded, read_anew):
+# (blocks, block length, steps) -> decoded tokens. From the design's table for no stop id.
+@pytest.mark.parametrize(("blocks", "block", "steps", "decoded"), [
+    (16, 64, 2, 9_744), (16, 192, 10, 133_712), (4, 192, 10, 10_388), (4, 192, 2, 2_692)])
+def test_full_length_answers_cost_what_the_closed_form_says(make_config, blocks, block, steps, decoded):
     setting = (*PS, *FULL, f"sampler.num_blocks={blocks}", f"sampler.num_steps={steps}",
                f"dataset.max_new_tokens={blocks * block}")
     assert cost.token_forwards(make_config(*setting)) == pytest.approx(99 + decoded)
-    draws = blocks * (1 + steps)
-    anew = cost.token_forwards(make_config(*setting, "hardware.reuse_prefix=false"))
-    assert anew == pytest.approx(read_anew - draws)
 
 
 def test_redrawn_is_the_mean_over_all_cuts(make_config):
@@ -107,7 +103,7 @@ def run_of(make_config, *overrides):
 @pytest.mark.parametrize("overrides", [
     ("condition=greedy",), ("condition=temp",), *(
         pytest.param((*PS, "sampler.num_blocks=4", *other), marks=pytest.mark.slow)
-        for other in ((), ("sampler.cut=horizon",), ("sampler.after_eos=return",), ("hardware.reuse_prefix=false",)))])
+        for other in ((), ("sampler.cut=horizon",), ("sampler.after_eos=return",)))])
 def test_runs_of_the_embedded_model_cost_what_is_estimated_from_their_mean_length(make_config, overrides):
     config, _, measured = run_of(make_config, *overrides)
     assert cost.token_forwards(config) == pytest.approx(measured, rel=0.15)
@@ -123,8 +119,7 @@ def without_stop_ids(make_config, monkeypatch, *overrides):
     monkeypatch.setattr(model, "stop_ids", ())
     prompts = [np.arange(5, 5 + length) for length in range(size, 2 * size)]
     config.assumed.prompt_length = np.mean([len(prompt) for prompt in prompts])
-    options = Options(reuse_prefix=config.hardware.reuse_prefix)
-    engine = BatchedEngine(model, config.blend, 8, 2 * size + 24, options, None, None, config.draft.load(model))
+    engine = BatchedEngine(model, config.blend, 8, 2 * size + 24, drafter=config.draft.load(model))
     todo = ((n, config.sampler.chain(prompt, 24, Key(3).fold_in(n))) for n, prompt in enumerate(prompts))
     return config, [chain.cost for chain in engine.run(todo)]
 
@@ -137,17 +132,6 @@ def test_without_stop_ids_the_plan_has_the_blocks_that_the_engine_counts(make_co
     """Scores and steps of draft_refine take the draft's forwards under its blend alone."""
     config, done = without_stop_ids(make_config, monkeypatch, *overrides)
     assert np.mean([each.blocks_drafted for each in done]) == pytest.approx(cost.draft_blocks(config))
-
-
-def test_what_the_draft_has_drawn_is_read_once_more_to_be_scored(make_config, monkeypatch):
-    """Without reuse, each of four draws and four scores reads what is before it. A block of the draft is fed whole."""
-    planned, counted = [], []
-    for reuse in ("true", "false"):
-        given = (*REFINE, "sampler.num_steps=0", f"hardware.reuse_prefix={reuse}")
-        config, done = without_stop_ids(make_config, monkeypatch, *given)
-        planned.append(cost.token_forwards(config))
-        counted.append(np.mean([each.token_forwards for each in done]))
-    assert planned[1] - planned[0] == counted[1] - counted[0] > 0
 
 
 def test_savings_are_estimated_from_their_measured_shares(make_config):

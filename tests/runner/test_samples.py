@@ -111,8 +111,7 @@ def test_number_of_slots_changes_nothing(make_config, uninterrupted, slots):
     same(records_of(result.folder), uninterrupted)
 
 
-SWITCHES = ("hardware.skip_identical=false", "hardware.read_ahead=0", "sampler.early_reject=off",
-            "hardware.steps_between_checks=3")
+SWITCHES = ("hardware.prefill_chunk=8", "sampler.early_reject=off", "hardware.steps_between_checks=3")
 COSTS = ("tokens_drawn", "target_forwards", "token_forwards", "tokens_skipped", "abandoned", "trace")
 
 

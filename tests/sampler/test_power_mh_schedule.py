@@ -145,7 +145,6 @@ def test_expected_cost_counts_the_stages_that_are_made(make_config):
     assert cost(15).proposed == 2 * (9 + 16) / 2  # horizons 8, then 16, in which it ends
     assert cost(40).proposed == 2 * (9 + 17 + 33 + 41) / 2
     assert cost(15).num_draws == 2 + 2 * 2
-    assert cost(15).prefixes == 8 + 2 * (8 - 4.5) + 2 * (15 - 8)
     assert cost(15, "sampler.cut=horizon").proposed == pytest.approx(2 * (9 / 2 + 16 / 2 * 15 / 40))
 
 

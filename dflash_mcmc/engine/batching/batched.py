@@ -63,7 +63,7 @@ def graphed(stepper: Stepper, reason: str | None, endings: Endings) -> Stepper:
     """The stepper with graphs. If there is a reason against them, it is the stepper itself, with a note once in a process."""
     if reason is None:
         return GraphedSteps(stepper, endings)
-    note(f"hardware.cuda_graphs: decode steps run without CUDA graphs, because {reason}")
+    note(f"decode steps run without CUDA graphs, because {reason}")
     return stepper
 
 
@@ -164,10 +164,8 @@ class BatchedEngine(MeteredEngine):
                              subtracted)
         states = num_recent(options, work.num_drafted)
         caches = Caches(model, work.companions, num_rows, longest, work.padding, options.snapshot_every, states)
-        keeps, ahead = options.keep_current and options.reuse_prefix, options.read_ahead * options.reuse_prefix
-        cache, spare = caches.rows(), caches.rows() if keeps else None
-        prompts = PromptReader(runner, caches.prompts(min(ahead, num_slots), work.prompt_length)) if ahead else None
-        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest)
+        prompts = PromptReader(runner, caches.prompts(min(options.read_ahead, num_slots), work.prompt_length))
+        self._memory = SlotMemory(runner, caches.rows(), caches.rows(), prompts, options, ladder, work.padding, longest)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.interface import Counters, Finished, Options, Tag
+from dflash_mcmc.engine.batching.interface import Counters, Finished, Tag
 from dflash_mcmc.engine.batching.ladder import chunks
 from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Operation, Request, Together
@@ -93,12 +93,12 @@ class CachedPrefix:
             self.saved, self.saved_from = current[:in_row], start
         return span
 
-    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix], options: Options,
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
               like: int | None = None) -> Placement:
         """Notes that the row will hold `sequence` without its last token, and returns how.
 
         Args:
-            along: the current sequence, which the spare row then keeps; None to keep none.
+            along: the current sequence, which the spare row then keeps; None without one.
             others: contents of other rows of the chain, from which a prefix may be copied.
             like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
                 Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
@@ -107,18 +107,17 @@ class CachedPrefix:
         end, source = len(sequence) - 1, like
         if like is not None:
             self.clear()
-        kept = min(self.in_row(sequence), end) if options.reuse_prefix else 0
-        spare = options.keep_current and options.reuse_prefix
-        restored = forked = min(self.restorable(sequence, kept), end) if spare else kept
+        kept = min(self.in_row(sequence), end)
+        restored = forked = min(self.restorable(sequence, kept), end)
         if like is not None:
             forked = min(others[like].in_row(sequence), end)
-        elif options.reuse_prefix and restored < end:
+        elif restored < end:
             for index, other in enumerate(others):
                 if (reach := min(other.in_row(sequence), end)) > forked:
                     source, forked = index, reach
         self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
         saved = (0, 0)
-        if spare and along is not None:
+        if along is not None:
             saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
         self.held, self.filled = sequence[:-1], forked
         return Placement(kept, restored, forked, source, saved)

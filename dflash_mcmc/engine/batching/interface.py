@@ -49,11 +49,7 @@ class Options(NamedTuple):
     prefill_chunk: int = 64
     """Longest piece in which prompts and missing prefixes are read, a power of two >= 8."""
     read_ahead: int = 32
-    """Prompts of waiting chains that are read together; 0 reads each prompt in its slot."""
-    reuse_prefix: bool = True
-    """Keep keys and values between the operations of a chain; False reads every sequence again."""
-    keep_current: bool = True
-    """Keep the current sequence's keys and values in a spare row while a draw overwrites them."""
+    """Prompts of waiting chains that are read together, at least 1."""
     skip_identical: bool = True
     """Take the tokens that a draw shares with `Draw.along` without a forward of the model."""
     attention: str = "auto"

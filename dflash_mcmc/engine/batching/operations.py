@@ -200,7 +200,7 @@ class Operations:
                  sharing: bool):
         self._memory, self._loop, self._speculation = memory, loop, speculation
         self._options, self.sharing = options, sharing
-        self._most_rows = max(1, options.read_ahead)  # of a forward that scores; the plan of the memory has room for them
+        self._most_rows = options.read_ahead  # of a forward that scores; the plan of the memory has room for them
         self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
 
     def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:

@@ -128,11 +128,6 @@ class Workload(NamedTuple):
         return self.drafter.num_drafted if self.drafter else 0
 
     @property
-    def keeps_current(self) -> bool:
-        """Whether spare rows are kept."""
-        return self.options.keep_current and self.options.reuse_prefix
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of a token, those of the draft and of a companion included."""
         return self.model.cache_shape.token_bytes() + sum(shape.token_bytes() for shape in self.companions)
@@ -154,8 +149,7 @@ class Workload(NamedTuple):
 
     def prompts(self, num_slots: int) -> tuple[int, int]:
         """Rows and positions of the prompts that are read ahead."""
-        ahead = min(self.options.read_ahead, num_slots) if self.options.reuse_prefix else 0
-        return ahead, cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
+        return min(self.options.read_ahead, num_slots), cache_size(self.model.device, 1, self.prompt_length, self.padding)[1]
 
 
 _SHARE = 0.9
@@ -216,9 +210,8 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     model = work.model
     rows, length = cache_size(model.device, num_slots, work.max_length, work.padding)
     ahead, longest_prompt = work.prompts(num_slots)
-    kept = 2 if work.keeps_current else 1
-    positions = rows * length * kept + ahead * longest_prompt
-    states = work.state_bytes(rows, length, kept) + work.state_bytes(ahead, longest_prompt, 1)
+    positions = 2 * rows * length + ahead * longest_prompt  # each row has a spare row
+    states = work.state_bytes(rows, length, 2) + work.state_bytes(ahead, longest_prompt, 1)
     row_bytes = _ROW_STATE_BYTES + 2 * work.num_drafted * 8 + (work.drafter.token_bytes if work.drafter else 0)
     caches = states + positions * work.token_bytes + rows * length * row_bytes
     others = work.mixed_layers + (work.companion is not None) + (work.anti is not None)
@@ -230,14 +223,13 @@ def predict(work: Workload, num_slots: int) -> MemoryPlan:
     copied = max((4 * halved.num_heads * halved.key_dim for each in work.models if work.implementation(each) == "grouped"
                   and (halved := each.cache_shape).dtype.itemsize < 4), default=0)
     step += rows * length * copied
-    # Without `keep_current` all rows may have to read their sequences again at once.
-    readers, keys = (ahead, work.prompt_length) if ahead and work.options.keep_current else (rows, length)
+    keys = work.prompt_length
     chunk = min(work.options.prefill_chunk, keys)
     widest = max(_activation_bytes(each, chunk, keys) for each in work.models)
-    reading = max(readers, 1) * (widest + keys * (layer_bytes + copied))
+    reading = ahead * (widest + keys * (layer_bytes + copied))
     if recurrent := model.cache_shape.recurrent:
         step += rows * recurrent.work_bytes(1 + work.num_drafted)
-        reading = max(reading + max(readers, 1) * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
+        reading = max(reading + ahead * recurrent.work_bytes(chunk), rows * recurrent.work_bytes(PIECE))
     # On a CPU a cache grows, and for a moment its keys or its values exist twice.
     growing = (states + rows * length * work.token_bytes) // 2 if model.device.type == "cpu" else 0
     return MemoryPlan(num_slots, work.max_length, caches, step, reading, growing, states=states)

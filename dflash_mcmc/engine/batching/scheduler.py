@@ -38,14 +38,14 @@ class AdmissionQueue:
 
     Args:
         chains: (tag, generator) pairs, or None where no chain waits now and others may follow.
-        prompts: reads the prompts of the next chains; None if each slot reads its own prompt.
+        prompts: reads the prompts of the next chains.
         was_read: called after each reading with the number of tokens, the number of forwards and the start time.
 
     Attributes:
         seconds_each: the latest reading's seconds, divided among the chains that it was for.
     """
 
-    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader | None,
+    def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], prompts: PromptReader,
                  was_read: Callable[[int, int, float], None]):
         self._chains, self._prompts, self._was_read = iter(chains), prompts, was_read
         self._ahead: deque[Next] = deque()
@@ -80,14 +80,13 @@ class AdmissionQueue:
 
     def read(self) -> None:
         """Reads the prompts of the waiting chains, except those already read."""
-        if self._prompts:
-            started = time.perf_counter()
-            prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
-            self._was_read(*self._prompts.read(prompts), started)
-            self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
+        started = time.perf_counter()
+        prompts = [prompt for entry in self._ahead if (prompt := prompt_of(entry.request)) is not None]
+        self._was_read(*self._prompts.read(prompts), started)
+        self.seconds_each = (time.perf_counter() - started) / max(1, len(self._ahead))
 
     def _look_ahead(self) -> None:
-        limit, self._paused = self._prompts.num_rows if self._prompts else 1, False
+        self._paused = False
         for arrival in self._chains:
             if arrival is None:
                 self._paused = True
@@ -97,7 +96,7 @@ class AdmissionQueue:
                 self._ahead.append(Next(tag, chain, next(chain), None))
             except StopIteration as stop:
                 self._ahead.append(Next(tag, chain, None, stop.value))
-            if len(self._ahead) == limit:
+            if len(self._ahead) == self._prompts.num_rows:
                 break
         else:
             self._drained = True

@@ -19,7 +19,7 @@ class SlotPlace(NamedTuple):
     """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
 
     cache: KVCache
-    spare: KVCache | None
+    spare: KVCache
     row: int = 0
 
 
@@ -73,15 +73,15 @@ class SlotMemory:
 
     Args:
         runner: reads the missing tokens of a row.
-        cache, spare: the caches of all slots; `spare` is None if no current sequence is kept.
-        prompts: the reader of prompts ahead of their chains; None if each slot reads its own prompt.
+        cache, spare: the caches of all slots.
+        prompts: the reader of prompts ahead of their chains.
         options: the engine's options.
         ladder: shapes of the keys.
         padding: number of positions for padding after a sequence.
         longest: maximal number of positions of a row.
     """
 
-    def __init__(self, runner: ModelRunner, cache: KVCache, spare: KVCache | None, prompts: PromptReader | None,
+    def __init__(self, runner: ModelRunner, cache: KVCache, spare: KVCache, prompts: PromptReader,
                  options: Options, ladder: Ladder, padding: int, longest: int):
         self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
         self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
@@ -114,8 +114,6 @@ class SlotMemory:
 
         Each chain is charged for its prompt, even if it shares the prompt, because its cost must not depend on other chains.
         """
-        if self.prompts is None:
-            return
         self.reserve(len(prompt))
         length = self.prompts.copy(prompt, self.cache, slot.place)
         slot.contents.hold(prompt[:length])
@@ -132,15 +130,15 @@ class SlotMemory:
             The position of the first missing token. `fill` requests the missing tokens.
         """
         others = [other for other in slot.chain.slots if other is not slot]
-        done = slot.contents.place(sequence, along, [other.contents for other in others], self._options,
+        done = slot.contents.place(sequence, along, [other.contents for other in others],
                                    None if like is None else others.index(like))
         home = self._place_of(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
-        if home.spare is not None and done.kept < done.restored:
+        if done.kept < done.restored:
             home.cache.copy(home.spare, home.row, home.row, done.kept, done.restored)
         if done.source is not None:
             source = self._place_of(others[done.source])
             home.cache.copy(source.cache, source.row, home.row, done.restored, done.forked)
-        if home.spare is not None and done.saved[0] < done.saved[1]:
+        if done.saved[0] < done.saved[1]:
             home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
             home.spare.copy(home.cache, home.row, home.row, *done.saved)
         return done.forked
@@ -193,7 +191,7 @@ class SlotMemory:
         """
         self.cache.swap(a, b, *lengths)
         saved = [0 if slot is None else len(slot.contents.saved) for slot in slots]
-        if self.spare is not None and any(saved):
+        if any(saved):
             self.spare.reserve(self.cache.length)
             self.spare.swap(a, b, *saved)
         for part in (self.runner.grid, self.runner.adaptive, self.runner.second):
@@ -203,11 +201,9 @@ class SlotMemory:
     def clear(self, slot: Slot) -> None:
         """Removes numbers that are not finite from a slot and from the prompts that are read ahead."""
         home = self._place_of(slot)
-        for cache in (home.cache, home.spare):
-            if cache is not None:
-                cache.clear(home.row)
-        if self.prompts is not None:
-            self.prompts.clear()
+        home.cache.clear(home.row)
+        home.spare.clear(home.row)
+        self.prompts.clear()
 
     def _key_length(self, length: int) -> int:
         return min(self._ladder.keys(length), self._longest)
@@ -222,12 +218,12 @@ class SlotMemory:
         return slot.offloaded
 
     def _new_offloaded(self, length: int) -> SlotPlace:
-        return SlotPlace(self.cache.on_host(length), None if self.spare is None else self.spare.on_host(length))
+        return SlotPlace(self.cache.on_host(length), self.spare.on_host(length))
 
 
 def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
     """Copies what a slot holds from one place to another."""
     goal.cache.copy(home.cache, home.row, goal.row, 0, held.filled)
-    if goal.spare is not None and home.spare is not None and held.saved_from < len(held.saved):
+    if held.saved_from < len(held.saved):
         goal.spare.reserve(goal.cache.length)
         goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))

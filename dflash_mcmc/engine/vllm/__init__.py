@@ -119,4 +119,4 @@ class Vllm(Engine):
         core = shared(starting.settings(self, config, target, self.max_model_len or needed, chains * width))
         if slots is None:
             chains = starting.fitting(chains, core.capacity(), width)
-        return VllmEngine(target, core, chains, config.hardware.skip_identical)
+        return VllmEngine(target, core, chains)

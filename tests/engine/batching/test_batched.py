@@ -32,13 +32,12 @@ from tests.targets import FAMILIES, RememberingReference, random_model, rows_do_
 STOPS = (3, 7, 20, 33, 44, 50)
 HORIZON = 12
 TOLERANCE = 1e-4
-WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"keep_current": False},
-        {"reuse_prefix": False}, {"slots": 1},
-        {"skip_identical": False, "read_ahead": 0}, {"steps_between_checks": 5}, {"attention": "sdpa"})
-"""Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first three."""
+WAYS = ({"slots": 3, "order": [5, 2, 9, 7, 0, 3, 6, 8, 1, 4]}, {"slots": 1},
+        {"skip_identical": False, "read_ahead": 1}, {"steps_between_checks": 5}, {"attention": "sdpa"})
+"""Ways to run the same chains, where a draft or a blend has a cache of its own. Rows move in the first two."""
 
 
-def ways(quick: int = 5) -> list:
+def ways(quick: int = 3) -> list:
     """All of them. Those after the first few are slow tests."""
     return [pytest.param(way, id=str(way), marks=[pytest.mark.slow] * (number >= quick)) for number, way in enumerate(WAYS)]
 
@@ -183,29 +182,22 @@ def test_number_of_slots_and_order_change_nothing(qwen3, plain, slots, name):
         assert other[tag].cost == done.cost
 
 
-def test_prefix_reuse_and_chunks_change_nothing_but_the_cost(qwen3):
-    fresh = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), reuse_prefix=False)
-    for chunk in (8, 16, 64):
-        kept = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
-        assert kept.keys() == fresh.keys()
-        for tag, done in kept.items():
-            same(fresh[tag].result, done.result)
-            assert done.cost.token_forwards < fresh[tag].cost.token_forwards
-            assert done.cost.tokens_drawn == fresh[tag].cost.tokens_drawn
+def test_chunks_change_nothing_but_the_depth(qwen3, plain):
+    for chunk in (8, 16):
+        other = run_batched(qwen3, SAMPLERS["power_mh"], NoBlend(), prefill_chunk=chunk)
+        for tag, done in plain("power_mh", "none").items():
+            same(other[tag].result, done.result)
+            assert other[tag].cost._replace(target_forwards=done.cost.target_forwards) == done.cost
 
 
 SWITCHED = {
     "skip_identical": dict(skip_identical=False),
-    "read_ahead": dict(read_ahead=0),
+    "read_ahead_1": dict(read_ahead=1),
     "read_ahead_3": dict(read_ahead=3),
     "checks": dict(steps_between_checks=5),
-    "all": dict(skip_identical=False, read_ahead=0, steps_between_checks=3),
+    "all": dict(skip_identical=False, read_ahead=1, steps_between_checks=3),
 }
-ROUNDED = {  # these read tokens in chunks that are otherwise decoded one by one: equal up to rounding
-    "keep_current": dict(keep_current=False),
-    "reuse_prefix": dict(reuse_prefix=False),
-    "attention": dict(attention="sdpa"),
-}
+ROUNDED = {"attention": dict(attention="sdpa")}
 
 
 @pytest.mark.parametrize("options", [*SWITCHED.values(), *ROUNDED.values()], ids=[*SWITCHED, *ROUNDED])
@@ -293,14 +285,10 @@ def test_identical_proposals_cost_nothing(qwen3):
         assert done.cost.tokens_drawn + done.cost.tokens_skipped == off[tag].cost.tokens_drawn
 
 
-def test_a_rejected_proposal_costs_no_reading(qwen3, plain):
-    kept = plain("power_mh_early", "none")
-    for tag, done in kept.items():
+def test_a_rejected_proposal_costs_no_reading(plain):
+    for tag, done in plain("power_mh_early", "none").items():
         prompt = len(PROMPTS[tag % len(PROMPTS)]) - 1
         assert done.cost.token_forwards == done.cost.tokens_drawn + prompt
-    again = run_batched(qwen3, SAMPLERS["power_mh_early"], NoBlend(), keep_current=False)
-    total, more = (sum(done.cost.token_forwards for done in d.values()) for d in (kept, again))
-    assert more > total
 
 
 def test_a_shared_prompt_is_read_once(qwen3):
@@ -316,7 +304,7 @@ def test_a_shared_prompt_is_read_once(qwen3):
 
 
 def test_slots_are_refilled_at_once(qwen3):
-    for options in (Options(), Options(read_ahead=0), Options(steps_between_checks=4)):
+    for options in (Options(), Options(read_ahead=1), Options(steps_between_checks=4)):
         engine = BatchedEngine(LanguageModel(qwen3, stop_ids=STOPS), NoBlend(), 3, 170, options)
         assert len(list(engine.run(chains(SAMPLERS["power_mh"])))) == NUM_CHAINS
         assert 0 < engine.counters.busy_slot_steps <= 3 * engine.counters.steps
@@ -453,7 +441,7 @@ def test_chains_without_numbers_end_and_spoil_no_other():
         sampler = SAMPLERS["power_mh"]
         return {d.tag: d for d in engine.run((n, sampler.chain(PROMPTS[p], HORIZON, Key(n))) for n, p in enumerate(todo))}
 
-    for options in ({}, {"read_ahead": 1}, {"read_ahead": 2}, {"read_ahead": 0, "steps_between_checks": 4}):
+    for options in ({}, {"read_ahead": 1}, {"read_ahead": 2}, {"read_ahead": 1, "steps_between_checks": 4}):
         bad, good = results(spoilt, BLENDS["layer"], **options), results(sound, BLENDS["layer"], **options)
         assert len(bad) == len(todo)
         failed = {tag for tag, done in bad.items() if done.result is None}

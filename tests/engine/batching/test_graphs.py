@@ -37,7 +37,7 @@ def test_a_reason_against_graphs_is_noted_once(capsys):
     for _ in range(2):
         assert batched.graphed(steps, "the model has recurrent layers", ENDINGS) is steps
     noted = capsys.readouterr().err.splitlines()
-    assert noted == ["hardware.cuda_graphs: decode steps run without CUDA graphs, because the model has recurrent layers"]
+    assert noted == ["decode steps run without CUDA graphs, because the model has recurrent layers"]
 
 
 def test_steps_are_captured_without_a_reason_against_it(capsys):

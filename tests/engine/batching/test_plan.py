@@ -19,16 +19,15 @@ def model():
     return LanguageModel(random_model(), stop_ids=(3,))
 
 
-@pytest.mark.parametrize("changes", [{}, {"read_ahead": 0}, {"keep_current": False}, {"reuse_prefix": False}])
-def test_caches_are_as_large_as_predicted(model, changes):
-    options = Options(**changes)
+@pytest.mark.parametrize("read_ahead", [32, 3])
+def test_caches_are_as_large_as_predicted(model, read_ahead):
+    options = Options(read_ahead=read_ahead)
     engine = BatchedEngine(model, NoBlend(), 12, 150, options, prompt_length=100)
     memory, rows = engine._memory, engine._loop.rows
     memory.reserve(150)
-    if memory.spare:
-        memory.spare.reserve(memory.cache.length)
-    caches = [memory.cache, memory.spare, memory.prompts and memory.prompts._cache]
-    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches if cache)
+    memory.spare.reserve(memory.cache.length)
+    caches = [memory.cache, memory.spare, memory.prompts._cache]
+    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
     held += rows.tokens.nbytes + rows.uniforms.nbytes + rows.scores.nbytes
     assert predict(Workload(model, 150, 100, options), 12).caches == held
 

@@ -39,8 +39,8 @@ def total(done, name):
 
 @pytest.mark.parametrize(("decoder", "blend", "slots", "options"), [
     (match(), "none", 8, {}), (match(0.8), "layer_final", 3, {"steps_between_checks": 2}),
-    pytest.param(match(), "none", 1, {"keep_current": False}, marks=pytest.mark.slow),
-    pytest.param(match(), "layer", 8, {"reuse_prefix": False, "read_ahead": 0}, marks=pytest.mark.slow)])
+    pytest.param(match(), "none", 1, {}, marks=pytest.mark.slow),
+    pytest.param(match(), "layer", 8, {"read_ahead": 1}, marks=pytest.mark.slow)])
 def test_a_mixture_by_match_is_the_plain_one(qwen3, decoder, blend, slots, options):
     plain = run(qwen3, chains(MIXTURE), None, blend)
     decoded = run(qwen3, chains(MIXTURE), decoder, blend, slots, **options)
@@ -64,7 +64,7 @@ def test_a_mixture_by_match_is_reference(qwen3):
 @pytest.mark.parametrize(("decoder", "slots", "order", "options"), [
     (match(), 3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}),
     pytest.param(reject(), 3, None, {}, marks=pytest.mark.slow),
-    (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 0}),
+    (reject(verification="block"), 16, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], {"read_ahead": 1}),
     pytest.param(match(0.8), 8, None, {"steps_between_checks": 3}, marks=pytest.mark.slow)])
 def test_slots_order_and_switches_change_nothing(qwen3, decoder, slots, order, options):
     """A forward that both kinds of rows share gives each row the numbers of one of its own."""

@@ -121,7 +121,7 @@ def test_slots_order_and_reading_ahead_change_nothing(qwen3, decoder, draft, nam
     expected = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft)
     tolerance = 0.0 if rows_do_not_depend_on_the_batch() else TOLERANCE
     for slots, order, options in ((3, [5, 2, 9, 7, 0, 3, 6, 8, 1, 4], {}), (8, None, {"steps_between_checks": 3}),
-                                  (16, None, {"read_ahead": 0})):
+                                  (16, None, {"read_ahead": 1})):
         other = run(qwen3, SAMPLERS[name], BLENDS["none"], decoder, draft, slots, order, **options)
         for tag, done in expected.items():
             same(other[tag].result, done.result, tolerance)
@@ -246,7 +246,7 @@ class Insider(DFlashDrafter):
                                                                         "power_mh_early"))])
 def test_blocks_of_which_much_is_kept(qwen3, plain, name):
     """Accepted tokens advance the companion cache by several positions at once."""
-    for options in ({}, {"prefill_chunk": 8, "keep_current": False, "steps_between_checks": 4, "read_ahead": 2}):
+    for options in ({}, {"prefill_chunk": 8, "steps_between_checks": 4, "read_ahead": 2}):
         parts = LanguageModel(qwen3, stop_ids=STOPS)
         engine = BatchedEngine(parts, BLENDS["none"], 4, max(map(len, PROMPTS)) + HORIZON, Options(**options), None,
                                match().speculation(Insider(network(qwen3), parts, 5)))
