@@ -285,13 +285,10 @@ def test_a_failure_of_a_step_is_one_line_and_ends_the_engine(monkeypatch, error,
     failing = core.VllmCore.__new__(core.VllmCore)
     failing.settings, failing._has_failed = VllmSettings("folder", "float32", 9, 1, ()), False
     engine = failing._engine = FailingEngine(error, codes)
-    removed: list[bool] = []
-    failing._scratch = SimpleNamespace(remove=lambda: removed.append(True))
     monkeypatch.setattr(core, "_shared", [failing])
     with pytest.raises(UserError) as raised:
         failing.step()
     assert str(raised.value) == f"engine: {line}; the same command draws what is missing"
     assert engine.closed
-    assert removed == [True]
     assert not core._shared  # the next job starts another
     failing.abort([1, 2])  # a session does so when it ends

@@ -1,25 +1,14 @@
-"""What vLLM is started with, the files that its processes share, and its engine in this process, stepped by the session.
-
-vLLM names temporary files and segments of shared memory after a file that it makes where `tempfile` puts temporary files, and
-leaves them behind when its processes are killed; the segments also when they end. The folder is therefore this package's own,
-and locked while the process or one of its workers lives. Folders that nobody locks are removed with their segments by the next
-start. The last worker that ends may remove the file itself, so that its name is noted in a file of this package.
-"""
+"""What vLLM is started with, and its engine in this process, stepped by the session."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import math
 import os
-import shutil
 import signal
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.engine.vllm.ledger import CONFIG, FIELD, Drawn, StopTable, Ticket
@@ -57,11 +46,6 @@ class VllmSettings(NamedTuple):
     architecture: str | None = None
     more: tuple[tuple[str, Any], ...] = ()
 
-    def num_workers(self) -> int:
-        """Processes, or GPUs, that share a copy of the model."""
-        more = dict(self.more)
-        return more.get("tensor_parallel_size", 1) * more.get("pipeline_parallel_size", 1)
-
     def arguments(self) -> dict[str, Any]:
         """Arguments of vLLM's `EngineArgs`.
 
@@ -92,76 +76,6 @@ def prepare_environment() -> None:
                        "VLLM_DO_NOT_TRACK": "1"})
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
-_PREFIX = "dflash_mcmc-vllm-"
-_LOCK = "lock"
-_STORE = "vllm_dist_"
-"""vLLM's prefix of the file by which workers meet. Segments have its name and a suffix."""
-_NOTE = "note-"
-SEGMENTS = Path("/dev/shm")
-_LONGEST_SOCKET, _SOCKET = 107, 37
-"""Bytes of the path of a socket on Linux, and of the part that vLLM adds to a folder for one between workers."""
-
-
-class Scratch:
-    """A folder of this process, in the folder of temporary files."""
-
-    def __init__(self) -> None:
-        remove_stale()
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        new = self.folder / "new"  # it has its name once it is locked, so that no other start takes it for a stale one
-        self._lock = os.open(new, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(self.folder / _LOCK)
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Lets `tempfile` use the folder inside the context."""
-        before, tempfile.tempdir = tempfile.tempdir, str(self.folder)
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
-            for store in self.folder.glob(f"{_STORE}*"):
-                (self.folder / f"{_NOTE}{store.name}").touch()
-
-    def check_sockets(self) -> None:
-        """Raises UserError where the path of a socket between workers would be too long."""
-        outer = self.folder.parent
-        most = _LONGEST_SOCKET - _SOCKET - len(os.fsencode(self.folder.name)) - 1
-        if len(os.fsencode(outer)) > most:
-            raise UserError(f"TMPDIR: given {str(outer)!r}; allowed: a folder whose path has at most {most} bytes, with "
-                            "several workers of engine=vllm, since Linux limits the paths of sockets")
-
-    def remove(self) -> None:
-        """Removes the folder and the segments. The processes that used them have ended."""
-        _remove(self.folder)
-        os.close(self._lock)
-
-
-def remove_stale() -> None:
-    """Removes the folders of this user whose processes have all ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        try:
-            lock = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:  # another user's, removed meanwhile, or not locked yet
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a folder and the segments that are named after its files."""
-    for noted in [*folder.glob(f"{_STORE}*"), *folder.glob(f"{_NOTE}{_STORE}*")]:
-        for segment in SEGMENTS.glob(f"{noted.name.removeprefix(_NOTE)}-*"):
-            segment.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)  # another process may remove it at the same time
 
 
 MISSING = ("engine: given 'vllm', but vLLM is not installed; allowed: slots, or vllm after pip install -e '.[vllm]' "
@@ -196,16 +110,11 @@ class VllmCore:
             raise UserError(MISSING if error.name == "vllm" else
                             f"engine: given 'vllm', which cannot be imported: {reason_of(error, _LONGEST)}") from error
         arguments = settings.arguments()  # a mistake in it is ours, and nothing that vLLM refuses
-        self._scratch = Scratch()
         try:
-            if settings.num_workers() > 1:
-                self._scratch.check_sockets()
-            with self._scratch.used():
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-                if arguments.get("pipeline_parallel_size", 1) > 1:
-                    self._engine.collective_rpc("dflash_mcmc_prepare")
-        except BaseException as error:
-            self._scratch.remove()
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            if arguments.get("pipeline_parallel_size", 1) > 1:
+                self._engine.collective_rpc("dflash_mcmc_prepare")
+        except Exception as error:
             if not is_refusal(error):
                 raise
             raise UserError(f"engine: vLLM refuses {settings.model!r}: {reason_of(error, _LONGEST)}") from error
@@ -295,10 +204,7 @@ class VllmCore:
         """Ends the engine and its workers."""
         atexit.unregister(self.close)
         engine: Any = self._engine
-        try:
-            engine.engine_core.shutdown()
-        finally:
-            self._scratch.remove()
+        engine.engine_core.shutdown()
 
 
 _shared: list[VllmCore] = []

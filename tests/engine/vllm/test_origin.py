@@ -35,11 +35,9 @@ def chain(error: Exception, *modules: str) -> Callable[..., None]:
 
 
 @pytest.fixture
-def start(monkeypatch, tmp_path):
+def start(monkeypatch):
     """Starts the engine with a vLLM whose start is a function."""
-    removed: list[bool] = []
-
-    def begin(call: Callable[..., None], parameters: str = "**values") -> list[bool]:
+    def begin(call: Callable[..., None], parameters: str = "**values") -> None:
         source = f"class EngineArgs:\n    def __init__(self, {parameters}):\n        pass"
         engine = module("vllm.v1.engine.llm_engine", "class LLMEngine:\n    from_engine_args = staticmethod(call)", call=call)
         parts = {"vllm": ModuleType("vllm"), "vllm.engine": ModuleType("vllm.engine"), "vllm.v1": ModuleType("vllm.v1"),
@@ -48,20 +46,9 @@ def start(monkeypatch, tmp_path):
         for name, part in parts.items():
             monkeypatch.setitem(sys.modules, name, part)
         core.VllmCore(SETTINGS)
-        return removed
 
     monkeypatch.setattr(core, "prepare_environment", lambda: None)
-    monkeypatch.setattr(core, "Scratch", lambda: SimpleNamespace(used=lambda: _Nothing(), remove=lambda: removed.append(True)))
-    yield begin
-    assert removed == [True]
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_) -> None:
-        pass
+    return begin
 
 
 @pytest.mark.parametrize(("error", "modules"), [
@@ -94,7 +81,6 @@ def test_a_fault_in_a_step_ends_the_engine_too(monkeypatch, modules, kind):
     made.settings, made._has_failed = SETTINGS, False
     made._engine = SimpleNamespace(step=chain(ZeroDivisionError("by nothing"), *modules),
                                    engine_core=SimpleNamespace(shutdown=lambda: closed.append(True)))
-    monkeypatch.setattr(made, "_scratch", SimpleNamespace(remove=lambda: None), raising=False)
     monkeypatch.setattr(core, "_shared", [made])
     with pytest.raises(kind):
         made.step()
