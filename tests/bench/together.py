@@ -57,7 +57,7 @@ def _best(subject: Subject, slots: int, chains_of: Any, options: Options | None 
     runs = []
     for repeat in range(_REPEATS + 1):
         engine.reset_counters()
-        with _timed(SlotMemory, "place", "follow", "stash", "unstash", "swap") as copies:
+        with _timed(SlotMemory, "place", "follow", "move_out", "move_in", "swap") as copies:
             started = time.perf_counter()
             for number in range(prompts):
                 chains = chains_of(subject.prompts[number], Key(repeat).fold_in("bench", number))

@@ -506,7 +506,7 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         assert (status, reply["error"]["type"], reply["error"]["message"]) == (
             500, "server_error", "the server failed; its log says why")
     with monkeypatch.context() as patch:
-        patch.setattr("dflash_mcmc.engine.batching.scheduler.Scheduler.make_room", failing)
+        patch.setattr("dflash_mcmc.engine.batching.batched.BatchedEngine._step", failing)
         patch.setattr("dflash_mcmc.engine.batching.batched.BatchedEngine.close", failing)
         assert running.post({"prompt": "x"})[0] == 500
         assert running.get("/health")[0] == 503
