@@ -32,7 +32,6 @@ class Hardware(Component):
         tokens_per_second: float | None
         num_threads: int | None
         grace_seconds: float
-        max_attempts: int
 
     @abstractmethod
     def resolve(self) -> str:

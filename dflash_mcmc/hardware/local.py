@@ -45,7 +45,6 @@ class Local(Hardware):
 
     grace_seconds: float = runtime(20.0, "time to finish running chains after the process is asked to end (SIGTERM, SIGUSR1, "
                                    "SIGUSR2), in seconds; at most 20 after a SIGTERM, because a kill follows", ge=0)
-    max_attempts: int = runtime(3, "crashes while a sample runs alone, after which it is recorded as not_drawn", ge=1)
 
     def check(self, config: Config) -> None:
         """Checks the chunk length and the device's name. Raises ConfigError."""

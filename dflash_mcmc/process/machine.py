@@ -1,4 +1,4 @@
-"""The machine: its processor, as Linux describes it, the names of its devices, and the same bits in every batch.
+"""The machine: its processor, as Linux describes it, its name, and the same bits in every batch.
 
 On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
 depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
@@ -18,8 +18,6 @@ from typing import Any
 
 CPUINFO = Path("/proc/cpuinfo")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-_OF_THE_JOB = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Environment variables with the machine's numbers of the GPUs that SLURM has given; the first one that is set counts."""
 VARIABLE = "MKL_CBWR"
 VENDOR = "DFLASH_MCMC_VENDOR"
 """A switch for tests: the vendor of the processor (`GenuineIntel`, `AuthenticAMD`) instead of the one in /proc/cpuinfo."""
@@ -39,23 +37,6 @@ def cpu_name() -> str:
 def node() -> str:
     """Name of this machine in a cluster of SLURM, and elsewhere in the network."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def place_of(device: str) -> str:
-    """A name of a device among all machines that share a run: `n1/cpu`, `n1/gpu 3`. Asks the environment, not the device.
-
-    A job of SLURM sees its GPUs as 0, 1, ... where the cluster hides the others, and `CUDA_VISIBLE_DEVICES` then counts
-    within the job. Elsewhere it has the machine's numbers, or names such as `GPU-5f3a`. Numbers that are all among those
-    of the job are taken as the machine's.
-    """
-    if not device.startswith("cuda"):
-        return f"{node()}/{device}"
-    index = int(device.partition(":")[2] or 0)
-    of_job = next(filter(None, map(os.environ.get, _OF_THE_JOB)), "").split(",")
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[index] if index < len(visible) else str(index)
-    counts_within_job = name.isdecimal() and int(name) < len(of_job) and not (visible and set(visible) <= set(of_job))
-    return f"{node()}/gpu {(counts_within_job and of_job[int(name)]) or name}"
 
 
 def _described(file: Path) -> str:

@@ -11,9 +11,7 @@ from dflash_mcmc.config.identity import hash_of, identity_of, label_of, run_fold
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.errors import UserError, of_memory, tell
 from dflash_mcmc.process import bars, ranks, stopping
-from dflash_mcmc.process.machine import place_of
 from dflash_mcmc.runner import tasks_of
-from dflash_mcmc.runner.preflight import DeviceCheck
 from dflash_mcmc.runner.provenance import describe, renew
 from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
@@ -72,18 +70,16 @@ class _Loop:
                  pending: Sequence[SampleKey], tracking: Tracking, waits: bool):
         self._store, self._config, self._identity, self._tasks, self._waits = store, job.config, identity, tasks, waits
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
-        self._attempts = Attempts(store, job.config.hardware.max_attempts, tasks.in_progress)
+        self._attempts = Attempts(store)
         self._num_before, self._num_shown, self._is_described = len(store.records), 0, False
         self._in_progress: set[SampleKey] = set()
         self._device = job.config.hardware.resolve()
-        self._attempts.device = place_of(self._device)
-        self._check = DeviceCheck(tasks, store, self._attempts, pending, job.config.hardware.max_attempts)
         self._worker: Worker
         self._bar: bars.Bar
 
     def run(self) -> None:
         """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
-        self._worker = self._tasks.prepare(self._check.prepared, self._device)
+        self._worker = self._tasks.prepare(self._pending, self._device)
         self._bar = bars.Bar(len(self._pending), self._tasks.unit, self._title, shown=not ranks.rank())
         try:
             self._do()
@@ -100,10 +96,8 @@ class _Loop:
         self._report()
 
     def _do(self) -> None:
-        for keys, claimed, alone in self._rounds():
-            if alone:
-                self._check.run(keys[0], self._worker)
-            with closing(self._worker.do(keys, self._begun(claimed, alone))) as records:
+        for keys, claimed in self._rounds():
+            with closing(self._worker.do(keys, self._begun(claimed))) as records:
                 for record in records:
                     self._describe()
                     if record is not None:
@@ -111,21 +105,15 @@ class _Loop:
             self._describe()
             self._store.sync()
 
-    def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey], bool]]:
-        """Yields rounds: (tasks, an iterator that claims them when it is consumed, whether the round is one task to do alone).
+    def _rounds(self) -> Iterator[tuple[Sequence[SampleKey], Iterable[SampleKey]]]:
+        """Yields rounds: (tasks, an iterator that claims them when it is consumed).
 
         The last rounds are for tasks that other processes have claimed and not finished.
         """
-        # A task at which processes have died is done alone, so that another death has one cause.
-        suspects = dict.fromkeys(self._attempts.suspects(self._pending))
-        together = [key for key in ranks.own_part_first(self._pending) if key not in suspects]
-        if together:
-            yield together, self._store.take(together), False
-        if suspects:
-            tell(f"{self._store.folder}: done one at a time, since processes died: {len(suspects)} {self._tasks.unit}s")
-        for key in suspects:
-            if not stopping.requested() and self._store.claim(key):
-                yield [key], [key], True
+        if suspects := self._attempts.suspects(set(self._pending)):
+            tell(f"{self._store.folder}: {suspects}")
+        together = list(ranks.own_part_first(self._pending))
+        yield together, self._store.take(together)
         turn = 0  # of the tasks that others hold: those not tried for the longest time come next
         while self._waits and not self._is_complete() and not stopping.requested():
             recorded = self._store.recorded()
@@ -139,29 +127,18 @@ class _Loop:
             else:
                 yield untaken
 
-    def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey], bool] | None:
-        """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`.
+    def _left_by_others(self, tried: list[SampleKey]) -> tuple[Sequence[SampleKey], Iterable[SampleKey]] | None:
+        """A round of tasks that an ended process had begun; None if other processes are doing all of `tried`."""
+        untaken = self._store.take(tried)
+        first = next(untaken, None)
+        return None if first is None else (tried, itertools.chain([first], untaken))
 
-        A suspect is a round of its own.
-        """
-        fresh = self._store.take(key for key in tried if not self._attempts.is_suspect(key))
-        first = next(itertools.chain(fresh, self._store.take(tried)), None)
-        if first is None:
-            return None
-        self._attempts.reread()  # that process may have died
-        if self._attempts.is_suspect(first):
-            return [first], [first], True
-        return tried, itertools.chain([first], fresh), False
-
-    def _begun(self, claimed: Iterable[SampleKey], alone: bool) -> Iterator[SampleKey]:
+    def _begun(self, claimed: Iterable[SampleKey]) -> Iterator[SampleKey]:
         """Marks each task as begun when the worker has room for it. Ends when a stop is requested."""
         for key in claimed:
             if stopping.requested():
                 return
-            if failure := self._attempts.failure(key):
-                self._keep(self._worker.failed(key, failure))
-                continue
-            self._attempts.begin(key, alone)
+            self._attempts.begin(key)
             self._in_progress.add(key)
             yield key
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
-from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN, UNDRAWN
+from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN
 from dflash_mcmc.runner import build, cost, fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of, summary_of
@@ -35,7 +35,6 @@ class Samples(Tasks[Record]):
     """`num_chains` samples of each problem of the dataset."""
 
     unit = "sample"
-    in_progress = "this sample was being drawn"
     not_in_memory = ("tokens", "trace", "walk", "sampling_mask", "sampling_mask_logprobs")
 
     def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
@@ -90,9 +89,6 @@ class Samples(Tasks[Record]):
         from dflash_mcmc.report.table import overall
 
         return overall(folders)
-
-    def is_done(self, record: Record) -> bool:
-        return record["verdict"] not in UNDRAWN
 
     def estimate(self) -> cost.CostEstimate:
         return cost.estimate(self._config)
@@ -161,16 +157,14 @@ class SampleWorker(Worker[Record]):
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
         """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""
-        while self._too_long:
-            key = self._too_long.pop(0)
-            yield fitting.too_long(self.failed(key, ""), self._problems[key[0]])
-        for key, grade in settled(self._pool, wait):
-            yield self._record(grade, self._grading.pop(key))
-
-    def failed(self, key: SampleKey, reason: str) -> Record:
         from dflash_mcmc.engine.batching.interface import Finished
 
-        return self._record(Grade(NOT_DRAWN, None, reason=reason), Finished(key, None, Cost(), 0.0, 0.0, reason))
+        while self._too_long:
+            key = self._too_long.pop(0)
+            none = self._record(Grade(NOT_DRAWN, None, reason=""), Finished(key, None, Cost(), 0.0, 0.0, ""))
+            yield fitting.too_long(none, self._problems[key[0]])
+        for key, grade in settled(self._pool, wait):
+            yield self._record(grade, self._grading.pop(key))
 
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt, _ = self._problems[done.tag[0]]

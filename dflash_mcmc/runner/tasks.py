@@ -54,10 +54,6 @@ class Worker(ABC, Generic[R]):
                 room for another task.
         """
 
-    @abstractmethod
-    def failed(self, key: SampleKey, reason: str) -> R:
-        """The record of a task that is not tried again because it has ended its process too often."""
-
     def ready(self) -> Iterator[R]:
         """Records that are done and that `do` has not yielded yet. The loop asks for them after an interruption."""
         return iter(())
@@ -75,8 +71,6 @@ class Tasks(ABC, Generic[R]):
 
     unit: str
     """The word for one task."""
-    in_progress: str
-    """The clause of an error message for a task that was in progress, such as `this sample was being drawn`."""
     not_in_memory: tuple[str, ...] = ()
     """Large fields of records that are not kept in memory."""
 
@@ -103,10 +97,6 @@ class Tasks(ABC, Generic[R]):
     @abstractmethod
     def table(self, folders: Sequence[Path]) -> str:
         """The table that a command prints at its end, for all folders of complete runs of this kind."""
-
-    @abstractmethod
-    def is_done(self, record: R) -> bool:
-        """Whether the task of the record was done. A record of a task that failed says why it was not."""
 
     @abstractmethod
     def estimate(self) -> CostEstimate:

@@ -30,7 +30,6 @@ class Units(Tasks[dict]):
     def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
         self._config, self._probe, self._prompts = config, config.probe, prompts
         self.unit = self._probe.unit
-        self.in_progress = f"this {self.unit} was being measured"
 
     def schema(self) -> Schema:
         return unit_schema(self._probe.record_type)
@@ -61,9 +60,6 @@ class Units(Tasks[dict]):
         from dflash_mcmc.report import probed
 
         return probed.overall(folders)
-
-    def is_done(self, record: dict) -> bool:
-        return FAILURE not in record
 
     def estimate(self) -> CostEstimate:
         return cost.of_tasks(self._config, self._probe.num_units(self._config), self._probe.expected_cost(self._config))
@@ -102,7 +98,7 @@ class UnitWorker(Worker[dict]):
             nonlocal taken
             for key in claimed:
                 if key[0] in too_long:
-                    unfit.append(self.failed(key, f"{TOO_LONG}: {too_long[key[0]].reason}"))
+                    unfit.append({**Unit(*key)._asdict(), FAILURE: f"{TOO_LONG}: {too_long[key[0]].reason}"})
                     continue
                 taken += 1
                 yield Unit(*key)
@@ -116,9 +112,6 @@ class UnitWorker(Worker[dict]):
         yield from unfit
         if recorded != taken:
             raise RuntimeError(f"probe={name_of(probe)} has taken {taken} units and recorded {recorded}")
-
-    def failed(self, key: SampleKey, reason: str) -> dict:
-        return {**Unit(*key)._asdict(), FAILURE: reason}
 
 
 @dataclass(frozen=True, slots=True)

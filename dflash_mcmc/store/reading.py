@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 from dflash_mcmc.errors import UserError, note, writing
 from dflash_mcmc.registry import components
@@ -166,12 +166,6 @@ class Attempt(TypedDict):
     chain: Count
     begun: bool
     """Whether the task was begun, or given up gracefully."""
-    alone: bool
-    """Whether no other task was in progress."""
-    device: NotRequired[str]
-    """The machine and its device; missing where it is not known."""
-    check: NotRequired[bool]
-    """Whether the task was recorded before, and was done again to check the device."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Grids on a real SLURM whose devices, memory or samples fail, and grids with a plugin."""
+"""Grids on a real SLURM whose memory fails, and grids with a plugin."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ def chain(config, sampler, problem, number, prompt):
 {body}
     return _chain(config, sampler, problem, number, prompt)
 """
-BAD_NODE = """
-    if not note.exists():
-        note.write_text(node())
-    if note.read_text() == node():
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""The node of the first worker kills all of them."""
 TOO_MUCH = """
     if not note.exists():
         note.touch()
@@ -39,31 +32,6 @@ TOO_MUCH = """
         time.sleep(60)
 """
 """The first sample takes 2 GB, until the cluster kills it."""
-UNIT = """
-
-_do = UnitWorker.do
-
-
-def do(self, keys, claimed):
-    import os, signal
-    from pathlib import Path
-    note = Path({note!r})
-    if not note.exists():
-        note.write_text(keys[1][0])
-
-    def watched():
-        for key in claimed:
-            if key[0] == note.read_text():
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield key
-
-    return _do(self, keys, watched())
-
-
-UnitWorker.do = do
-"""
-"""The second unit kills its process."""
-
 
 def altered(folder: Path, module: str, text: str, body: str = "") -> Path:
     """A copy of the code with more text at the end of a module. The text has the path of a file for notes."""
@@ -80,22 +48,8 @@ def reference(tmp_path_factory) -> list[dict]:
     return drawn_alone(tmp_path_factory.mktemp("alone"), *POINT)[0]
 
 
-def test_a_bad_device_gives_up_no_sound_sample(slurm, tmp_path, reference):
-    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "run/build.py", CHAIN, BAD_NODE))
-    submitter.submit(*POINT, *SHORT, "hardware.max_attempts=1", "max_restarts=9")
-    submitter.wait()
-    node = (tmp_path / "note").read_text()
-    (grid,) = [submitter.grid()]
-    assert f"hardware.device: given {node}/cpu" in grid.events(grid.jobs[0])[-1]["reason"]
-    assert submitter.records() == [[]]
-    slurm.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=bad")
-    submitter.run("resume")
-    submitter.wait()
-    check_complete(submitter, reference)
-
-
 def test_a_job_that_the_cluster_kills_for_its_memory_is_requeued(slurm, tmp_path, reference):
-    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "run/build.py", CHAIN, TOO_MUCH))
+    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "runner/build.py", CHAIN, TOO_MUCH))
     submitter.submit(*POINT, *SHORT, "shards=2")
     submitter.wait()
     assert ["started", "started", "complete"] in submitter.events().values()  # both, where both jobs begin at once
@@ -114,12 +68,3 @@ def test_a_plugin_that_is_removed_after_the_submission_is_still_that_of_the_jobs
     (records,) = submitter.records()
     assert [record["num_tokens"] > 0 for record in records] == [True, True]
     assert submitter.events()["0000-0"] == ["started", "complete"]
-
-
-def test_a_unit_of_a_probe_that_kills_its_process_is_recorded_as_failed(slurm, tmp_path):
-    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "run/units.py", UNIT))
-    submitter.submit("probe=layer_rank", "dataset.limit=3", *SHORT, "hardware.max_attempts=1", "max_restarts=9")
-    submitter.wait()
-    (records,) = submitter.records()
-    assert [("failure" in record) for record in records] == [False, True, False]
-    assert submitter.events()["0000-0"] == ["started", *["died"] * 3, "complete"]

@@ -16,7 +16,6 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain, run_folder
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.grid import submission
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
@@ -134,65 +133,23 @@ def test_a_unit_that_is_taken_and_not_recorded_is_an_error(lengths, monkeypatch)
         execute(lengths())
 
 
-def died(config, *units, alone=False):
+def died(config, *units):
     """Leaves what a process leaves that dies while it measures these units."""
     with RunStore.open(run_folder(config, identity_hash(config))) as store:
-        attempts = Attempts(store, 3)
+        attempts = Attempts(store)
         for unit in units:
-            attempts.begin(unit, alone)
+            attempts.begin(unit)
 
 
-@pytest.fixture
-def rounds(monkeypatch):
-    """The units of each call of the probe above."""
-    found, measure = [], Lengths.measure
-
-    def noted(self, config, work):
-        found.append(list(work.units))
-        return measure(self, config, work)
-
-    monkeypatch.setattr(Lengths, "measure", noted)
-    return found
-
-
-def test_a_unit_that_was_in_progress_at_two_deaths_is_measured_alone(lengths, rounds, capsys):
+def test_a_unit_that_was_in_progress_at_two_deaths_is_named(lengths, capsys):
     config = lengths()
-    first, suspect, *others = config.probe.units(config)
+    first, suspect, *_ = config.probe.units(config)
     died(config, first, suspect)
     died(config, suspect)
     result = execute(config)
-    assert "done one at a time, since processes died: 1" in capsys.readouterr().err
-    assert rounds == [[first, *others], [suspect]]
+    assert f"begun and never finished: problem {suspect.problem}, chain 0 (2 times); if" in capsys.readouterr().err
     assert result.summary["num_units"] == 5
     assert not list(result.folder.glob("attempts*"))
-
-
-def test_a_unit_that_kills_its_process_alone_is_recorded_as_failed_and_not_retried(lengths, capsys):
-    config = lengths()
-    _, deadly, *_ = config.probe.units(config)
-    for alone in (False, False, True, True, True):
-        died(config, deadly, alone=alone)
-    result = execute(config)
-    reason = "the process died 5 times while this question was being measured, 3 times with no other task in progress"
-    identity = result.folder.name.rpartition("-")[2]
-    assert lines(result.folder)[-1] == {"problem": deadly.problem, "chain": 0, "failure": reason, "identity": identity}
-    assert (result.num_new, result.summary["num_units"], result.summary["num_units_failed"]) == (5, 5, 1)
-    expected = [len(problem.question) for problem in config.dataset.problems() if problem.id != deadly.problem]
-    assert [row["length"] for row in result.summary["tables"]["all"]] == expected
-    line = f"1 of 5 questions could not be measured and are left out: {deadly.problem}: {reason}"
-    assert line in capsys.readouterr().err
-    assert submission.num_pending(result.folder, submission.asked(config)) == 0
-    assert execute(config).num_new == 0
-
-
-def test_a_run_of_failed_units_has_a_summary_without_tables(lengths):
-    config = lengths(limit=1)
-    for alone in (False, False, True, True, True):
-        died(config, *config.probe.units(config), alone=alone)
-    result = execute(config)
-    assert result.summary == {"condition": "lengths", "probe": "lengths", "num_units": 1, "num_units_failed": 1,
-                              "num_problems": 0, "tables": {}}
-    assert not list(result.folder.glob("*.png"))
 
 
 def test_deaths_before_the_first_record_outlive_a_refusal(lengths):
@@ -201,18 +158,18 @@ def test_deaths_before_the_first_record_outlive_a_refusal(lengths):
     with pytest.raises(UserError, match="no more"):
         execute(lengths(fails_after=0))
     with RunStore.open(run_folder(config, identity_hash(config))) as store:
-        assert Attempts(store, 3)._deaths[config.probe.units(config)[0]] == 1
+        assert Attempts(store).unfinished()[config.probe.units(config)[0]] == 1
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, torch.OutOfMemoryError("CUDA out of memory")])
-def test_units_that_are_given_up_again_and_again_are_no_suspects(end, lengths, rounds, monkeypatch):
+def test_units_that_are_given_up_again_and_again_are_no_suspects(end, lengths, capsys, monkeypatch):
     for _ in range(3):
         with monkeypatch.context() as interrupted:
             interrupted.setattr(RunStore, "append", lambda *_: (_ for _ in ()).throw(end))
             with pytest.raises(end if isinstance(end, type) else type(end)):
                 execute(lengths())
     assert execute(lengths()).num_new == 5
-    assert [len(units) for units in rounds] == [5] * 4
+    assert "never finished" not in capsys.readouterr().err
 
 
 def test_at_a_signal_the_unit_in_progress_is_finished_and_the_next_start_measures_the_rest(lengths, monkeypatch):

@@ -1,9 +1,11 @@
-"""A sample that kills its process is found, recorded as an error and passed over; the others are drawn as without it."""
+"""A sample that kills its process is named; without it the others are drawn as they were."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 
 import pytest
 
@@ -33,27 +35,24 @@ __main__.main(sys.argv[1:])
 GREEDY = ("experiment=demo", "condition=greedy", "dataset.limit=6", "dataset.max_new_tokens=32", "tracker=none")
 
 
-def draw(folder, poison: str) -> int:
-    done = processes.run(["-c", DEADLY, *GREEDY, "hardware.num_slots=4"], folder, POISON=poison, PYTHONPATH=str(ROOT))
-    return done.returncode
+def draw(folder, poison: str, *more: str) -> subprocess.CompletedProcess:
+    return processes.run(["-c", DEADLY, *GREEDY, *more], folder, POISON=poison, PYTHONPATH=str(ROOT))
 
 
-def test_a_deadly_sample_is_passed_over_after_its_third_death_alone(tmp_path):
-    poisoned = tmp_path / "poisoned"
-    poisoned.mkdir()
+def test_a_deadly_sample_is_named_and_left_out(tmp_path):
     whole = records_of(execute(composed(tmp_path / "sound", *GREEDY)).folder)
-    key = list(whole)[2]
-    assert [draw(poisoned, poison=key[0]) for _ in range(6)] == [-signal.SIGKILL] * 5 + [0]
-    folder = next((poisoned / "outputs/demo").iterdir())
-    records = records_of(folder)
-    failed = records.pop(key)
-    assert failed["verdict"] == "not_drawn"
-    assert failed["reason"] == ("the process died 5 times while this sample was being drawn, 3 times with no other task "
-                                "in progress")
-    assert failed["tokens"] == []
-    del whole[key]
-    assert records == whole
-    assert not list(folder.glob("attempts*"))
+    (tmp_path / "poisoned").mkdir()
+    deadly, chain = list(whole)[2]
+    dead = [draw(tmp_path / "poisoned", deadly, f"hardware.num_slots={slots}") for slots in (2, 1, 1)]
+    assert [each.returncode for each in dead] == [-signal.SIGKILL] * 3
+    assert "never finished" not in dead[0].stderr + dead[1].stderr
+    assert re.search(f"begun and never finished: .*problem {deadly}, chain {chain} \\(2 times\\).*; if one of them kills its "
+                     "process, hardware.num_slots=1 shows which, and dataset.ids leaves it out", dead[2].stderr)
+    ids = ",".join(problem for problem, _ in whole if problem != deadly)
+    assert draw(tmp_path / "poisoned", deadly, f"dataset.ids=[{ids}]", "dataset.limit=null").returncode == 0
+    folder = next((tmp_path / "poisoned/outputs/demo").iterdir())
+    del whole[deadly, chain]
+    assert records_of(folder) == whole
 
 
 KEY, OTHER = ("a", 0), ("b", 1)
@@ -62,53 +61,39 @@ KEY, OTHER = ("a", 0), ("b", 1)
 @pytest.fixture
 def die(tmp_path):
     """Begins samples and ends without a word."""
-    def begin(*keys, alone=False):
+    def begin(*keys):
         with RunStore.open(tmp_path) as store:
-            attempts = Attempts(store, 3)
+            attempts = Attempts(store)
             for key in keys:
-                attempts.begin(key, alone)
+                attempts.begin(key)
 
     return begin
 
 
-def looked_at(folder, key):
+def suspects(folder, *pending) -> str | None:
     with RunStore.open(folder) as store:
-        attempts = Attempts(store, 3)
-        return attempts.is_suspect(key), attempts.failure(key)
+        return Attempts(store).suspects(pending)
 
 
-def test_it_takes_three_deaths_alone(tmp_path, die):
+def test_what_was_in_progress_at_two_deaths_is_named_the_most_deaths_first(tmp_path, die):
     die(KEY, OTHER)
-    assert looked_at(tmp_path, KEY) == (False, None)
+    assert suspects(tmp_path, KEY, OTHER) is None
     die(KEY)
-    assert looked_at(tmp_path, KEY) == (True, None)
-    assert looked_at(tmp_path, OTHER) == (False, None)
-    die(KEY, OTHER)  # a process that was in company then: no proof
-    assert looked_at(tmp_path, KEY) == (True, None)
+    assert suspects(tmp_path, KEY, OTHER).startswith("begun and never finished: problem a, chain 0 (2 times); if one")
     for _ in range(2):
-        die(KEY, alone=True)
-        assert looked_at(tmp_path, KEY) == (True, None)
-    die(KEY, alone=True)
-    suspect, failure = looked_at(tmp_path, KEY)
-    assert suspect
-    assert "died 6 times" in failure
-    assert "3 times with no other task in progress" in failure
-
-
-def test_of_the_suspects_the_one_that_was_killed_alone_comes_first(tmp_path, die):
-    for _ in range(2):
-        die(KEY, OTHER)
-    die(OTHER, alone=True)
-    with RunStore.open(tmp_path) as store:
-        assert Attempts(store, 3).suspects([KEY, OTHER, ("c", 0)]) == [OTHER, KEY]
+        die(OTHER, *[("c", chain) for chain in range(4)])
+    assert suspects(tmp_path, KEY, OTHER, *[("c", chain) for chain in range(4)]).startswith(
+        "begun and never finished: problem b, chain 1 (3 times), problem a, chain 0 (2 times), problem c, chain 0 (2 times) "
+        "and 3 more; if one")
+    assert suspects(tmp_path, ("d", 0)) is None
 
 
 def test_what_is_given_up_is_no_death(tmp_path, die):
     for _ in range(5):
         die(KEY)
         with RunStore.open(tmp_path) as store:
-            Attempts(store, 3).give_up(KEY)
-    assert looked_at(tmp_path, KEY) == (False, None)
+            Attempts(store).give_up(KEY)
+    assert suspects(tmp_path, KEY) is None
 
 
 def test_a_torn_line_is_none_and_the_next_one_is_whole(tmp_path, die):
@@ -116,14 +101,16 @@ def test_a_torn_line_is_none_and_the_next_one_is_whole(tmp_path, die):
     with (tmp_path / "attempts.jsonl").open("a") as file:
         file.write('["b", 1, tr')
     die(KEY)
-    assert looked_at(tmp_path, KEY) == (True, None)
+    assert "problem a, chain 0 (2 times)" in suspects(tmp_path, KEY)
     assert (tmp_path / "attempts.jsonl").read_text().count("\n") == 2
 
 
 def test_when_a_run_is_complete_the_files_go(tmp_path, die):
     die(KEY)
     with RunStore.open(tmp_path) as store:
-        Attempts(store, 3).close(complete=True)
+        Attempts(store).close(complete=False)
+        assert len(list(tmp_path.glob("attempts*"))) == 1
+        Attempts(store).close(complete=True)
     assert not list(tmp_path.glob("attempts*"))
 
 
@@ -138,18 +125,6 @@ def test_ctrl_c_is_no_death(tmp_path):
             assert run.returncode == 130
     folder = folder_of(tmp_path)
     with RunStore.open(folder) as store:
-        attempts = Attempts(store, 3)
-        begun = list(attempts._deaths)
+        begun = Attempts(store).unfinished()
         assert len(begun) > len(store.records)
-        assert not any(attempts.is_suspect(key) for key in begun if key not in store.recorded())
-
-
-def test_what_another_process_drew_at_the_last_look_and_gave_up_since_is_no_death(tmp_path, die):
-    die(KEY, alone=True)
-    die(KEY, alone=True)
-    with RunStore.open(tmp_path) as store:
-        drawing = Attempts(store, 3)
-        drawing.begin(KEY, alone=True)
-        looked = Attempts(store, 3)
-        drawing.give_up(KEY)
-        assert looked.failure(KEY) is None
+        assert not any(count for key, count in begun.items() if key not in store.recorded())

@@ -87,8 +87,8 @@ def whole(tmp_path) -> Path:
 def opened(folder: Path) -> list[dict]:
     """The records as a run reads them; the attempts are read too, and one is written."""
     with RunStore.open(folder, schema=sample_schema()) as store:
-        attempts = Attempts(store, most=3)
-        attempts.begin(("new", 0), alone=False)
+        attempts = Attempts(store)
+        attempts.begin(("new", 0))
         attempts.close(complete=False)
         if store.is_described():
             store.write_config('{"name": "demo"}')
@@ -278,7 +278,7 @@ def test_a_run_that_may_repair_moves_damaged_lines_and_draws_them_again(whole, c
     path, damaged = records_path(whole), whole / DAMAGED
     lines = path.read_bytes().split(b"\n")[:-1]
     path.write_bytes(b"\n".join([lines[0], lines[1].replace(b"42", b"43"), *lines[2:4], b"[]", lines[5], b""]))
-    (whole / "attempts.jsonl").write_bytes(b'{"problem": "p0", "chain": 0, "begun": true, "alone": false}\n["p0", 0]\n')
+    (whole / "attempts.jsonl").write_bytes(b'{"problem": "p0", "chain": 0, "begun": true}\n["p0", 0]\n')
     (whole / "tracked.json").write_text('{"jsonl": {"lines": {"0": 4}, "summary": 6}}')
     before = path.read_bytes()
     with pytest.raises(UserError, match="line 2: checksum"):
