@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_mcmc.engine.batching.chains import CachedPrefix, assign
-from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.ladder import chunks, round_up
+from dflash_mcmc.engine.batching.chains import CachedPrefix, assign
 
 
 def holding(*tokens) -> CachedPrefix:
@@ -53,7 +52,7 @@ def test_round_up():
 
 def test_a_row_takes_what_it_lacks_from_another_row_and_reads_the_rest():
     mine, other = holding(1, 2, 9), holding(1, 2, 3, 4, 8)
-    placed = mine.place(np.array([1, 2, 3, 4, 5, 6]), None, [holding(), other], Options())
+    placed = mine.place(np.array([1, 2, 3, 4, 5, 6]), None, [holding(), other])
     assert placed == (2, 2, 4, 1, (0, 0))
     assert (mine.held.tolist(), mine.filled) == ([1, 2, 3, 4, 5], 4)
     assert other.in_row(np.array([1, 2, 3, 4, 5])) == 4
@@ -63,13 +62,13 @@ def test_a_row_takes_what_it_lacks_from_another_row_and_reads_the_rest():
 
 def test_what_is_not_yet_read_is_not_copied():
     unread, mine = holding(), holding()
-    unread.place(np.array([1, 2, 3]), None, [], Options())
-    assert mine.place(np.array([1, 2, 3]), None, [unread], Options()).forked == 0
+    unread.place(np.array([1, 2, 3]), None, [])
+    assert mine.place(np.array([1, 2, 3]), None, [unread]).forked == 0
 
 
 def test_a_row_for_the_same_tokens_is_copied_as_a_whole():
     first, again = holding(1, 2, 3), holding(1, 2, 7)
-    assert again.place(np.array([1, 2, 3, 4]), None, [first], Options(), like=0) == (0, 0, 3, 0, (0, 0))
+    assert again.place(np.array([1, 2, 3, 4]), None, [first], like=0) == (0, 0, 3, 0, (0, 0))
 
 
 def test_rows_go_to_the_sequences_of_which_they_hold_the_most():
