@@ -7,7 +7,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from dflash_mcmc.errors import RunBusy, UserError, one_line
 from dflash_mcmc.process import program
@@ -100,8 +100,10 @@ def _accuracy(records: Sequence[Any]) -> float | None:
 
 
 def _forwards(records: Sequence[dict[str, Any]]) -> float | None:
-    counted = [record["token_forwards"] for record in records if "token_forwards" in record and "verdict" in record]
-    return sum(counted) if counted else None
+    from dflash_mcmc.statistics.outcomes import forwards_together
+
+    counted = [record for record in records if "token_forwards" in record and "verdict" in record]
+    return forwards_together(cast("Any", counted)) if counted else None
 
 
 def sort(runs: Sequence[Listed], by: str, reverse: bool = False) -> list[Listed]:

@@ -196,6 +196,19 @@ class Cost(NamedTuple):
     """Tokens that these blocks gave: the accepted ones, and the target's own after them."""
     companion_forwards: int = 0
     """Positions at which models beside the target, of a blend or `draft=model`, were evaluated for this chain; else 0."""
+    prompt_forwards: int = 0
+    """The part of `token_forwards` that reads the prompt, and that chains of a prompt share: each is charged for it, and the
+    engine evaluates it once for all. 0 for engine=vllm, which charges a chain for what its cache lacks."""
+
+    @staticmethod
+    def together(costs: Sequence[tuple[float, float]]) -> float:
+        """Token-forwards that the engine evaluates for chains of one prompt together, whose prompt is read once.
+
+        Args:
+            costs: `token_forwards` and `prompt_forwards` of each chain; at least one.
+        """
+        shared = [prompt for _, prompt in costs]
+        return sum(forwards for forwards, _ in costs) - (sum(shared) - max(shared))
 
 
 class ExpectedCost(NamedTuple):

@@ -78,7 +78,6 @@ def _check_aggregate(config: Config) -> None:
         what = "programs" if config.grader.runs_answers else "judged texts"
         raise ConfigError("aggregate", config.aggregate,
                           f"null or log_p with grader={name_of(config.grader)}: a vote over {what} is not defined")
-    config.vote.softsat.check()
     for name in names:
         if name in config.vote.rules and config.vote.rules[name].needs_log_q:
             _check_weights(config, name)

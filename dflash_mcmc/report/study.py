@@ -21,7 +21,7 @@ from dflash_mcmc.statistics.rules import PowerVote, Vote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
+    from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome
     from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
@@ -180,7 +180,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     return entries
 
 
-def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: Cost = "token_forwards") -> list[int]:
+def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: CostField = "token_forwards") -> list[int]:
     """The numbers of chains that cost as much as one sample of another run, without duplicates.
 
     The list is empty unless the chains of the run are independent draws.
@@ -191,7 +191,7 @@ def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: Cost
                    if other is not run and other.component("sampler") not in ("temperature", "greedy")})
 
 
-def cost_of(records: Sequence[Outcome], cost: Cost) -> float:
+def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
 

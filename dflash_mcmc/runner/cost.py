@@ -45,9 +45,11 @@ class CostEstimate(NamedTuple):
 
 def estimate(config: Config) -> CostEstimate:
     """The cost of a run of samples. Loads no model. Raises UserError if the problems cannot be counted."""
-    forwards = token_forwards(config)
+    forwards, chains = token_forwards(config), config.num_chains
+    if forwards is not None:  # the chains of a problem read its prompt once
+        forwards -= (config.assumed.prompt_length - 1) * (chains - 1) / chains
     cost = None if forwards is None else UnitCost(forwards, draft_blocks(config))
-    return of_tasks(config, config.dataset.num_chosen() * config.num_chains, cost)
+    return of_tasks(config, config.dataset.num_chosen() * chains, cost)
 
 
 def of_tasks(config: Config, count: int, cost: UnitCost | None) -> CostEstimate:

@@ -13,7 +13,7 @@ from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store import finishes
-from dflash_mcmc.types import Trajectory
+from dflash_mcmc.types import Cost, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.api.workers import DrawnAnswer
@@ -191,8 +191,9 @@ async def events(heading: Envelope, parts: AsyncIterator[Reply | str], prompt_to
 def usage(replies: Sequence[Reply], prompt_tokens: int) -> dict[str, int]:
     """Tokens of prompts and answers, and the cost of the chains in token-forwards."""
     drawn = sum(reply.path.length for reply in replies)
+    costs = [(cost.token_forwards, cost.prompt_forwards) for reply in replies if reply.answer for cost in [reply.answer.cost]]
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn,
-            "token_forwards": sum(reply.answer.cost.token_forwards for reply in replies if reply.answer is not None)}
+            "token_forwards": Cost.together(costs) if costs else 0}
 
 
 def _event(body: dict[str, Any]) -> bytes:

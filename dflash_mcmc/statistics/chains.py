@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
-from dflash_mcmc.statistics.outcomes import Summed, by_problem, mean_share
-from dflash_mcmc.statistics.rules import AdaptiveVote
+from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share
+from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote
 from dflash_mcmc.statistics.votes import (
     Votes,
     check_key,
-    check_weights,
+    check_log_q,
     expected_adaptive,
     expected_likeliest,
     expected_majority,
@@ -33,8 +33,7 @@ from dflash_mcmc.statistics.votes import (
 )
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.outcomes import Combined, Cost, Outcome
-    from dflash_mcmc.statistics.rules import VoteRule
+    from dflash_mcmc.statistics.outcomes import Combined, CostField, Outcome
     from dflash_mcmc.store.records import Record
 
 _SUMMED: tuple[Summed, ...] = get_args(Summed)
@@ -93,16 +92,17 @@ def majority_curve(records: Sequence[Record]) -> list[dict]:
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def weighted_curve(records: Sequence[Record], rule: VoteRule) -> list[dict]:
+def weighted_curve(records: Sequence[Record], rule: PowerVote | AdaptiveVote) -> list[dict]:
     """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may
     end before the k-th chain.
     """
-    check_weights(records, rule)
+    if isinstance(rule, PowerVote):
+        check_log_q(records, f"aggregate={rule.name}")
     problems, sizes, left_out = _with_enough(records)
-    expected = [[expected_adaptive(chains, rule, k) for k in sizes] if isinstance(rule, AdaptiveVote) else
-                expected_weighted(chains, rule, sizes) for chains in problems]
+    expected: list[list[Any]] = [expected_weighted(chains, rule, sizes) if isinstance(rule, PowerVote) else
+                                 [expected_adaptive(chains, rule, k) for k in sizes] for chains in problems]
     return [{"k": k, **mean_share([row[column].correct for row in expected]).columns("accuracy"), "n": len(expected),
              "left_out": left_out} for column, k in enumerate(sizes)]
 
@@ -137,14 +137,14 @@ def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> 
     return rows
 
 
-def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha: float | None = None,
+def aggregated(records: Sequence[Record], by: str | PowerVote | AdaptiveVote = "majority", alpha: float | None = None,
                chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
     (no chain has an answer), `not_drawn` or `too_long` (no chain has a text), `tied` (a tied vote with a correct answer among
-    the winners) or `expected` (any other share between 0 and 1). Tokens, forwards and `share_seconds` are sums over the
-    chains. `seconds` is the time of the slowest chain, as if all had started together. `num_chains` is the number of chains.
+    the winners) or `expected` (any other share between 0 and 1). Tokens and `share_seconds` are sums over the
+    chains, and `token_forwards` is what the engine evaluated for them together. `seconds` is the time of the slowest chain, as if all had started together. `num_chains` is the number of chains.
     `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
@@ -165,27 +165,27 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
     if isinstance(by, AdaptiveVote):
         return [_stopped(group, by, chains or len(group)) for group in kept]
     rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
-    return [_aggregate(_of_fewer(row, group, by, chains), group, chains or len(group))
-            for row, group in zip(rows, kept, strict=True)]
+    shares = [1 if chains in (None, len(group)) else chains / len(group) for group in kept]
+    return [_aggregate(_of_fewer(row, group, by, chains), group, [share] * len(group))
+            for row, group, share in zip(rows, kept, shares, strict=True)]
 
 
 def _stopped(chains: list[Record], rule: AdaptiveVote, most: int) -> Combined:
     """The record of an adaptive vote: costs are those of the chains until its end, which are drawn one after another."""
     result, = majority(chains)
     expected = expected_adaptive(chains, rule, most)
-    combined = _aggregate({**result, "answer": None, "tied": False, "correct": expected.correct}, chains, len(chains))
-    share = expected.used / len(chains)
-    combined |= {"num_chains": expected.used, "effective": expected.used, "dominated": 0.0}
-    for name in _SUMMED:
-        if name in combined:
-            combined[name] *= share
+    row = {**result, "answer": None, "tied": False, "correct": expected.correct, "effective": sum(expected.used),
+           "dominated": 0.0}
+    combined = _aggregate(row, chains, expected.used)
     if "seconds" in combined:
-        combined["seconds"] = sum(record["seconds"] for record in chains) * share
+        combined["seconds"] = sum(record["seconds"] * share for record, share in zip(chains, expected.used, strict=True))
     return combined
 
 
-def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_forwards") -> int:
+def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "token_forwards") -> int:
     """The number of chains of a problem that cost no more than the budget: at least 1, and at most all chains of a problem.
+
+    Chains of a problem read its prompt once, so that each chain after the first costs its token-forwards without the prompt's.
 
     Args:
         records: at least one.
@@ -193,11 +193,12 @@ def affordable(records: Sequence[Outcome], budget: float, cost: Cost = "token_fo
         cost: field of the records that holds the cost.
     """
     most = max(map(len, by_problem(records).values()))
-    total = sum(record[cost] for record in records)
-    return most if total <= 0 else max(1, min(most, int(budget * len(records) / total + 1e-9)))
+    shared = sum(record.get("prompt_forwards", 0) for record in records) if cost == "token_forwards" else 0.0
+    further = sum(record[cost] for record in records) - shared
+    return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
-def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, num_chains: int | None) -> dict:
+def _of_fewer(row: dict, chains: list[Record], by: str | PowerVote | AdaptiveVote, num_chains: int | None) -> dict:
     """The row of a problem for a vote over `num_chains` of its chains."""
     if num_chains is None or num_chains == len(chains):
         return row
@@ -208,7 +209,10 @@ def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, num_chains: i
     return {**row, "answer": None, "tied": False, "correct": correct}
 
 
-def _aggregate(row: dict, chains: list[Record], num_chains: int) -> Combined:
+def _aggregate(row: dict, chains: list[Record], shares: Sequence[float]) -> Combined:
+    """The record of a vote. `shares` has the share of the ways to vote that draw each chain."""
+    number, alike = round(sum(shares), 9), shares.count(shares[0]) == len(shares)
+    num_chains = int(number) if float(number).is_integer() else number
     first, verdicts = chains[0], {record["verdict"] for record in chains}
     if verdicts <= {NO_ANSWER, *UNDRAWN}:
         verdict = next(name for name in (NO_ANSWER, NOT_DRAWN, TOO_LONG) if name in verdicts)
@@ -222,10 +226,13 @@ def _aggregate(row: dict, chains: list[Record], num_chains: int) -> Combined:
         combined |= {"effective": row["effective"], "dominated": row["dominated"]}
     for name in _SUMMED:
         if any(name in record for record in chains):  # some fields are there only where they are not 0
-            total = sum(record.get(name, 0.0) for record in chains)
-            combined[name] = total * num_chains / len(chains) if num_chains < len(chains) else total
+            values = [record.get(name, 0) for record in chains]  # whole numbers are summed before they are shared
+            combined[name] = sum(values) * shares[0] if alike else float(np.dot(values, shares))
+    if "token_forwards" in combined:  # each chain has its prompt, and chains of different draws share it
+        read = sum(record["token_forwards"] for record in chains) - forwards_together(chains)
+        combined["token_forwards"] -= read if num_chains == len(chains) else read * (num_chains - 1) / (len(chains) - 1)
     if "seconds" in first:
-        combined["seconds"] = _expected_longest([record["seconds"] for record in chains], num_chains)
+        combined["seconds"] = _expected_longest([record["seconds"] for record in chains], round(num_chains))
     return combined
 
 

@@ -57,8 +57,6 @@ class StepChain(NamedTuple):
     """Whether the step changed the state, bool."""
     accepted: np.ndarray
     """Whether the proposal was accepted, which may be equal to the state, bool."""
-    token_forwards: int
-    """Cost of the whole chain."""
 
 
 def chain_of(record: Mapping[str, Any]) -> StepChain | None:
@@ -73,7 +71,7 @@ def chain_of(record: Mapping[str, Any]) -> StepChain | None:
     after = np.where(moved, proposed, length)
     same = np.concatenate([[False], ~moved[1:] & (length[1:] == after[:-1])])
     kept = np.maximum.accumulate(np.where(same, 0, np.arange(len(trace))))
-    return StepChain(record["problem"], block, log_p.astype(float)[kept], moved, accepted, record["token_forwards"])
+    return StepChain(record["problem"], block, log_p.astype(float)[kept], moved, accepted)
 
 
 class Window(NamedTuple):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, T
 import numpy as np
 
 from dflash_mcmc.statistics.intervals import CONFIDENCE, Clusters, IntervalEstimate
+from dflash_mcmc.types import Cost
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -24,7 +25,7 @@ Summed = Literal["token_forwards", "target_forwards", "tokens_drawn", "tokens_sk
                  "tokens_kept", "blocks_verified", "tokens_verified", "share_seconds", "num_tokens", "proposals", "accepted",
                  "moved", "abandoned"]
 """The fields of records that are summed over the chains of a problem."""
-Cost = Literal[Summed, "seconds"]
+CostField = Literal[Summed, "seconds"]
 """The fields of records that can be a cost. `seconds` is the time of the slowest chain, since chains run in the same batch."""
 
 
@@ -54,7 +55,8 @@ class Combined(TypedDict):
     dominated: NotRequired[float]
     """1 if one chain has more than half of the weight of a weighted vote, else 0; a mean for a vote over fewer chains."""
     token_forwards: NotRequired[float]
-    """The sum over the chains. The same holds for each field in `Summed`. A field that the chains lack is missing."""
+    """What the engine evaluated for the chains together (`forwards_together`). Other fields in `Summed` are sums over the
+    chains. A field that the chains lack is missing."""
     target_forwards: NotRequired[float]
     tokens_drawn: NotRequired[float]
     tokens_skipped: NotRequired[float]
@@ -105,6 +107,12 @@ def by_problem(records: Sequence[_R]) -> dict[str, list[_R]]:
     for record in records:
         groups[record["problem"]].append(record)
     return dict(groups)
+
+
+def forwards_together(records: Sequence[Outcome]) -> float:
+    """Token-forwards that the engine evaluated for these records: the prompt of a problem once for all of its chains."""
+    return sum(Cost.together([(record.get("token_forwards", 0), record.get("prompt_forwards", 0)) for record in chains])
+               for chains in by_problem(records).values())
 
 
 def outcomes(records: Sequence[Outcome]) -> PairedOutcomes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.statistics.outcomes import accuracy, score
+from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, score
 from dflash_mcmc.statistics.rules import WEIGHTED
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
 
     `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
     rule counts as correct; it is null if the rule was not applied. Accuracy counts every sample. Means are over the samples
-    that could be drawn; they are null if no sample could be drawn. `acceptance`, `moved_rate` and `abandoned_rate` are shares
+    that could be drawn; they are null if no sample could be drawn. `token_forwards` is what the engine evaluated: the prompt of a
+    problem once for all of its chains; `mean_token_forwards` is the cost of a sample alone. `acceptance`, `moved_rate` and `abandoned_rate` are shares
     of the proposals; they are null without proposals.
     """
     if not records:
@@ -62,7 +63,7 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
         "law_error": max(record["law_error"] for record in records),
         "tokens_drawn": _total(records, "tokens_drawn"),
         "tokens_skipped": _total(records, "tokens_skipped"),
-        "token_forwards": _total(records, "token_forwards"),
+        "token_forwards": forwards_together(records),
         "mean_token_forwards": _total(records, "token_forwards") / len(records),
         "target_forwards": _total(records, "target_forwards"),
         "blocks_drafted": _total(records, "blocks_drafted"),

@@ -20,9 +20,10 @@ from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.outcomes import by_problem
+from dflash_mcmc.statistics.rules import chances
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.rules import AdaptiveVote, VoteRule
+    from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote
     from dflash_mcmc.store.records import Record
 
 class Candidate(NamedTuple):
@@ -149,11 +150,11 @@ class Weighed(NamedTuple):
 class _Ballots:
     """The votes of a problem as arrays over its chains."""
 
-    def __init__(self, chains: Sequence[Record], rule: VoteRule):
+    def __init__(self, chains: Sequence[Record], rule: PowerVote):
         self.votes = Votes.of(chains)
         self._of_chain = np.array(self.votes.of_chain, np.int64)
         self._log_p = np.array([record["log_p"] for record in chains], np.float64)
-        self._log_q = np.array([record["log_q"] for record in chains], np.float64) if rule.needs_log_q else self._log_p
+        self._log_q = np.array([record["log_q"] for record in chains], np.float64)
         self._correct = np.array([candidate.correct for candidate in self.votes.candidates], np.float64)
         self._rule = rule
 
@@ -166,7 +167,7 @@ class _Ballots:
         shape = len(chosen), len(self.votes.candidates) + 1  # the last column has the chains that do not vote
         places = self._of_chain[chosen] % shape[1] + shape[1] * np.arange(len(chosen))[:, None]
         scores = np.bincount(places.ravel(), weights.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
-        return self._rule.chances(scores[:, :-1])
+        return chances(scores[:, :-1])
 
     def weighed(self, chosen: np.ndarray) -> Weighed:
         """The means over these ways to choose chains, an index array (ways, k)."""
@@ -185,7 +186,7 @@ class _Ballots:
         return np.stack([correct, effective, (weights.max(axis=-1) > _MOST) & several])
 
 
-def weighted(records: Sequence[Record], rule: VoteRule) -> list[dict]:
+def weighted(records: Sequence[Record], rule: PowerVote) -> list[dict]:
     """The weighted vote of each problem.
 
     A row has problem, answer (the most probable one's most frequent text; None in a tie and without votes), chance (of that
@@ -193,16 +194,16 @@ def weighted(records: Sequence[Record], rule: VoteRule) -> list[dict]:
     correct (in [0, 1]: the probability that the returned answer is correct), effective and dominated (see `Weighed`).
 
     Raises:
-        UserError: if the rule needs log q, and a chain has none or is not an independent draw.
+        UserError: if a chain has no log q or is not an independent draw.
     """
-    check_weights(records, rule)
+    check_log_q(records, f"aggregate={rule.name}")
     rows = []
     for problem, chains in by_problem(records).items():
         ballots, chosen = _Ballots(chains, rule), np.arange(len(chains))[None]
         candidates = ballots.votes.candidates
-        chances, = ballots.chances(chosen, ballots.weights(chosen))
-        most = chances.max(initial=0.0)
-        winners = [candidate.answer for candidate, chance in zip(candidates, chances, strict=True)
+        returned, = ballots.chances(chosen, ballots.weights(chosen))
+        most = returned.max(initial=0.0)
+        winners = [candidate.answer for candidate, chance in zip(candidates, returned, strict=True)
                    if most > 0.0 and math.isclose(chance, most, rel_tol=1e-12)]
         weighed = ballots.weighed(chosen)
         rows.append({"problem": problem, "answer": winners[0] if len(winners) == 1 else None, "chance": float(most),
@@ -211,7 +212,7 @@ def weighted(records: Sequence[Record], rule: VoteRule) -> list[dict]:
     return rows
 
 
-def expected_weighted(chains: Sequence[Record], rule: VoteRule, ks: Sequence[int]) -> list[Weighed]:
+def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[int]) -> list[Weighed]:
     """For each k, the expected result of a weighted vote over k chains of one problem.
 
     It is the mean over all ways to choose k of the chains if there are at most 1,000, as for the majority vote. If there are
@@ -227,8 +228,8 @@ class AdaptiveResult(NamedTuple):
 
     correct: float
     """Probability that the returned answer is correct."""
-    used: float
-    """Number of chains until the vote ends."""
+    used: tuple[float, ...]
+    """The share of the orders in which the vote draws each chain. Their sum is the expected number of chains."""
 
 
 def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -> AdaptiveResult:
@@ -238,15 +239,18 @@ def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -
     of `most` of them if there are at most 1,000, else over 1,000 orders that are drawn with a fixed seed.
     """
     votes = Votes.of(chains)
-    answers = np.array(votes.of_chain, np.int64)[_orders(len(chains), most)]
+    orders = _orders(len(chains), most)
+    answers = np.array(votes.of_chain, np.int64)[orders]
     counts = (answers[:, :, None] == np.arange(len(votes.candidates))).cumsum(axis=1)  # (orders, chains drawn, answers)
     leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
     ended = rule.ends(leading[..., -1], leading[..., -2])
     ended[:, -1] = True
     last = ended.argmax(axis=1)
     final = counts[np.arange(len(counts)), last].astype(np.float64)
-    correct = rule.chances(final) @ np.array([candidate.correct for candidate in votes.candidates], np.float64)
-    return AdaptiveResult(round(float(correct.mean()), 12), float(last.mean()) + 1.0)
+    correct = chances(final) @ np.array([candidate.correct for candidate in votes.candidates], np.float64)
+    drawn = orders[np.arange(orders.shape[1]) <= last[:, None]]
+    used = np.bincount(drawn, minlength=len(chains)) / len(orders)
+    return AdaptiveResult(round(float(correct.mean()), 12), tuple(used.tolist()))
 
 
 @lru_cache(maxsize=64)
@@ -261,12 +265,6 @@ def _drawn_orders(name: str, size: int, k: int) -> np.ndarray:
     """`_MOST_WAYS` orders of k of `size` chains, drawn uniformly with a fixed seed, int64 (ways, k)."""
     uniforms = Key(0).fold_in(name, size, k).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
     return np.argsort(uniforms, axis=1)[:, :k]
-
-
-def check_weights(records: Sequence[Record], rule: VoteRule) -> None:
-    """Checks that the records have the weights of a rule. Raises UserError."""
-    if rule.needs_log_q:
-        check_log_q(records, f"aggregate={rule.name}")
 
 
 @lru_cache(maxsize=64)

@@ -108,6 +108,9 @@ class Record(TypedDict):
     """Tokens that these blocks gave. Older records lack it."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
+    prompt_forwards: NotRequired[Count]
+    """The part of `token_forwards` that reads the prompt, which the engine evaluates once for all chains of the problem; absent
+    if it is 0."""
     companion_forwards: NotRequired[Count]
     """Positions at which the other model of a blend was evaluated; only if there is one."""
     adapt_steps: NotRequired[Count]
@@ -177,6 +180,8 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record |= {"blocks_verified": cost.blocks_verified, "tokens_verified": cost.tokens_verified}
     if cost.tokens_shared:
         record["tokens_shared"] = cost.tokens_shared
+    if cost.prompt_forwards:
+        record["prompt_forwards"] = cost.prompt_forwards
     if cost.companion_forwards:
         record["companion_forwards"] = cost.companion_forwards
     if cost.adapt_steps or cost.adapt_dropped:

@@ -77,7 +77,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 NO_DATASET = ("probe_rejection_sampling",)
 TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
 """Fields that a clock measures."""
-ADDED = ("finish_reason",)
+ADDED = ("finish_reason", "prompt_forwards")
 """Keys that records have got since the runs were stored. `test_golden.py` compares them with what the stored records imply."""
 
 

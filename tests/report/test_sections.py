@@ -249,8 +249,7 @@ class TestSeveralChains:
         """Chain 0 of each problem is right and the likeliest; log q is equal, so it has most of the weight for p^4."""
         section = chains.rules_section(study)
         found = {row["rule"]: row for row in rows(section, "vote_rules")}
-        assert list(found) == ["majority vote", "power vote (alpha 4)", "softsat vote (beta 1)",
-                               "answer power draw (alpha 2, gamma 2)", "adaptive vote (confidence 0.95)"]
+        assert list(found) == ["majority vote", "power vote (alpha 4)", "adaptive vote (confidence 0.95)"]
         adaptive = found["adaptive vote (confidence 0.95)"]  # three votes never end it early: P = 0.94
         assert (adaptive["accuracy"], adaptive["effective"]) == (pytest.approx(found["majority vote"]["accuracy"]), 3.0)
         assert found["majority vote"]["accuracy"] == pytest.approx((2 + 1 / 3) / 3)
@@ -260,13 +259,9 @@ class TestSeveralChains:
         assert power["effective"] == pytest.approx(sum(weights := [1.0, math.exp(-4), math.exp(-8)]) ** 2
                                                    / sum(weight**2 for weight in weights))
         assert {row["verdict"] for row in found.values()} == {"-", "tie"}
-        marginal = [1.0, (1 + math.exp(-4)) / (1 + math.exp(-2) + math.exp(-4)), 1 / (1 + math.exp(-2) + math.exp(-4))]
-        drawn = [share**2 / (share**2 + sum(rest**2 for rest in others)) for share, others in zip(
-            marginal, ([0.0], [1 - marginal[1]], [math.exp(-2) * marginal[2], math.exp(-4) * marginal[2]]), strict=True)]
-        assert found["answer power draw (alpha 2, gamma 2)"]["accuracy"] == pytest.approx(sum(drawn) / 3)
         curves = {(row["rule"], row["k"]): row["accuracy"] for row in rows(section, "vote_curves")}
         one = (1 + 2 / 3 + 1 / 3) / 3
-        assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 5)
+        assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 3)
         assert curves["power vote (alpha 4)", 2] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)  # the likelier chain
         (axes,) = section.drawings[0].make().axes
         assert [line.get_label() for line in axes.containers] == list(found)
@@ -278,16 +273,14 @@ class TestSeveralChains:
         assert names[:3] == ["majority vote", "power vote (alpha 1)", "power vote (alpha 2)"]
         with refused("given 2 0; allowed: numbers > 0", start="--alpha"):
             study_of(study.runs, alphas=[2.0, 0.0])
-        vote = {"power": {"alpha": 3.0}, "softsat": {"beta": 2.0, "saturation": 0.5, "low": 0.1, "high": 9.0},
-                "answer_power": {"alpha": 1.0, "gamma": 3.0}}
+        vote = {"power": {"alpha": 3.0}, "adaptive": {"confidence": 0.8}}
         write(tmp_path / "other", "temp", [record("a", chain=chain) for chain in range(2)], num_chains=2,
-              config={"vote": vote, "aggregate": ["softsat", "power"]})
+              config={"vote": vote, "aggregate": ["adaptive", "power"]})
         own = study_over(tmp_path / "other")
         assert [row["rule"] for row in rows(chains.rules_section(own), "vote_rules")][1:] == [
-            "power vote (alpha 3)", "softsat vote (beta 2)", "answer power draw (alpha 1, gamma 3)",
-            "adaptive vote (confidence 0.95)"]
+            "power vote (alpha 3)", "adaptive vote (confidence 0.8)"]
         assert [entry.shown for entry in own.entries] == [
-            "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, softsat vote (beta 2) of 2",
+            "temp", "temp, majority of 2", "temp, power vote (alpha 3) of 2", "temp, adaptive vote (confidence 0.8) of 2",
             "temp, best by log p of 2", "temp, weighed by p^4 of 2"]
 
     def test_runs_without_importance_weights_are_named(self, tmp_path):
@@ -298,8 +291,8 @@ class TestSeveralChains:
         section = chains.rules_section(found)
         assert [(row["run"], row["rule"]) for row in rows(section, "vote_rules")] == [
             (run, rule) for run in ("ps", "temp top_p=0.9") for rule in (
-                "majority vote", "softsat vote (beta 1)", "adaptive vote (confidence 0.95)")]
-        assert "no power vote and no answer power draw: ps; temp top_p=0.9." in section.text[-1]
+                "majority vote", "adaptive vote (confidence 0.95)")]
+        assert "no power vote: ps; temp top_p=0.9." in section.text[-1]
         assert not [entry for entry in found.entries if entry.by == "drawn"]
         write(tmp_path / "single", "greedy", [record("a")])
         assert chains.rules_section(study_over(tmp_path / "single")) is None

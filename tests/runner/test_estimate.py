@@ -266,14 +266,14 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
         monkeypatch.setattr(f"dflash_mcmc.{place}", lambda *_, **__: pytest.fail("a dry run"))
     text = told(capsys, "experiment=demo", "condition=temp", "num_chains=3", "hardware.tokens_per_second=1000",
                 "assumed.prompt_length=100")
-    assert cells(text) == {"temp": ["192", "176", "33754", "0.01"]}  # 192 * (99 + 0.6 * 128)
+    assert cells(text) == {"temp": ["192", "110", "21082", "0.01"]}  # 64 * (99 + 3 * 0.6 * 128)
     counted = cells(told(capsys, "experiment=demo", "condition=temp", "num_chains=3"))["temp"]
-    assert int(counted[1]) < 176
+    assert int(counted[1]) < 110
     assert "counted with the model's tokenizer: the mean length of prompts" not in text
     assert "hours: at hardware.tokens_per_second=1000" in text
     guess = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.prompt_length=100",
              "assumed.tokens_per_second=2000")
-    assert cells(text := told(capsys, *guess)) == {"temp": ["192", "176", "33754", "0.00"]}
+    assert cells(text := told(capsys, *guess)) == {"temp": ["192", "110", "21082", "0.00"]}
     assert "hours: at assumed.tokens_per_second=2000, a guess" in text
     assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["192", "176", "33754", "9.38"]}
     text = told(capsys, "sweep=steps", "experiment=demo")

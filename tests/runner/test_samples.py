@@ -16,6 +16,7 @@ import pytest
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.engine.batching import prompt_encoder
+from dflash_mcmc.engine.batching.chains import Meter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.runner import commands, loop
 from dflash_mcmc.store.folder import RunStore
@@ -408,3 +409,22 @@ def test_a_launch_makes_no_search(monkeypatch, capsys):
 def test_a_run_that_others_draw_is_not_complete(tmp_path):
     assert loop.RunResult(tmp_path, {}, 0, 0, 3).line() == (
         f"{tmp_path}: nothing drawn; 3 more are being drawn by other processes")
+
+
+@pytest.mark.parametrize("overrides", [("condition=temp",), ("condition=ps", "sampler.num_steps=2"), ("condition=smc",)])
+def test_the_cost_of_chains_of_a_problem_is_what_the_engine_evaluated_for_them(make_config, monkeypatch, overrides):
+    """Eight chains of four problems: the engine's meter counts what is read, and each drawn token has a forward of its own."""
+    read, counted = [], Meter.count_reading
+
+    def counting(meter, tokens, *others, **settings):
+        read.append(tokens)
+        return counted(meter, tokens, *others, **settings)
+
+    monkeypatch.setattr(Meter, "count_reading", counting)
+    config = make_config(*overrides, "num_chains=8", "aggregate=majority", "dataset.limit=4", "dataset.max_new_tokens=32")
+    result = execute(config)
+    summary, records = result.summary, list(map(json.loads, (result.folder / RECORDS).read_text().splitlines()))
+    evaluated = sum(read) + sum(record["tokens_drawn"] - record.get("tokens_shared", 0) for record in records)
+    assert summary["token_forwards"] == summary["majority/token_forwards"] == evaluated
+    prompts = {record["problem"]: record["prompt_forwards"] for record in records}
+    assert 32 * summary["mean_token_forwards"] - evaluated == 7 * sum(prompts.values())

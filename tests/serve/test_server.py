@@ -102,7 +102,9 @@ def test_chat_draws_what_python_draws(running):
     mine = samples(QUESTION, chat=True, num_chains=2)
     assert [choice.message.content for choice in drawn.choices] == [sample.text for sample in mine]
     assert [choice.model_extra["dflash_mcmc"]["tokens"] for choice in drawn.choices] == [sample.tokens for sample in mine]
-    assert drawn.usage.model_extra["token_forwards"] == sum(sample.cost.token_forwards for sample in mine)
+    one, other = (sample.cost for sample in mine)  # they read the prompt together
+    assert one.prompt_forwards == other.prompt_forwards > 40
+    assert drawn.usage.model_extra["token_forwards"] == one.token_forwards + other.token_forwards - one.prompt_forwards
     assert drawn.usage.completion_tokens == sum(len(sample.tokens) for sample in mine)
     for choice, sample in zip(drawn.choices, mine, strict=True):
         assert sum(token.logprob for token in choice.logprobs.content) == pytest.approx(sample.log_p)

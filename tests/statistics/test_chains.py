@@ -12,7 +12,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.chains import affordable, aggregated, best_of, majority, majority_curve, pass_at_k, pass_curve
-from dflash_mcmc.statistics.outcomes import accuracy, outcomes
+from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import agreement, compare
 from dflash_mcmc.statistics.summaries import summarise
 from tests.statistics.test_summaries import record as summed
@@ -224,6 +224,17 @@ def test_number_of_chains_within_a_budget():
     """Chains cost 50 token-forwards each."""
     assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
     assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s per chain
+
+
+def test_chains_of_a_problem_read_its_prompt_once():
+    """Chains cost 50 token-forwards each, 30 of them for the prompt: k chains cost 30 + 20 k."""
+    records = [{**record, "prompt_forwards": 30} for record in several()]
+    assert [affordable(records, budget) for budget in (10, 50, 69, 70, 109, 110, 10_000)] == [1, 1, 1, 2, 3, 4, 4]
+    assert [record["token_forwards"] for record in aggregated(records)] == [110, 110, 110]
+    for number in (1, 2, 3, 4):
+        assert {record["token_forwards"] for record in aggregated(records, chains=number)} == {30 + 20 * number}
+    assert forwards_together(records) == 3 * 110
+    assert forwards_together([{**record, "prompt_forwards": 30 * (record["chain"] == 0)} for record in records]) == 3 * 200
 
 
 def test_the_time_of_fewer_chains_is_the_expected_time_of_the_slowest():

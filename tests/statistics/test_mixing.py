@@ -141,18 +141,18 @@ def test_a_trace_becomes_the_states_of_a_chain():
     """A proposal that repeats the state, or is refused, keeps the log p that was there, and not its recomputed rounding."""
     trace = [entry(1, 4, 5, -3.0, "accept"), entry(1, 5, 5, -3.0000001, "identical"), entry(1, 5, 6, -3.0000002, "reject"),
              entry(2, 8, 8, -4.0, "reject")]
-    found = chain_of({"problem": "a", "trace": trace, "token_forwards": 7})
+    found = chain_of({"problem": "a", "trace": trace})
     assert (found.log_p.tolist(), found.moved.tolist()) == ([-3.0, -3.0, -3.0, -4.0], [True, False, False, False])
     assert found.accepted.tolist() == [True, True, False, False]
-    assert (found.block.tolist(), found.token_forwards) == ([1, 1, 1, 2], 7)
-    assert chain_of({"problem": "a", "trace": [], "token_forwards": 7}) is None
-    assert chain_of({"problem": "a", "trace": [{**trace[0], "rung": 1}], "token_forwards": 7}) is None
+    assert found.block.tolist() == [1, 1, 1, 2]
+    assert chain_of({"problem": "a", "trace": []}) is None
+    assert chain_of({"problem": "a", "trace": [{**trace[0], "rung": 1}]}) is None
 
 
 def test_windows_take_the_same_last_steps_of_each_chain():
     def chain(*values, block=None):
         blocks = np.ones(len(values), int) if block is None else np.array(block)
-        return StepChain("a", blocks, np.array(values, float), *[np.ones(len(values), bool)] * 2, 1)
+        return StepChain("a", blocks, np.array(values, float), *[np.ones(len(values), bool)] * 2)
 
     chains = [chain(1, 2, 3, 4, 5, block=[1, 1, 2, 2, 2]), chain(6, 7, 8, 9, block=[1, 2, 2, 2])]
     assert window(chains, "all").log_p.tolist() == [[2, 3, 4, 5], [6, 7, 8, 9]]

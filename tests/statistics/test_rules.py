@@ -1,4 +1,4 @@
-"""The weights of each rule: exact answer laws on the tabular engine, the published formula by hand."""
+"""The weights of each rule: exact answer laws on the tabular engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.statistics.chains import aggregated, majority, majority_curve, weighted_curve
-from dflash_mcmc.statistics.rules import AdaptiveVote, AnswerPower, PowerVote, SoftSat
+from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, chances
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, summarise
 from dflash_mcmc.statistics.votes import expected_adaptive, expected_weighted, weighted
 from dflash_mcmc.testing import power_target, score
@@ -67,7 +67,7 @@ class WithoutLogQ(PowerVote):
 def test_power_scores_are_the_answer_law_of_p_alpha(alpha, seed):
     found = scores_of(PowerVote(alpha=alpha), *enumeration(seed))
     assert np.abs(found - answer_law(alpha)).max() <= EXACT
-    assert PowerVote(alpha=alpha).chances(found).tolist() == (found == found.max()).astype(float).tolist()
+    assert chances(found).tolist() == (found == found.max()).astype(float).tolist()
 
 
 def test_many_draws_converge_within_the_bound_of_their_variance():
@@ -87,50 +87,12 @@ def test_many_draws_converge_within_the_bound_of_their_variance():
             assert (np.abs(scores_of(WithoutLogQ(alpha=alpha), *chosen) - law) > bound).any()
 
 
-@pytest.mark.parametrize(("alpha", "gamma"), [(2.0, 2.0), (4.0, 1.0), (1.0, 3.0), (2.0, 0.5)])
-def test_answer_power_is_the_answer_law_raised_to_gamma(alpha, gamma):
-    chains, expected = enumeration(1), answer_law(alpha) ** gamma
-    rule = AnswerPower(alpha=alpha, gamma=gamma)
-    assert np.abs(rule.chances(scores_of(rule, *chains)) - expected / expected.sum()).max() <= EXACT
-
-
-def softsat(**changes) -> SoftSat:
-    return SoftSat(**{"beta": 1.0, "saturation": 0.75, "low": 0.75, "high": 17.0, **changes})
-
-
-def by_hand(u: float, beta: float = 1.0, saturation: float = 0.75) -> float:
-    return math.exp(beta * (1.0 - (1.0 - min(u / saturation, 1.0)) ** 2))
-
-
-def test_softsat_is_the_published_formula():
-    """Four votes and a likely chain that does not vote. The two equal values have the mean of the ranks 2 and 3."""
-    votes, log_p = np.array([True, True, False, True, True]), np.array([-1.0, -3.0, 0.0, -2.0, -2.0])
-    expected = np.array([by_hand(1.0), by_hand(0.25), 0.0, by_hand(0.625), by_hand(0.625)])
-    found = softsat().weights(votes, log_p, np.full(5, np.nan))
-    assert found == pytest.approx(expected / expected.sum(), abs=EXACT)
-    assert softsat(beta=0.0).weights(votes, log_p, log_p) == pytest.approx([0.25, 0.25, 0.0, 0.25, 0.25], abs=EXACT)
-
-
-def test_softsat_weights_saturate_and_are_clipped():
-    votes, log_p = np.ones(8, bool), np.arange(8.0)
-    found = softsat().weights(votes, log_p, log_p)
-    assert found[5] == found[6] == found[7] > found[4] > found[3]  # rank 6 of 8 is the saturation
-    ratio = found[7] / found[0]
-    assert ratio == pytest.approx(by_hand(1.0) / by_hand(1 / 8), abs=EXACT)
-    clipped = softsat(beta=10.0).weights(votes, log_p, log_p)
-    assert clipped[7] / clipped[0] == pytest.approx(17.0 / min(17.0, by_hand(1 / 8, beta=10.0)), abs=EXACT)
-    raised = softsat(low=2.0).weights(votes, log_p, log_p)
-    assert raised[7] / raised[0] == pytest.approx(by_hand(1.0) / 2.0, abs=EXACT)
-
-
-@pytest.mark.parametrize("rule", [PowerVote(alpha=4.0), softsat(), AnswerPower(alpha=2.0, gamma=2.0)],
-                         ids=lambda rule: rule.name)
-def test_no_votes_have_no_weight_and_very_unlikely_chains_have_one(rule):
-    none = np.zeros(3, bool)
+def test_no_votes_have_no_weight_and_very_unlikely_chains_have_one():
+    rule, none = PowerVote(alpha=4.0), np.zeros(3, bool)
     weights = rule.weights(none, np.zeros(3), np.zeros(3))
     assert weights.tolist() == [0.0, 0.0, 0.0]
-    assert rule.chances(np.zeros(2)).tolist() == [0.0, 0.0]
-    assert rule.chances(np.zeros(0)).tolist() == []
+    assert chances(np.zeros(2)).tolist() == [0.0, 0.0]
+    assert chances(np.zeros(0)).tolist() == []
     far = np.array([-90_000.0, -90_001.0, -90_000.0])
     found = rule.weights(np.ones(3, bool), far, far)
     assert found.sum() == pytest.approx(1.0)
@@ -182,7 +144,8 @@ def test_the_expected_result_is_the_mean_over_all_orders(confidence, most):
         answers = rng.choice(["1", "2", "3", None], 6 if most == 6 else 5, p=[0.5, 0.25, 0.1, 0.15]).tolist()
         records, rule = draws_of("a", *((answer, -1.0) for answer in answers)), AdaptiveVote(confidence=confidence)
         found = expected_adaptive(records, rule, most)
-        assert found == pytest.approx(by_orders(list(itertools.permutations(answers, most)), confidence), abs=1e-9)
+        correct, used = by_orders(list(itertools.permutations(answers, most)), confidence)
+        assert (found.correct, sum(found.used)) == (pytest.approx(correct, abs=1e-9), pytest.approx(used))
 
 
 def test_a_clear_leader_ends_the_vote_and_only_its_chains_are_paid():
@@ -193,6 +156,19 @@ def test_a_clear_leader_ends_the_vote_and_only_its_chains_are_paid():
     never = AdaptiveVote(confidence=0.999999)
     vote, = aggregated(of_four, never)
     assert (vote["num_chains"], vote["token_forwards"]) == (8.0, 80.0)
+
+
+def test_an_adaptive_vote_costs_the_chains_that_each_order_draws():
+    """Two equal answers end it (P = 1 - 2^-3), so that the chain of another answer is drawn in some orders only."""
+    costs, rule = [30.0, 50.0, 1000.0], AdaptiveVote(confidence=0.8)
+    chains = draws_of("a", ("1", -1.0), ("1", -1.0), ("2", -1.0))
+    records = [{**row, "token_forwards": spent, "prompt_forwards": 20} for row, spent in zip(chains, costs, strict=True)]
+    spent = []
+    for order in itertools.permutations(range(3)):
+        used = order[:2] if {*order[:2]} == {0, 1} else order
+        spent.append(20 + sum(costs[place] - 20 for place in used))
+    vote, = aggregated(records, rule)
+    assert vote["token_forwards"] == pytest.approx(np.mean(spent))
 
 
 def test_a_vote_that_never_ends_early_is_the_majority_vote():
@@ -217,14 +193,12 @@ def test_many_orders_are_sampled_with_a_fixed_seed():
     rng = np.random.default_rng(0)
     correct, used = by_orders([[answers[place] for place in rng.permutation(16)[:12]] for _ in range(2_000)], RULE.confidence)
     assert found.correct == pytest.approx(correct, abs=0.06)
-    assert found.used == pytest.approx(used, abs=0.4)
+    assert sum(found.used) == pytest.approx(used, abs=0.4)
 
 
 # Weighted votes over records, and their expectation for fewer chains, compared with enumerations of all subsets.
 
-POWER, ANSWER = PowerVote(alpha=2.0), AnswerPower(alpha=2.0, gamma=2.0)
-SOFTSAT = SoftSat(beta=1.0, saturation=0.75, low=0.75, high=17.0)
-RULES = pytest.mark.parametrize("rule", [POWER, SOFTSAT, ANSWER], ids=lambda rule: rule.name)
+POWER = PowerVote(alpha=2.0)
 
 
 def draws_of(problem: str, *given: tuple[str | None, float], log_q: float | None = None, **fields) -> list[dict]:
@@ -251,50 +225,39 @@ def test_a_likely_chain_outvotes_two_unlikely_ones():
     assert majority(draws_of("a", ("1", -1.0), ("2", -2.0), ("2 ", -3.0)))[0]["correct"] == 0.0
 
 
-def test_a_draw_from_the_answer_law_is_judged_by_its_expected_accuracy():
-    row, = weighted(draws_of("a", ("1", math.log(0.3)), ("2", math.log(0.1)), ("2", math.log(0.1))), ANSWER)
-    assert (row["answer"], row["tied"]) == ("1", False)
-    assert [row["correct"], row["chance"]] == pytest.approx([9 / 13, 9 / 13])  # 0.3 and 0.2, squared
-    combined, = aggregated(draws_of("a", ("1", math.log(0.3)), ("2", math.log(0.1)), ("2", math.log(0.1))), ANSWER)
-    assert (combined["verdict"], combined["answer"], combined["num_chains"]) == ("expected", "1", 3)
-
-
-@RULES
-def test_ties_and_silent_problems_are_as_in_the_majority_vote(rule):
+def test_ties_and_silent_problems_are_as_in_the_majority_vote():
     """Equal log p gives equal weights."""
     given = [*draws_of("tied", ("1", -1.0), ("2", -1.0), (None, -1.0)), *draws_of("silent", (None, -1.0), (None, -1.0)),
              *draws_of("one", ("1", -5.0), (None, 0.0))]
-    found = {row["problem"]: row for row in weighted(given, rule)}
+    found = {row["problem"]: row for row in weighted(given, POWER)}
     for row in majority(given):
         own = found[row["problem"]]
         assert {key: own[key] for key in ("answer", "winners", "tied", "answered", "chains", "correct")} == {
             key: row[key] for key in ("answer", "winners", "tied", "answered", "chains", "correct")}
     assert [row["effective"] for row in found.values()] == pytest.approx([2.0, 0.0, 1.0])
     assert [row["dominated"] for row in found.values()] == [0.0, 0.0, 0.0]  # a single vote dominates nothing
-    assert [row["verdict"] for row in aggregated(given, rule)] == [
+    assert [row["verdict"] for row in aggregated(given, POWER)] == [
         "tied", "no_answer", "correct"]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_weights_are_the_majority_vote(seed):
-    """Importance weights for p itself, with draws from p, and softsat with beta 0."""
-    records = random_draws(seed, 20, 7)
-    for rule in (PowerVote(alpha=1.0), SoftSat(beta=0.0, saturation=0.75, low=0.75, high=17.0)):
-        for own, row in zip(weighted(records, rule), majority(records), strict=True):
-            assert (own["answer"], own["winners"], own["tied"]) == (row["answer"], row["winners"], row["tied"])
-            assert own["correct"] == pytest.approx(row["correct"], abs=1e-12)
-            assert own["effective"] == pytest.approx(row["answered"])
-        for own, row in zip(weighted_curve(records, rule), majority_curve(records), strict=True):
-            assert own == {key: value if value is None else pytest.approx(value, abs=1e-9) for key, value in row.items()}
+    """Importance weights for p itself, with draws from p."""
+    records, rule = random_draws(seed, 20, 7), PowerVote(alpha=1.0)
+    for own, row in zip(weighted(records, rule), majority(records), strict=True):
+        assert (own["answer"], own["winners"], own["tied"]) == (row["answer"], row["winners"], row["tied"])
+        assert own["correct"] == pytest.approx(row["correct"], abs=1e-12)
+        assert own["effective"] == pytest.approx(row["answered"])
+    for own, row in zip(weighted_curve(records, rule), majority_curve(records), strict=True):
+        assert own == {key: value if value is None else pytest.approx(value, abs=1e-9) for key, value in row.items()}
 
 
-@RULES
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(rule, number):
+def test_fewer_chains_are_the_mean_over_all_ways_to_choose_them(number):
     records = random_draws(7, 3, 5)
-    for found in aggregated(records, rule, chains=number):
+    for found in aggregated(records, POWER, chains=number):
         own = [row for row in records if row["problem"] == found["problem"]]
-        subsets = [weighted(list(subset), rule)[0] for subset in itertools.combinations(own, number)]
+        subsets = [weighted(list(subset), POWER)[0] for subset in itertools.combinations(own, number)]
         for name in ("correct", "effective", "dominated"):
             assert found[name] == pytest.approx(np.mean([subset[name] for subset in subsets]))
         assert found["token_forwards"] == 50 * number
@@ -320,24 +283,22 @@ def test_chains_that_were_not_drawn_do_not_vote():
 
 def test_importance_weights_need_independent_draws():
     records = draws_of("a", ("1", -1.0), ("2", -2.0))
-    for rule in (POWER, ANSWER):
-        with refused("problem a, chain 0", "the record has no log_q", start=f"aggregate={rule.name}"):
-            weighted([{key: value for key, value in row.items() if key != "log_q"} for row in records], rule)
-        with refused("log_q is not its log-probability", "sampler=temperature"):
-            weighted_curve([{**row, "proposals": 8} for row in records], rule)
-        with refused("log_q is not its log-probability"):
-            weighted([{**row, "trace": [{"candidate": 0}]} for row in records], rule)
-    assert weighted([{**row, "proposals": 8, "log_q": None} for row in records], SOFTSAT)[0]["answered"] == 2
+    with refused("problem a, chain 0", "the record has no log_q", start="aggregate=power"):
+        weighted([{key: value for key, value in row.items() if key != "log_q"} for row in records], POWER)
+    with refused("log_q is not its log-probability", "sampler=temperature"):
+        weighted_curve([{**row, "proposals": 8} for row in records], POWER)
+    with refused("log_q is not its log-probability"):
+        weighted([{**row, "trace": [{"candidate": 0}]} for row in records], POWER)
 
 
 def test_the_summary_has_each_way_in_the_order_asked_for():
     records = [*draws_of("a", ("1", -1.0), ("2", -2.0), ("2", -3.0)), *draws_of("b", ("1", -1.0))]
     summary = summarise("temp", records)
-    for by in (POWER, "majority", ANSWER):
+    for by in (POWER, "majority", RULE):
         summary |= aggregate("temp", records, by, 3)
-    power, plain, answer = aggregates_of(summary)
-    assert [part["condition"] for part in (power, plain, answer)] == [
-        "temp, power vote (alpha 2) of 3", "temp, majority of 3", "temp, answer power draw (alpha 2, gamma 2) of 3"]
+    power, plain, adaptive = aggregates_of(summary)
+    assert [part["condition"] for part in (power, plain, adaptive)] == [
+        "temp, power vote (alpha 2) of 3", "temp, majority of 3", "temp, adaptive vote (confidence 0.9) of 3"]
     assert (power["correct"], power["num_samples"], power["accuracy"]) == (1, 1, 1.0)  # b has only one chain
     assert (plain["correct"], "effective_chains" in plain) == (0, False)
     assert power["effective_chains"] == pytest.approx(weighted(records[:3], POWER)[0]["effective"])

@@ -106,7 +106,7 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
 
 def test_the_summary_has_every_way_to_combine_chains(tracked):
     result, folder = tracked("condition=temp", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=32",
-                             "aggregate=[majority,power,softsat,answer_power]")
+                             "aggregate=[majority,power,adaptive]")
     (file,) = folder.glob("files/media/table/*.json")
     rows = [dict(zip(TABLE_COLUMNS, row, strict=True)) for row in json.loads(file.read_text())["data"]]
     of_problem = [row["problem"] for row in rows]
@@ -115,7 +115,7 @@ def test_the_summary_has_every_way_to_combine_chains(tracked):
     assert [row["question"] is None for row in rows] == [row["prompt"] is None for row in rows] == later
     kept = json.loads(inspect(folder, "--summary"))["summary"]
     keys = ("accuracy", "effective_chains", "dominated")
-    names = [f"{by}/{key}" for by in ("power", "softsat", "answer_power") for key in keys]
+    names = [f"{by}/{key}" for by in ("power", "adaptive") for key in keys]
     for name in ("majority/accuracy", *names):
         assert kept[name] == pytest.approx(result.summary[name])
     assert 1.0 <= kept["power/effective_chains"] <= 2.0

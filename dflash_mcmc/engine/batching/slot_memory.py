@@ -113,11 +113,13 @@ class SlotMemory:
         """Copies a prompt that has been read ahead into a slot's row.
 
         Each chain is charged for its prompt, even if it shares the prompt, because its cost must not depend on other chains.
+        `prompt_forwards` says how much of its cost that is (`Cost.together`).
         """
         self.reserve(len(prompt))
         length = self.prompts.copy(prompt, self.cache, slot.place)
         slot.contents.hold(prompt[:length])
         slot.chain.charge_reading(0, 0, length, self._options.prefill_chunk)
+        slot.chain.charge(0, prompt_forwards=length)
 
     def place(self, slot: Slot, sequence: np.ndarray, along: Trajectory | None, like: Slot | None = None) -> int:
         """Copies the tokens of a sequence that the chain holds into a slot. The other tokens, except the last, are read later.

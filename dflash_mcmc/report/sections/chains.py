@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.statistics.outcomes import Combined, Cost
+    from dflash_mcmc.statistics.outcomes import Combined, CostField
     from dflash_mcmc.statistics.rules import VoteRule
 
 _MOST_DRAWN = 7
@@ -162,9 +162,8 @@ _MOST_PANELS = 3
 """The largest number of runs in the figure."""
 _TEXT = """
 Each rule combines the same recorded chains into one answer per problem. The power vote weighs a chain by
-exp(alpha log p - log q), so that an answer's summed weight estimates its probability under p^alpha. The softsat vote weighs by
-the rank of log p. The answer power draw returns an answer with probability proportional to its summed weight for p^alpha,
-raised to gamma; its accuracy is that of a draw. A chain without an answer has no weight, and a tie counts as the expected
+exp(alpha log p - log q), so that an answer's summed weight estimates its probability under p^alpha. The adaptive vote draws
+chains until the leading answer is likely enough. A chain without an answer has no weight, and a tie counts as the expected
 value of a uniform draw among the winners. Differences, intervals and p are those of the paired table, against the majority
 vote of the same run; p (Holm) is adjusted for the rows of the table.
 
@@ -173,7 +172,7 @@ the weight on most problems, the vote is little more than the answer of that cha
 """
 _WITHOUT = """
 Importance weights need independent draws with a known log q and without truncation. These runs have none, and therefore no
-power vote and no answer power draw: {runs}.
+power vote: {runs}.
 """
 
 
@@ -248,7 +247,7 @@ def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> Figure:
     return drawn
 
 
-_COSTS: dict[Cost, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
+_COSTS: dict[CostField, str] = {"token_forwards": "token-forwards", "share_seconds": "device seconds"}
 _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
@@ -272,7 +271,7 @@ def matched_section(study: Study) -> Section | None:
     return Section("matched", "Compared with votes of equal cost", paragraphs(_MATCHED_TEXT), tables)
 
 
-def _matched_rows(study: Study, drawn: list[Run], others: list[Run], cost: Cost) -> list[dict]:
+def _matched_rows(study: Study, drawn: list[Run], others: list[Run], cost: CostField) -> list[dict]:
     votes_of = [_MatchedVotes(voting, rule) for voting in drawn for rule in (None, *rules_asked_for(voting))]
     return adjusted([row for run in others for matched in votes_of if (row := _row(study, run, matched, cost)) is not None])
 
@@ -287,7 +286,7 @@ class _MatchedVotes:
         """One record per problem: the vote over k of its chains."""
 
 
-def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: Cost) -> dict | None:
+def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: CostField) -> dict | None:
     """The comparison of a run with the votes of another one; None if the two runs have no problem in common."""
     spent = cost_of(run.records, cost)
     k = affordable(votes_of.records, spent, cost)

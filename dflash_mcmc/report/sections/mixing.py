@@ -12,6 +12,7 @@ from dflash_mcmc.report.parts import Drawing, ReportTable, Section, counted, nam
 from dflash_mcmc.report.study import Study
 from dflash_mcmc.statistics import mixing
 from dflash_mcmc.statistics.intervals import Clusters
+from dflash_mcmc.statistics.outcomes import by_problem, forwards_together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,14 +40,14 @@ class _Of(NamedTuple):
     run: Run
     window: str
     steps: dict[str, Window]
-    spent: dict[str, int]
-    """Token-forwards of the whole chains of a problem."""
+    spent: dict[str, float]
+    """Token-forwards of all chains of a problem together."""
 
 
 def section(study: Study) -> Section | None:
     """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
     found = [_Of(run, name, {problem: mixing.window(own, name) for problem, own in chains.items()},
-                 {problem: sum(chain.token_forwards for chain in own) for problem, own in chains.items()})
+                 {problem: forwards_together(own) for problem, own in by_problem(run.records).items()})
              for run in study.runs if (chains := _chains(run)) for name in mixing.WINDOWS]
     if not found:
         return None

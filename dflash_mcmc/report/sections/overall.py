@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.statistics.outcomes import Cost
+    from dflash_mcmc.statistics.outcomes import CostField
 
 _TEXT = """
 Accuracy counts every sample. Intervals are 95 %: Wilson's with one chain per problem, else from a bootstrap over problems. MH
@@ -112,7 +112,7 @@ def _figure(study: Study) -> Figure:
     return drawn
 
 
-_COSTS: dict[Cost, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
+_COSTS: dict[CostField, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
 _COST_TEXT = """
 Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
 seconds are the answer's share of the engine's time in its batch. Prefill and draw are their two parts: reading prompts and
@@ -144,7 +144,7 @@ def cost_section(study: Study) -> parts.Section:
 
 
 def _row(entry: Entry) -> dict:
-    names: tuple[Cost, ...] = (*_COSTS, "seconds")
+    names: tuple[CostField, ...] = (*_COSTS, "seconds")
     costs = {name: cost_of(entry.records, name) for name in names}
     split = {} if entry.voted else times(entry.run.records)  # a vote has no times of its own
     seconds = {f"{part}_seconds": split.get(f"mean_{part}_seconds") for part in TIMES}
