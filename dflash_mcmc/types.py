@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
 _END = 1e-12
+_N = TypeVar("_N", int, float)
 
 
 class Message(TypedDict):
@@ -201,7 +202,7 @@ class Cost(NamedTuple):
     engine evaluates it once for all. 0 for engine=vllm, which charges a chain for what its cache lacks."""
 
     @staticmethod
-    def together(costs: Sequence[tuple[float, float]]) -> float:
+    def together(costs: Sequence[tuple[_N, _N]]) -> _N:
         """Token-forwards that the engine evaluates for chains of one prompt together, whose prompt is read once.
 
         Args:

@@ -18,8 +18,8 @@ import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
-from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share
-from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote
+from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share, prompt_forwards
+from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, VoteRule
 from dflash_mcmc.statistics.votes import (
     Votes,
     check_key,
@@ -92,7 +92,7 @@ def majority_curve(records: Sequence[Record]) -> list[dict]:
              "left_out": left_out} for column, k in enumerate(sizes)]
 
 
-def weighted_curve(records: Sequence[Record], rule: PowerVote | AdaptiveVote) -> list[dict]:
+def weighted_curve(records: Sequence[Record], rule: VoteRule) -> list[dict]:
     """One row per k, with k, `accuracy` of a weighted vote of k chains, its interval, n and left_out, as in `pass_curve`.
 
     The accuracy is a mean over ways to choose k of a problem's chains (`votes.expected_weighted`). An adaptive vote may
@@ -137,14 +137,15 @@ def best_of(records: Sequence[Record], key: str, alpha: float | None = None) -> 
     return rows
 
 
-def aggregated(records: Sequence[Record], by: str | PowerVote | AdaptiveVote = "majority", alpha: float | None = None,
+def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha: float | None = None,
                chains: int | None = None) -> list[Combined]:
     """One record per problem, combined from several chains, for tables that also have single samples.
 
     `correct` is the share in [0, 1] that statistics use (see `outcomes.score`). `verdict` is `correct`, `wrong`, `no_answer`
     (no chain has an answer), `not_drawn` or `too_long` (no chain has a text), `tied` (a tied vote with a correct answer among
     the winners) or `expected` (any other share between 0 and 1). Tokens and `share_seconds` are sums over the
-    chains, and `token_forwards` is what the engine evaluated for them together. `seconds` is the time of the slowest chain, as if all had started together. `num_chains` is the number of chains.
+    chains, and `token_forwards` is what the engine evaluated for them together. `seconds` is the time of the slowest chain, as
+    if all had started together. `num_chains` is the number of chains.
     `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
@@ -193,16 +194,16 @@ def affordable(records: Sequence[Outcome], budget: float, cost: CostField = "tok
         cost: field of the records that holds the cost.
     """
     most = max(map(len, by_problem(records).values()))
-    shared = sum(record.get("prompt_forwards", 0) for record in records) if cost == "token_forwards" else 0.0
+    shared = sum(map(prompt_forwards, records)) if cost == "token_forwards" else 0.0
     further = sum(record[cost] for record in records) - shared
     return most if further <= 0 else max(1, min(most, int((budget * len(records) - shared) / further + 1e-9)))
 
 
-def _of_fewer(row: dict, chains: list[Record], by: str | PowerVote | AdaptiveVote, num_chains: int | None) -> dict:
+def _of_fewer(row: dict, chains: list[Record], by: str | VoteRule, num_chains: int | None) -> dict:
     """The row of a problem for a vote over `num_chains` of its chains."""
     if num_chains is None or num_chains == len(chains):
         return row
-    if not isinstance(by, str):
+    if isinstance(by, PowerVote):
         return {**row, "answer": None, "tied": False, **expected_weighted(chains, by, [num_chains])[0]._asdict()}
     correct = (expected_majority(Votes.of(chains).counts(), (num_chains,))[0] if by == "majority"
                else expected_likeliest(chains, num_chains))

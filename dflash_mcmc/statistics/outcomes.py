@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, TypeVar, cast, final
 
 import numpy as np
 
@@ -111,8 +111,13 @@ def by_problem(records: Sequence[_R]) -> dict[str, list[_R]]:
 
 def forwards_together(records: Sequence[Outcome]) -> float:
     """Token-forwards that the engine evaluated for these records: the prompt of a problem once for all of its chains."""
-    return sum(Cost.together([(record.get("token_forwards", 0), record.get("prompt_forwards", 0)) for record in chains])
+    return sum(Cost.together([(record["token_forwards"], prompt_forwards(record)) for record in chains])
                for chains in by_problem(records).values())
+
+
+def prompt_forwards(record: Outcome) -> int:
+    """The part of a record's token-forwards that the chains of its problem share; 0 for one that is combined already."""
+    return cast("int", record.get("prompt_forwards", 0))
 
 
 def outcomes(records: Sequence[Outcome]) -> PairedOutcomes:

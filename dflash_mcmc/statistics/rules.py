@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,37 +16,24 @@ _TIE = 1e-12
 """Scores that differ by less than this share of the largest one are tied. Sums of equal weights differ by rounding."""
 
 
-class VoteRule(ABC):
-    """Base class of the rules. Its fields are the parameters in `vote.<name>` of the configuration."""
-
-    __slots__ = ()
-
-    name: ClassVar[str]
-    needs_log_q: ClassVar[bool] = False
-    """Whether the weights are importance weights. They need independent draws whose log q is known, from a law that can draw
-    every sequence."""
-
-    @property
-    @abstractmethod
-    def shown(self) -> str:
-        """The rule with its main parameters, for labels of rows."""
-
-
 @dataclass(slots=True, kw_only=True)
-class PowerVote(VoteRule):
+class PowerVote:
     """Vote with importance weights for p^alpha: exp(alpha log p - log q), normalised over the chains that vote.
 
     The score of an answer estimates its probability under p^alpha of whole sequences, among the sequences with an answer. For
     draws from p the weight is exp((alpha - 1) log p). Weighted votes over base samples: arXiv 2608.14420.
     """
 
-    name = "power"
-    needs_log_q = True
+    name: ClassVar[str] = "power"
+    needs_log_q: ClassVar[bool] = True
+    """Whether the weights are importance weights. They need independent draws whose log q is known, from a law that can draw
+    every sequence."""
 
     alpha: float = runtime(4.0, "exponent of the power vote: weights of the chains for p^alpha", gt=0)
 
     @property
     def shown(self) -> str:
+        """The rule with its main parameters, for labels of rows."""
         return f"power vote (alpha {self.alpha:g})"
 
     def weights(self, votes: np.ndarray, log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
@@ -65,7 +51,7 @@ class PowerVote(VoteRule):
 
 
 @dataclass(slots=True, kw_only=True)
-class AdaptiveVote(VoteRule):
+class AdaptiveVote:
     """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
 
     After each chain the share of the leader among the votes for the two leading answers has the posterior Beta(v1 + 1,
@@ -73,12 +59,14 @@ class AdaptiveVote(VoteRule):
     Adaptive-Consistency, Aggarwal et al. 2023 (arXiv 2305.11860), Beta criterion. Its cost is that of its chains.
     """
 
-    name = "adaptive"
+    name: ClassVar[str] = "adaptive"
+    needs_log_q: ClassVar[bool] = False
 
     confidence: float = runtime(0.95, "posterior probability of the leading answer that ends an adaptive vote", gt=0.5, lt=1)
 
     @property
     def shown(self) -> str:
+        """As of `PowerVote`."""
         return f"adaptive vote (confidence {self.confidence:g})"
 
     def ends(self, leader: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -127,7 +115,8 @@ class Vote:
         return cls(**rules)
 
 
-RULES: tuple[type[VoteRule], ...] = (PowerVote, AdaptiveVote)
+VoteRule = PowerVote | AdaptiveVote
+RULES = (PowerVote, AdaptiveVote)
 WEIGHTED = tuple(rule.name for rule in RULES)
 """The names of the rules beside the majority vote."""
 VOTES = ("majority", *WEIGHTED)

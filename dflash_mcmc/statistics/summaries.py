@@ -26,9 +26,9 @@ def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:
 
     `correct` is a whole number unless votes of several chains are tied. `same_string` is the number of samples that the string
     rule counts as correct; it is null if the rule was not applied. Accuracy counts every sample. Means are over the samples
-    that could be drawn; they are null if no sample could be drawn. `token_forwards` is what the engine evaluated: the prompt of a
-    problem once for all of its chains; `mean_token_forwards` is the cost of a sample alone. `acceptance`, `moved_rate` and `abandoned_rate` are shares
-    of the proposals; they are null without proposals.
+    that could be drawn; they are null if no sample could be drawn. `token_forwards` is what the engine evaluated, the prompt
+    of a problem once for all of its chains; `mean_token_forwards` is the cost of a sample alone. `acceptance`, `moved_rate`
+    and `abandoned_rate` are shares of the proposals; they are null without proposals.
     """
     if not records:
         return {"condition": condition, "num_problems": 0, "num_samples": 0}

@@ -109,8 +109,8 @@ class Record(TypedDict):
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     prompt_forwards: NotRequired[Count]
-    """The part of `token_forwards` that reads the prompt, which the engine evaluates once for all chains of the problem; absent
-    if it is 0."""
+    """The part of `token_forwards` that reads the prompt, which the engine does once for all chains of the problem; absent if
+    it is 0."""
     companion_forwards: NotRequired[Count]
     """Positions at which the other model of a blend was evaluated; only if there is one."""
     adapt_steps: NotRequired[Count]

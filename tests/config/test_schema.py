@@ -462,7 +462,7 @@ def test_a_word_or_a_list_in_its_order(make_config):
 def test_penalties_and_any_sampler_s_adaptive_vote_are_allowed(make_config):
     """A penalty changes probabilities, and log q counts it. An adaptive vote has no weights."""
     assert make_config(*CHAINS, "sampler.presence_penalty=0.5", "aggregate=power").aggregates() == ["power"]
-    assert make_config("condition=ps", "num_chains=4", "aggregate=[majority,adaptive]").aggregates() == ["majority", "adaptive"]
+    assert make_config("condition=ps", "num_chains=4", "aggregate=[log_p,adaptive]").aggregates() == ["log_p", "adaptive"]
     assert [name for name, found in components("sampler").items() if found.cls.draws_once] == ["temperature"]
 
 

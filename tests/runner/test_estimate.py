@@ -275,7 +275,7 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
              "assumed.tokens_per_second=2000")
     assert cells(text := told(capsys, *guess)) == {"temp": ["192", "110", "21082", "0.00"]}
     assert "hours: at assumed.tokens_per_second=2000, a guess" in text
-    assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["192", "176", "33754", "9.38"]}
+    assert cells(told(capsys, *guess, "hardware.tokens_per_second=1")) == {"temp": ["192", "110", "21082", "5.86"]}
     text = told(capsys, "sweep=steps", "experiment=demo")
     assert "3 jobs" not in text
     assert list(tmp_path.iterdir()) == []

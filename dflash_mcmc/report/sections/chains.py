@@ -251,7 +251,8 @@ _COSTS: dict[CostField, str] = {"token_forwards": "token-forwards", "share_secon
 _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
-is the largest number of chains that cost at most as much as one sample of the compared run. It is at least 1 and at most the
+is the largest number of chains that cost at most as much as one sample of the compared run; they read their prompt once. It is
+at least 1 and at most the
 recorded number of chains. One table matches token-forwards, the other device seconds. If the vote costs much less than the
 run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean over all ways to choose k of
 a problem's chains, or over 1,000 of them for weighted votes with more ways. Differences, intervals and p are those of the
