@@ -508,3 +508,131 @@ def test_a_failing_engine_or_template_is_an_error_of_the_request(running, monkey
         assert (status, reply["error"]["type"], reply["error"]["message"]) == (
             500, "server_error", "the server failed; its log says why")
     with monkeypatch.context() as patch:
+        patch.setattr("dflash_mcmc.engine.batching.batched.BatchedEngine._step", failing)
+        patch.setattr("dflash_mcmc.engine.batching.batched.BatchedEngine.close", failing)
+        assert running.post({"prompt": "x"})[0] == 500
+        assert running.get("/health")[0] == 503
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_mcmc.engine.batching.language_model.LanguageModel.decode", failing)
+        assert running.post({"prompt": "x"})[0] == 500
+    assert running.post({"prompt": "x"})[0] == 200
+    assert running.get("/health")[0] == 200
+
+
+def test_texts_of_tokens_that_cannot_be_told_are_found_before_anything_is_drawn(running, monkeypatch):
+    def failing(*_: object) -> None:
+        raise UserError("the tokenizer: no bytes of its tokens")
+
+    monkeypatch.setattr("dflash_mcmc.engine.batching.stop_strings.texts_of", failing)
+    running.service.__dict__.pop("_texts", None)
+    before = running.service.workers._number
+    status, reply = running.post({"prompt": "x", "logprobs": 0})
+    assert (status, reply["error"]["param"], running.service.workers._number) == (400, "logprobs", before)
+
+
+def test_a_chain_that_raises_fails_its_request_alone(running, monkeypatch, capfd):
+    """The other request is in the batch before the failing one and ends after it."""
+    def failing(self, prompt, horizon, key):
+        yield Draw(Trajectory.start(prompt), 1, SamplingParams(), key)
+        raise RuntimeError("a failure of the test")
+
+    monkeypatch.setattr("dflash_mcmc.sampler.temperature.Temperature.chain", failing)
+    found: dict[str, tuple[int, dict]] = {}
+    thread = threading.Thread(target=lambda: found.update(good=running.post({"prompt": QUESTION, "seed": 5})))
+    with running.held():
+        thread.start()
+        while not running.service.workers.counts[0]:
+            time.sleep(0.001)
+        bad = threading.Thread(target=lambda: found.update(bad=running.post({"prompt": "x", "sampler": "temperature"})))
+        bad.start()
+        while running.service.workers.counts[0] < 2:
+            time.sleep(0.001)
+    thread.join()
+    bad.join()
+    assert found["bad"][0] == 500
+    assert found["bad"][1]["error"]["message"] == "the sampler failed; the log says why"
+    assert "RuntimeError: a failure of the test" in capfd.readouterr().err
+    assert found["good"][0] == 200
+    assert found["good"][1]["choices"][0]["text"] == samples(QUESTION, chat=False)[0].text
+    assert running.get("/health")[0] == 200
+
+
+def test_a_server_says_that_it_reads_the_model_before_it_does(monkeypatch, capsys):
+    def unreadable(*_: object) -> None:
+        raise UserError("model: cannot be read")
+
+    note.cache_clear()
+    monkeypatch.setattr(dm.HFModel, "load", unreadable)
+    with pytest.raises(SystemExit):
+        main(["serve.port=0"])
+    # Another test's server may still be answering in this process.
+    lines = [line for line in capsys.readouterr().err.splitlines() if " GET /" not in line]
+    assert lines == ["reading the model tiny", "error: model: cannot be read"]
+
+
+def test_the_page_is_true(running, capsys):
+    """The commands of docs/howto/serve.md compose, and its Python gets an answer."""
+    page = ROOT / "docs/howto/serve.md"
+    commands = [line.partition("python -m dflash_mcmc.serve ")[2] for block in pages.blocks(page, "text")
+                for line in pages.lines(block)]
+    for command in commands:
+        assert options.compose(command.replace("CHECKPOINT", dm.component("model", "tiny").path).split())
+    bodies = [json.loads(body) for block in pages.blocks(page, "text") for body in re.findall(r"-d '(.*?)'", block, re.DOTALL)]
+    assert len(bodies) == 2
+    for body in bodies:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        status, reply = running.post({**body, "stream": False}, path)
+        assert status == 200
+        (choice,) = reply["choices"]
+        assert choice["message"]["content"] if "messages" in body else choice["text"] == body["prompt"]
+    assert "".join(choice["logprobs"]["tokens"]) == body["prompt"]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    (block,) = pages.blocks(page, "py")
+    address = f'"http://127.0.0.1:{running.port}/v1", api_key="{KEY}"'
+    exec(block.replace('"http://127.0.0.1:8000/v1", api_key="none"', address), {})
+    assert "token_forwards" in capsys.readouterr().out
+
+
+def test_metrics_can_be_read(running):
+    running.post({"prompt": "x"})
+    lines = running.get("/metrics")[1].splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    assert values['dflash_mcmc_request_seconds_bucket{le="+Inf"}'] == values["dflash_mcmc_request_seconds_count"]
+    assert values['dflash_mcmc_requests_total{path="/v1/completions",status="200"}'] >= 1
+    assert values["dflash_mcmc_token_forwards_total"] > values["dflash_mcmc_generated_tokens_total"] > 0
+
+
+def test_answers_must_end_where_the_server_says_so(tmp_path):
+    """They are those of a run with the same key, of which some are drawn again. A stream tells an answer whole."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "00000", "question": QUESTION, "answer": "21"}) + "\n")
+    shared = ["sampler=temperature", "sampler.alpha=1", "dataset.max_new_tokens=24"]
+    rows = [f"dataset={tmp_path / 'rows.jsonl'}", "dataset.prompt=plain", "num_chains=6", "seed=5", "tracker=none",
+            f"paths.outputs={tmp_path}"]
+    free, ended = (dm.read(dm.run(*shared, *rows, f"dataset.must_end={must}")).sort_values("chain")
+                   for must in ("false", "true"))
+    assert 0 < sum(free["ended"]) < sum(ended["ended"]) == 6
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "n": 6, "seed": 5}
+    with Running([*shared, "dataset.must_end=true", "serve.port=0", "serve.stream_tokens=1"]) as server:
+        _, body = server.post(asked, "/v1/chat/completions")
+        assert [choice["dflash_mcmc"]["tokens"] for choice in body["choices"]] == ended["tokens"].tolist()
+        assert {choice["finish_reason"] for choice in body["choices"]} == {"stop"}
+        parts = server.client().chat.completions.create(model="tiny", stream=True, **asked)
+        said = sorted((each.index, each.delta.content) for part in parts for each in part.choices if each.delta.content)
+        assert said == [(number, choice["message"]["content"]) for number, choice in enumerate(body["choices"])]
+        status, body = server.post({**asked, "sampler": "greedy"}, "/v1/chat/completions")
+        assert status == 400
+        assert "dataset.must_end: given True; allowed: false with sampler=greedy" in body["error"]["message"]
+
+
+def test_a_port_in_use_and_options_without_effect_are_refused(running):
+    with pytest.raises(UserError, match=r"serve\.host: given 'a\.\.b'"):
+        network.listening("a..b", 0)
+    with pytest.raises(UserError, match=r"serve.port: given \d+; allowed: a port of 127.0.0.1 that is free"):
+        network.listening("127.0.0.1", running.port)
+    for override in ("seed=3", "num_chains=2", "dataset=gsm8k", "dataset.limit=3"):
+        with pytest.raises(UserError, match="has no effect on a server"):
+            options.compose([override])
+    with pytest.raises(UserError, match=r"condtion: has no effect on a server \(did you mean 'condition'\?\)"):
+        options.compose(["condtion=ps"])
+    with pytest.raises(UserError, match=r"port: has no effect on a server \(did you mean serve\.port\?\)"):
+        options.compose(["--port=8001"])
