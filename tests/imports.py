@@ -13,7 +13,7 @@ LAYERS = ("errors types ops rng fields components registry", "process", "model.f
           "config", "report.figure report.table report.parts report.probed", "kernel tracker", "dataset",
           "engine.batching engine.speculative engine.oracle draft.network draft.adaptation", "engine hardware decoder",
           "model draft blend sampler", "runner", "forcing", "probe", "report grid fetch train", "testing draft.check", "api",
-          "serve harness export verify", "__main__ catalogue drafts regrade runs grading.__main__")
+          "serve harness export verify", "__main__ drafts regrade runs")
 """The rooms from the lowest to the highest. A file imports files of its own room and of lower ones. Nothing imports a command,
 so that the command of a low room stands with the others."""
 

@@ -209,7 +209,7 @@ def test_adding_a_component(kind, tmp_path):
     for part in (*run.split(" && "), test, "python -m pytest tests/test_names.py -k component"):
         done = pages.run(part, tmp_path, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
-    listed = pages.run(f"python -m dflash_mcmc.catalogue {kind}", tmp_path, **environment)
+    listed = pages.run(f"python -m dflash_mcmc --help {kind}", tmp_path, **environment)
     assert f"{kind}/{name}: " in listed.stdout
 
 

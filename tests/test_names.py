@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc import catalogue
-from dflash_mcmc.catalogue import options
+from dflash_mcmc.config.help import options, text_for
 from dflash_mcmc.registry import GROUPS, ROOMS, components
 from tests import processes
 from tests.conftest import ROOT
@@ -179,7 +178,7 @@ def test_a_plugin_without_the_base_class_is_refused_in_one_line(tmp_path):
     assert "sampler=elsewhere: Elsewhere must inherit dflash_mcmc.sampler.Sampler" in done.stderr
 
 
-# The catalogue lists every option with its meaning and file, and every field of a group.
+# The help of a group lists every option with its meaning and file, and every field.
 
 def test_every_option_has_a_meaning():
     for group, entries in options().items():
@@ -187,38 +186,23 @@ def test_every_option_has_a_meaning():
             assert meaning.endswith("."), f"conf/{group}/{name}.yaml does not begin with a comment with its meaning"
 
 
-def test_prints_every_option_of_every_group(command):
-    done = command("dflash_mcmc.catalogue")
-    assert done.returncode == 0
+def test_the_help_of_every_group_has_its_options_and_fields():
+    shown = text_for(["--help", *options()])
     for file in (ROOT / "conf").glob("*/*.yaml"):
-        assert f"conf/{file.parent.name}/{file.name}" in done.stdout
-        assert file.stem in done.stdout
+        assert f"conf/{file.parent.name}/{file.name}" in shown
     for component in COMPONENTS:
-        assert f"  {component.name} " in done.stdout
+        assert f"  {component.name} " in shown
+        assert f"{component.group}/{component.name}: {component.summary}" in shown
 
 
-def test_prints_the_fields_of_each_group(capsys):
-    for group in GROUPS:
-        catalogue.main.__wrapped__([group])
-        assert f"{group}/" in capsys.readouterr().out
-
-
-def test_a_group_of_values_lists_its_options(capsys):
-    catalogue.main.__wrapped__(["condition"])
-    shown = capsys.readouterr().out
+def test_the_help_of_a_group_of_values_lists_its_options():
+    shown = text_for(["condition", "-h"])
     assert "conf/condition/blend_ps.yaml" in shown
     assert "conf/sampler" not in shown
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_says_how_to_ask(flag, capsys):
-    catalogue.main.__wrapped__([flag])
-    shown = capsys.readouterr().out
-    assert "usage: python -m dflash_mcmc.catalogue [GROUP ...]" in shown
-    assert "sampler/" not in shown
-
-
 def test_an_unknown_group_is_an_error_of_one_line(command):
-    done = command("dflash_mcmc.catalogue", "samplers")
+    done = command("dflash_mcmc", "--help", "samplers")
     assert done.returncode == 2
-    assert "did you mean 'sampler'" in done.stderr
+    assert done.stderr.startswith("error: --help: given 'samplers' (did you mean 'sampler'?); allowed: ")
+    assert done.stderr.count("\n") == 1

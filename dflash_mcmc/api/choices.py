@@ -73,8 +73,8 @@ def component(group: str, name: str, **fields: Any) -> Any:
 
     Args:
         group: a group of components, such as "sampler", "blend", "decoder", "draft" or "model".
-        name: an option of the group: `python -m dflash_mcmc.catalogue` lists them.
-        fields: values of fields; `python -m dflash_mcmc.catalogue GROUP` lists them.
+        name: an option of the group: `python -m dflash_mcmc --help` lists them.
+        fields: values of fields; `python -m dflash_mcmc --help GROUP` lists them.
 
     Raises:
         UserError: for an unknown option or field, or a value out of bounds, with the message of the command line.

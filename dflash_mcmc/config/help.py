@@ -1,6 +1,6 @@
-"""The texts of `--help`, and the options in `conf/`.
+"""The texts of `--help` and `--help GROUP`, and the options in `conf/`.
 
-Imports neither Hydra nor the components, so that help costs no time.
+Imports neither Hydra nor the components but for the fields of a group, so that help costs no time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_mcmc import __version__
+from dflash_mcmc.errors import UserError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _REGISTERED = re.compile(r'@register\("(\w+)", "(\w+)"\)\n(?:@.*\n)*class [^\n]*:\n    """([^\n]*?)(?:"""|\n)')
 _TEXT = """\
 Experiments on how to sample from a language model: python -m dflash_mcmc [group=option ...] [field=value ...]
 
-Groups and their options (meanings: python -m dflash_mcmc.catalogue; fields: python -m dflash_mcmc.catalogue GROUP)
+Groups and their options (meanings and fields: python -m dflash_mcmc --help GROUP)
 
 {options}
 
@@ -71,6 +72,12 @@ def meaning_of(group: str, option: str, file: Path) -> str:
     return comments[0] if comments else ""
 
 
+def options() -> dict[str, dict[str, tuple[str, Path]]]:
+    """Group -> option -> (meaning, file)."""
+    return {group: {name: (meaning_of(group, name, file), file) for name, file in files.items()}
+            for group, files in option_files().items()}
+
+
 def is_asked_for(arguments: Sequence[str]) -> bool:
     """Whether the command line has `--help` or `-h`."""
     return not {"-h", "--help"}.isdisjoint(arguments)
@@ -84,10 +91,36 @@ def text_for(arguments: Sequence[str]) -> str:
 
 
 def _text(arguments: Sequence[str]) -> str:
-    """The help, with the options of `--config-dir`, if the command line has one."""
-    groups = option_files(_own_folders(arguments))
+    """The help, with the options of `--config-dir`, if the command line has one; or that of groups that are named.
+
+    Raises UserError for an unknown group.
+    """
+    own = _own_folders(arguments)
+    groups = option_files(own)
+    named = [text for text in arguments if not text.startswith("-") and "=" not in text and Path(text) not in own]
+    for group in named:
+        if group not in groups:
+            raise UserError(f"--help: given {group!r}{did_you_mean(group, groups)}; allowed: {', '.join(groups)}")
+    if named:
+        return "".join(_text_of(group, groups[group]) for group in named)
     width = max(map(len, groups))
     return _TEXT.format(options="\n".join(f"  {group:<{width}}  {'  '.join(names)}" for group, names in groups.items()))
+
+
+def _text_of(group: str, files: dict[str, Path]) -> str:
+    """The options of a group with meanings and files, and the fields of its components. A group of presets has none."""
+    from dflash_mcmc.registry import GROUPS, components
+
+    width = max(map(len, files))
+    lines = [group, *(f"  {name:<{width}}  {meaning_of(group, name, file)}  [{_short(file)}]" for name, file in files.items())]
+    for component in components(group).values() if group in GROUPS else ():
+        lines += ["", f"{group}/{component.name}: {component.summary}  [{_short(Path(component.file))}:{component.line}]",
+                  *field_lines(component.cls)]
+    return "\n".join(lines) + "\n"
+
+
+def _short(file: Path) -> str:
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def _own_folders(arguments: Sequence[str]) -> list[Path]:

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
     if is_asked_for(arguments):
         from dflash_mcmc.config import help
 
-        described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc.catalogue GROUP"
+        described = f"{__doc__}\nFields of the groups model, draft, sampler, ...: python -m dflash_mcmc --help GROUP"
         print(help.usage_of(described, {"Fields": options_of.ServePlan}))
         return
     options, config = options_of.compose(arguments)

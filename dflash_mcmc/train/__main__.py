@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.train import recipe
 
     if is_asked_for(arguments):
-        described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc.catalogue GROUP"
+        described = f"{__doc__}\nOptions of the groups model, hardware and tracker: python -m dflash_mcmc --help GROUP"
         print(usage_of(described, {"Fields": recipe.DraftPlan}))
         return
     from dflash_mcmc.train import draft

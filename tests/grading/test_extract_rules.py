@@ -10,7 +10,6 @@ import pytest
 
 import dflash_mcmc
 from dflash_mcmc.config.identity import identity_of, settings_of
-from dflash_mcmc.grading.__main__ import main
 from dflash_mcmc.grading.choice.letters import final_letter
 from dflash_mcmc.grading.extraction import RULES, Extraction, after_thinking, continued, last_box
 from dflash_mcmc.grading.math.comparing import decide
@@ -161,27 +160,6 @@ def test_mathematical_answers_without_boxes_are_graded(make_config):
     pool.close()
     assert [found[tag].verdict for tag in range(len(GRADED))] == ["correct"] * len(GRADED)
     assert [found[tag].rule for tag in (0, 1, 7)] == ["answer_is/integer", "hashes/integer", "boxed/integer"]
-
-
-def test_the_command_compares_the_rules_on_records(tmp_path, capsys):
-    file = tmp_path / "records.jsonl"
-    file.write_text("".join(json.dumps({"text": text, "gold": gold, "verdict": "wrong"}) + "\n" for text, gold in (
-        ("#### 4", "4"), ("The answer is 5.", "5"), ("none", "6"))))
-    with pytest.raises(SystemExit):
-        main([str(file)])
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines() if "%" in line]
-    assert [[row[0], *row[2:]] for row in rows] == [
-        ["boxed", "0", "0", "3", "0"], ["hashes", "1", "0", "2", "0"], ["answer_is", "1", "0", "2", "0"],
-        ["last_number", "2", "0", "1", "0"], ["auto", "2", "0", "1", "0"]]
-
-
-@pytest.mark.parametrize("text", ["", "[]\n", '{"gold": "1", "answer": "1"}\n', '{"text": "1", "gold": "1"}\n{}\n'])
-def test_a_file_that_has_no_records_is_one_line(tmp_path, capsys, text):
-    (tmp_path / "pairs.jsonl").write_text(text)
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "pairs.jsonl")])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("given a file of another kind; allowed: the records.jsonl of a run")
 
 
 def test_choices_are_found_by_the_chosen_rules():

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.catalogue import options
 from dflash_mcmc.config import command
 from dflash_mcmc.config import command as cli
+from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import hash_of, identity_hash, identity_of, run_folder
 from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import PACKAGE

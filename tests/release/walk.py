@@ -67,7 +67,7 @@ def steps(python: Path, unpacked: Path) -> list[Step]:
     return [
         Step("packages fit together", (str(python), "-m", "pip", "check")),
         Step("the installed package is imported", (str(python), "-c", where)),
-        Step("catalogue", (str(python), "-m", "dflash_mcmc.catalogue"), prints="power_mh"),
+        Step("help of a group", (str(python), "-m", "dflash_mcmc", "--help", "sampler"), prints="power_mh"),
         Step("demo", (program, "-m", "experiment=demo", f"condition={CONDITIONS}", "dataset.limit=8"),
              prints=r"\| draft_blend_ps +\|"),
         Step("report", (str(python), "-m", "dflash_mcmc.report", "outputs/demo"), leaves="outputs/demo/report/report.html"),
