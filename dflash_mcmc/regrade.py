@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.grading import GradingPool
     from dflash_mcmc.report.reading import Found
+    from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record, SampleKey
 
 _PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -76,8 +77,7 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     identity = {name: value for name, value in own_identity.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
-    prompts = {name: problem["prompt"] for name, problem in read_problems(folder).items()}
-    regraded = Regraded(folder, target, _graded(records, prompts, pool, label(config.grader)))
+    regraded = Regraded(folder, target, _graded(records, read_problems(folder), pool, label(config.grader)))
     if target != folder:
         _write(regraded, identity, sessions, configured, config)
     return regraded
@@ -132,11 +132,13 @@ def _kept_records(run: Regraded) -> list[Record]:
     return [record for key, record in present.items() if key not in new]
 
 
-def _graded(records: Sequence[Record], prompts: Mapping[str, str], pool: GradingPool, name: str) -> list[Record]:
+def _graded(records: Sequence[Record], problems: Mapping[str, ProblemText], pool: GradingPool, name: str) -> list[Record]:
     """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
     for index, record in enumerate(records):
         if record["verdict"] not in UNDRAWN:
-            pool.submit(index, continued(prompts.get(record["problem"], ""), record["text"]), record["gold"])
+            problem = problems.get(record["problem"])
+            prompt, question = (problem["prompt"], problem["question"]) if problem else ("", "")
+            pool.submit(index, continued(prompt, record["text"]), record["gold"], question)
     grades = dict(pool.finished(wait=True))
     return [_regraded(record, grades.get(index), name) for index, record in enumerate(records)]
 

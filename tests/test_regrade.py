@@ -132,7 +132,7 @@ def test_an_old_run_is_graded_by_another_extraction_rule(run):
     back = regrade(found.target, grader_config([]), started)
     started.close()
     records = {(record["problem"], record["chain"]): record for record in found.records}
-    assert (records["a", 1]["rule"], records["b", 0]["rule"]) == ("boxed/number", "nothing_extracted")
+    assert (records["a", 1]["rule"], records["b", 0]["rule"]) == ("boxed/string", "nothing_extracted")
     identity = json.loads((found.target / "run.json").read_text())["identity"]
     assert identity["grader.extract"] == ["boxed", "last_number"]
     assert "grader.extract" not in json.loads((back.target / "run.json").read_text())["identity"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.types import Grade, Problem
 
 
-VERSION = 7
+VERSION = 8
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
 each record states the version of its grade."""
 
@@ -31,8 +31,11 @@ each record states the version of its grade."""
 class GradingPool(Protocol):
     """Grades texts while the run continues."""
 
-    def submit(self, tag: Any, text: str, gold: str) -> None:
-        """Hands over a text. Raises UserError for a gold answer that no text can be compared with."""
+    def submit(self, tag: Any, text: str, gold: str, question: str = "") -> None:
+        """Hands over a text, and the question if the form that it asks for counts.
+
+        Raises UserError for a gold answer that no text can be compared with.
+        """
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
         """Yields (tag, grade) of each graded text. With `wait` it waits until all submitted texts are graded."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.grading.characters import trimmed
 from dflash_mcmc.grading.verdicts import MAX_LENGTH
 
 THINKING = (
@@ -107,6 +106,8 @@ _DERIVED = re.compile(rf"(?:,\s*(?:so|thus|hence|therefore|which\s+(?:is|gives|e
 """The value at the end of a derivation: `2x = 14, so x = 7`."""
 _NEGATIVE = re.compile(r"^(?:minus|negative)\s+(?=[\d.$\\])", re.IGNORECASE)
 _CENTS = re.compile(r"(\d[\d,]*) dollars? and (\d\d?) cents?(?![a-zA-Z])", re.IGNORECASE)
+_BLANK_END = re.compile(r"(?:\s|(?<=\s)\\(?=(?:\\\\)*(?!\\)))*")
+r"""Trailing blanks: white space, and the backslash of a `\ ` (not of a `\\`). The pattern is for reversed texts."""
 _MARKS = "*_`\"' \t\n"
 
 
@@ -218,6 +219,12 @@ def last_number(text: str) -> str | None:
 RULES: dict[str, Callable[[str], str | None]] = {
     "boxed": last_box, "hashes": after_hashes, "answer_is": stated_answer, "last_number": last_number}
 """The extraction rules by name. `auto` is all of them in this order."""
+
+
+def trimmed(text: str) -> str:
+    r"""The text without surrounding white space. A trailing `\ `, which is a space in LaTeX, is removed with its backslash."""
+    blanks = _BLANK_END.match(text[::-1])
+    return text[:len(text) - (blanks.end() if blanks else 0)].lstrip()
 
 
 def normal(given: object) -> object:

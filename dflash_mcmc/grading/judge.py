@@ -254,7 +254,7 @@ class JudgePool:
         self._futures: dict[Future[tuple[Grade, float]], Hashable] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
-    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+    def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError for a gold answer without rubrics."""
         rubrics, answer = rubrics_of(gold), after_thinking(text)
         if answer is None or not answer.strip():

@@ -142,7 +142,7 @@ class SampleWorker(Worker[Record]):
                     text = self._engine.model.decode(done.result.trajectory.tokens)
                     problem, prompt, _ = self._problems[done.tag[0]]
                     text = extraction.continued(build.ending(self._engine.model, prompt), text)
-                    self._pool.submit(done.tag, text, problem.answer)
+                    self._pool.submit(done.tag, text, problem.answer, problem.question)
             yield from self.ready()
         yield from self.ready(wait=True)
 

@@ -28,23 +28,23 @@ from dflash_mcmc.process import program
 from dflash_mcmc.types import Grade
 
 
-def exact_string(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+def exact_string(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """Accepts an answer only if it is the same string as the gold answer."""
     return _decision(gold == answer, "exact"), same_string(gold, answer)
 
 
-def string_rule(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+def string_rule(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """The string rule: PRM800K's normalisation without its algebra."""
     same = same_string(gold, answer)
     return _decision(same, "string"), same
 
 
-def math_verify_bare(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+def math_verify_bare(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """math-verify as its documentation shows it, on the unchanged answers."""
     return within(cpu_seconds, partial(_math_verify, mark=""), gold, answer), same_string(gold, answer)
 
 
-def math_verify_dollars(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+def math_verify_dollars(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """math-verify with `$` around both answers, so that it reads them as LaTeX."""
     return within(cpu_seconds, partial(_math_verify, mark="$"), gold, answer), same_string(gold, answer)
 

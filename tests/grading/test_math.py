@@ -38,7 +38,7 @@ def test_verdicts(pool):
                           (rf"\boxed{{{'1+' * 250}1}}", "251")])
     assert [g.verdict for g in found] == ["correct", "wrong", "no_answer", "correct", "correct", "wrong", "wrong", "correct",
                                          "wrong", "no_answer", "unsupported", "unsupported"]
-    assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "number", "text", "empty", "tuple",
+    assert [g.rule for g in found] == ["integer", "integer", "no_box", "number", "string", "text", "empty", "tuple",
                                       "interval", "unfinished_thinking", "sum", "length"]
     assert all(grade.grade_seconds is not None and grade.grade_seconds >= 0 for grade in found)
     found = [grade._replace(grade_seconds=None) for grade in found]

@@ -178,7 +178,7 @@ class LetterPool:
         self._letters, self._extraction = letters, extraction
         self._decided: list[tuple[Hashable, Grade]] = []
 
-    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+    def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Grades a text. Raises UserError if the gold answer names no letter or several."""
         graded, seconds = timed(self._graded, text, gold)
         self._decided.append((tag, graded._replace(grade_seconds=seconds)))

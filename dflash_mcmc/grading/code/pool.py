@@ -35,7 +35,7 @@ class ProgramPool:
         self._futures: dict[Future, tuple[Hashable, str]] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
-    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+    def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError unless `gold` is a JSON object with tests (see `grading.code.programs`)."""
         task, answer = task_of(gold), after_thinking(text)
         too_long = answer is not None and len(answer) > _MAX_TEXT

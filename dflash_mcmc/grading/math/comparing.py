@@ -1,202 +1,60 @@
 """The rules of comparison: whether an answer equals the gold answer, and which rule decided.
 
-Each kind of answer has one rule, which is chosen before any algebra. All other answers are compared as formulas; formulas that
-cannot be parsed are compared token by token. A pair that its rule rejects is not tried with another rule. `decide` compares
-all readings of two strings.
+Equal strings come first, by PRM800K's rule where it drops nothing. An answer is then read as one kind, and each kind has one
+rule: choices, words, bases, lists, tuples, intervals, equations. math-verify decides formulas. What a rule refuses, no other
+accepts.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-from dflash_mcmc.grading.math import answers as forms
-from dflash_mcmc.grading.math import values
-from dflash_mcmc.grading.math.reading import readings
-from dflash_mcmc.grading.math.syntax import Node, NotParsed, parse
+from dflash_mcmc.grading.math import algebra
+from dflash_mcmc.grading.math.forms import has_asked_form
+from dflash_mcmc.grading.math.latex import depths, enclosed, is_number, is_word, split, tokenise
+from dflash_mcmc.grading.math.string_rule import same_string
+from dflash_mcmc.grading.math.units import DEGREE, NUMBERS, PERCENT, SEPARATORS, measured
 from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
 
+
+class Answer(NamedTuple):
+    r"""An answer of one kind, with its `form` and its `parts`, which are tokens.
+
+    | kind | form | parts |
+    |---|---|---|
+    | `either` | | two forms of one answer, of `\sqrt{2} \approx 1.41` |
+    | `named` | | the name and its value, of `x = 5`, `x \in (1,2)` and `1 < x < 2` |
+    | `choice` | its letter | the text of the choice, if it is given |
+    | `words` | the text | |
+    | `base` | digits and base | |
+    | `relation` | `=`, `<`, `\leq` or `\neq` | the two sides; `a > b` is `b < a` |
+    | `several` | `list`, `set`, `union`, `intersection`, `ordered`, or brackets, as `(]` | the items |
+    | `formula` | | one: everything else |
+    """
+
+    kind: str
+    form: str = ""
+    parts: tuple[tuple[str, ...], ...] = ()
+    sure: bool = False
+    """Whether it cannot be a point: it is a list of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval (`1 < x < 2`)."""
+
+
+_PLAIN = re.compile(r"(?:[-()\[\]/.]|,(?!\s?\d{3})|\\[dt]?frac\{\d+\}\{\d+\}(?!\s*\d)|\d+|(?<!\d) )*")
+"""Numbers and brackets. PRM800K's string rule drops units, words, case, braces and the spaces of anything else."""
+_ORDER = ("either", "named", "choice", "words", "base", "relation", "several", "formula")
+"""The first kind that one of the two answers has decides the rule."""
+_BRACKETS = ("()", "[]", "(]", "[)", "<<")
+_RULE_OF = {"()": "tuple", "[]": "interval", "<<": "tuple", "(]": "interval", "[)": "interval", "ordered": "list"}
 _REALS = {"all real numbers", "all reals", "real numbers"}
-_RULE_OF = {"()": "tuple", "[]": "interval", "<>": "tuple", "(]": "interval", "[)": "interval", "ordered": "list"}
-_HUNDRED = Node("number", value=Fraction(100))
+_FALSE = ('"an equation that does not hold',)
 
 
-class AnswerComparison:
-    """One comparison of two answers. Afterwards, `rule` is the outermost rule that was applied."""
-
-    def __init__(self):
-        self.rule = ""
-
-    def equal(self, gold: forms.Answer, answer: forms.Answer) -> bool:
-        """Whether two answers are equal. Raises Unsupported if the comparison needs values or algebra beyond a limit."""
-        for kind, compare in _RULES:
-            if isinstance(gold, kind):
-                return compare(self, gold, answer)
-            if isinstance(answer, kind):
-                return compare(self, answer, gold)
-        if not isinstance(gold, forms.Formula) or not isinstance(answer, forms.Formula):
-            raise TypeError(f"no rule for {type(gold).__name__} and {type(answer).__name__}")
-        return self._formulas(gold, answer)
-
-    def _set_rule(self, rule: str) -> None:
-        self.rule = self.rule or rule
-
-    def _either(self, either: forms.Either, other: forms.Answer) -> bool:
-        self._set_rule("approximation")
-        return any(self.equal(answer, other) for answer in either.answers)
-
-    def _choice(self, choice: forms.ChoiceAnswer, other: forms.Answer) -> bool:
-        self._set_rule("choice")
-        if isinstance(other, forms.ChoiceAnswer):
-            if choice.letter != other.letter or choice.meaning is None or other.meaning is None:
-                return choice.letter == other.letter
-            return self.equal(choice.meaning, other.meaning)
-        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", forms.as_words(other))
-        if letter:
-            return choice.letter == letter.group(1).upper()
-        return choice.meaning is not None and self.equal(choice.meaning, other)
-
-    def _words(self, words: forms.Words, other: forms.Answer) -> bool:
-        self._set_rule("text")
-        text, other_text = forms.plain(words.text), forms.plain(forms.as_words(other))
-        if text in _REALS:
-            return other_text in _REALS or forms.is_reals(other)
-        return text != "" and text == other_text
-
-    def _based(self, based: forms.Based, other: forms.Answer) -> bool:
-        self._set_rule("base")
-        return based == other
-
-    def _named(self, named: forms.Named, other: forms.Answer) -> bool:
-        if isinstance(other, forms.Named):
-            if forms.token_values(named.name) == forms.token_values(other.name):
-                self._set_rule("named")
-                return self.equal(named.value, other.value)
-            return self._related(forms.as_relation(named), forms.as_relation(other))
-        if isinstance(other, forms.Related):
-            return self._related(forms.as_relation(named), other)
-        self._set_rule("named")
-        in_parts = isinstance(other, forms.Several) and (other.kind == "()" or forms.names(other.items))
-        return self.equal(forms.one_by_one(named) if in_parts else named.value, other)
-
-    def _related(self, related: forms.Related | None, other: forms.Answer | None) -> bool:
-        """Compares two equations or inequalities: they are equal if their differences `left - right` are proportional.
-
-        For inequalities, the factor between the differences must be positive.
-        """
-        self._set_rule("relation")
-        if not isinstance(related, forms.Related) or not isinstance(other, forms.Related) or related.sign != other.sign:
-            return False
-        sides, other_sides = ([forms.token_values(side.tokens) for side in relation[1:]] for relation in (related, other))
-        if sides == other_sides:
-            return True
-        try:
-            difference, other_difference = forms.left_minus_right(related), forms.left_minus_right(other)
-        except NotParsed:
-            return False
-        factor = values.ratio(difference, other_difference)
-        if factor is None or (related.sign not in ("=", r"\neq") and factor < 0):
-            return False
-        return values.equal(difference, Node("multiply", (Node("number", value=factor), other_difference)))
-
-    def _matrix(self, matrix: forms.Matrix, other: forms.Answer) -> bool:
-        self._set_rule("matrix")
-        if not isinstance(other, forms.Matrix) or list(map(len, matrix.rows)) != list(map(len, other.rows)):
-            return False
-        pairs = zip(forms.entries(matrix), forms.entries(other), strict=True)
-        return all(self.equal(entry, other_entry) for entry, other_entry in pairs)
-
-    def _several(self, several: forms.Several, other: forms.Answer) -> bool:
-        self._set_rule(_RULE_OF.get(several.kind, several.kind))
-        if not isinstance(other, forms.Several):
-            alone = several.kind == "set" and len(several.items) == 1 and not isinstance(other, forms.Matrix)
-            return self.equal(several.items[0], other) if alone else forms.is_reals(several) and forms.is_reals(other)
-        kinds = {several.kind, other.kind}
-        if kinds == {"list", "()"} and forms.infinite(several if several.kind == "list" else other):
-            return False  # `1, \infty` is not an interval
-        if kinds in ({"list", "()"}, {"ordered", "()"}) and (several.sure or other.sure):
-            return False  # two solutions are not an open interval
-        if kinds in ({"list", "()"}, {"ordered"}, {"ordered", "list"}, {"ordered", "()"}):
-            return self._in_order(several.items, other.items)
-        if len(kinds) == 1 and kinds <= set(forms.ORDERED):
-            return self._in_order(several.items, other.items)
-        if kinds == {"list"} and (forms.names(several.items) is None) != (forms.names(other.items) is None):
-            return self._in_order(several.items, other.items)  # `x = 1, y = 2` and `1, 2`
-        if kinds <= {"list", "set"} or kinds <= {"list", "union"} or kinds == {"intersection"}:
-            return self._in_any_order(several.items, other.items, once=kinds != {"list"})
-        return False
-
-    def _in_order(self, golds: Sequence[forms.Answer], answers: Sequence[forms.Answer]) -> bool:
-        golds, answers = forms.by_name(golds), forms.by_name(answers)
-        return len(golds) == len(answers) and all(map(self.equal, golds, answers))
-
-    def _in_any_order(self, golds: Sequence[forms.Answer], answers: Sequence[forms.Answer], once: bool) -> bool:
-        """Whether the items match one to one in some order. With `once`, repeated items count once, as in a set."""
-        if once:
-            golds, answers = self._distinct(golds), self._distinct(answers)
-        left = list(answers)
-        if len(golds) != len(left):
-            return False
-        for gold in golds:
-            match = next((index for index, answer in enumerate(left)
-                          if forms.is_set(gold) == forms.is_set(answer) and self.equal(gold, answer)), None)
-            if match is None:
-                return False
-            del left[match]
-        return True
-
-    def _distinct(self, items: Sequence[forms.Answer]) -> list[forms.Answer]:
-        distinct: list[forms.Answer] = []
-        for item in items:
-            if not any(self.equal(item, other) for other in distinct):
-                distinct.append(item)
-        return distinct
-
-    def _formulas(self, gold: forms.Formula, answer: forms.Formula) -> bool:
-        if not gold.unit.fits(answer.unit):
-            self._set_rule("unit")
-            return False
-        if forms.token_values(gold.tokens) == forms.token_values(answer.tokens) and gold.multiplier == answer.multiplier:
-            self._set_rule("unit" if gold.unit != answer.unit else "same tokens")
-            return True
-        if all(token.value.isupper() and token.kind == "letter" for side in (gold, answer) for token in side.tokens):
-            self._set_rule("text")  # ABC is an order or a triangle, not the product of A, B and C
-            return False
-        try:
-            nodes = [forms.multiplied(parse(side.tokens), side.multiplier) for side in (gold, answer)]
-            rational = None not in [values.exact(node) for node in nodes]
-        except (NotParsed, values.NoValue) as error:
-            self._set_rule("not parsed" if isinstance(error, NotParsed) else "no value")
-            return False
-        self._set_rule("number" if rational else "algebra" if any(map(values.symbols, nodes)) else "value")
-        return self._with_units(nodes, [side.unit.name for side in (gold, answer)])
-
-    def _with_units(self, nodes: Sequence[Node], units: Sequence[str]) -> bool:
-        """Whether two formulas are equal. 50 % equals both 50 and 0.5."""
-        for side in (0, 1):
-            if units[side] == forms.DEGREE and values.has(nodes[1 - side], "degrees"):  # `270^\circ / 7` and `270/7 degrees`
-                nodes = [Node("degrees", (node,)) if index == side else node for index, node in enumerate(nodes)]
-        if values.equal(*nodes):
-            return True
-        if (units[0] == forms.PERCENT) == (units[1] == forms.PERCENT):
-            return False
-        return values.equal(*(Node("divide", (node, _HUNDRED)) if unit == forms.PERCENT else node
-                               for node, unit in zip(nodes, units, strict=True)))
-
-
-_RULES: tuple[tuple[type[forms.Answer], Callable[[AnswerComparison, Any, forms.Answer], bool]], ...] = (
-    (forms.Either, AnswerComparison._either), (forms.Named, AnswerComparison._named),
-    (forms.ChoiceAnswer, AnswerComparison._choice),
-    (forms.Words, AnswerComparison._words), (forms.Based, AnswerComparison._based), (forms.Related, AnswerComparison._related),
-    (forms.Matrix, AnswerComparison._matrix), (forms.Several, AnswerComparison._several),
-)
-"""Pairs (kind, rule). The first pair whose kind is the kind of one of the two answers decides the rule."""
-
-
-def decide(gold: str, answer: str) -> Decision:
-    """Decides whether an answer equals the gold answer.
+def decide(gold: str, answer: str, question: str = "") -> Decision:
+    """Decides whether an answer equals the gold answer, in the form that the question asks for, if it is given.
 
     Call this function in a grading process only: it may take long, and exceptions of the algebra library are not caught.
     """
@@ -205,28 +63,454 @@ def decide(gold: str, answer: str) -> Decision:
     try:
         check_size(answer)
         check_size(gold)
-        return _of_all(readings(gold), readings(answer))
+        best = Decision(CORRECT, "string")
+        if not (_PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer) and same_string(gold, answer)):
+            golds, answers = _readings(gold), _readings(answer)
+            pairs = [(golds[0], each) for each in answers] + [(each, answers[0]) for each in golds[1:]]
+            ranks = (CORRECT, UNSUPPORTED, WRONG)
+            best = min(itertools.starmap(_decided, pairs), key=lambda decision: ranks.index(decision.verdict))
+        lacks_form = best.verdict == CORRECT and question and not has_asked_form(gold, answer, question)
+        return Decision(WRONG, "form") if lacks_form else best
+    except Unsupported as limit:
+        return Decision(UNSUPPORTED, str(limit))
+
+
+def _decided(gold: Answer, answer: Answer) -> Decision:
+    try:
+        rule, equal = _compared(gold, answer)
+        return Decision(CORRECT if equal else WRONG, rule)
     except Unsupported as limit:
         return Decision(UNSUPPORTED, str(limit))
     except RecursionError:
         return Decision(UNSUPPORTED, "nesting")
 
 
-def _of_all(golds: Sequence[forms.Answer], answers: Sequence[forms.Answer]) -> Decision:
-    """The best decision over pairs of readings. `correct` is better than `unsupported`, which is better than `wrong`.
-
-    An answer with a comma such as `1,234` has two readings: the comma groups digits in the first reading and separates items
-    in the second one. The second readings of the two sides are not compared with each other. If they are equal, the first
-    readings are equal too.
-    """
-    decisions = [_of_two(gold, answer) for i, gold in enumerate(golds) for j, answer in enumerate(answers) if not (i and j)]
-    return min(decisions, key=lambda decision: (CORRECT, UNSUPPORTED, WRONG).index(decision.verdict))
+def _readings(text: str) -> list[Answer]:
+    """The possible meanings of a string. There are two if the string has a comma that may group digits, as in `1,234`."""
+    tokens, ungrouped = (tokenise(text, grouping) for grouping in (True, False))
+    if tokens == ungrouped:
+        return [read(tokens)]
+    answer = read(ungrouped)
+    return [read(tokens), answer._replace(form="ordered") if answer.form == "list" else answer]
 
 
-def _of_two(gold: forms.Answer, answer: forms.Answer) -> Decision:
-    comparison = AnswerComparison()
+def _is_separator(token: str) -> bool:
+    return token in (",", ";") or (is_word(token) and token[1:].strip(" ,").lower() in SEPARATORS)
+
+
+def _unwrapped(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Removes braces around all tokens, a leading `=`, `:` or `\\approx`, and trailing punctuation."""
+    while True:
+        pair = enclosed(tokens)
+        if pair and pair[0] == "{{":
+            tokens = pair[1]
+        elif tokens and tokens[0] in ("=", r"\approx", ":"):
+            tokens = tokens[1:]
+        elif tokens and tokens[-1] in (".", ",", ";", ":", r"\\"):
+            tokens = tokens[:-1]
+        else:
+            return tuple(tokens)
+
+
+def _with_signs(tokens: Sequence[str]) -> list[tuple[str, ...]]:
+    r"""Both answers of a plus-or-minus, four of two; `\mp` takes the opposite sign."""
+    if r"\pm" not in tokens:
+        tokens = [r"\pm" if token == r"\mp" else token for token in tokens]
+    count = tokens.count(r"\pm")
+    if not 0 < count <= 2 or (count == 2 and r"\mp" in tokens):
+        return [tuple(tokens)]
+    expanded = []
+    for signs in itertools.product("+-", repeat=count):
+        left, opposite = list(signs), "-+"["-" in signs]
+        expanded.append(tuple(left.pop(0) if token == r"\pm" else opposite if token == r"\mp" else token for token in tokens))
+    return expanded
+
+
+def read(tokens: Sequence[str]) -> Answer:
+    """Tokens as an answer of one kind."""
+    tokens = _unwrapped(tokens)
+    if len(tokens) > 1 and all(map(is_word, tokens)):
+        return Answer("words", " ".join(token[1:] for token in tokens))
+    parts, separators = split(tokens, _is_separator)
+    joining = {token[1:].strip(" ,").lower() for token in separators if is_word(token)}
+    orders = [order for part in parts if (order := _relation(_unwrapped(part))) and order.sure] if joining == {"and"} else []
+    if orders and len(orders) == len(parts):
+        return _intersection(parts, orders)
+    parts = [part for part in parts if part]
+    in_set = len(parts) == 1 and (enclosed(_unwrapped(parts[0])) or [""])[0] == r"\{\{"
+    items = [item for part in parts for item in (_with_signs(part) if not in_set else [tuple(part)])]
+    if len(items) != 1:
+        named = [answer.parts[0] for answer in map(read, items) if answer.kind == "named"]
+        point = len(set(named)) == len(items) and "or" not in joining
+        return Answer("several", "list", tuple(items), len(items) > len(parts) or (bool(named or joining) and not point))
+    tokens = _unwrapped(items[0])
+    if len(tokens) == 1 and (word := tokens[0][1:].lower()) in NUMBERS:
+        tokens = (str(NUMBERS[word]),)
+    for kind in (_choice_of, _words_of, _relation, _brackets, _based):
+        if answer := kind(tokens):
+            return answer
+    return Answer("formula", "", (tokens,))
+
+
+_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*\)?[.:]?")
+_LABELLED = re.compile(r'"\(([A-J])\)\s*([^A-Za-z]*\d[^A-Za-z]*)')
+_OPTION = re.compile(r"(?i:option|choice) ?\(? ?([A-J]) ?\)?")
+
+
+def _choice_of(tokens: tuple[str, ...]) -> Answer | None:
+    """A choice such as `(C)`, `(C) 12` or `option C`; None for other tokens."""
+    first = tokens[0] if tokens else ""
+    if option := _OPTION.fullmatch(" ".join(token.lstrip('"') for token in tokens)):
+        return Answer("choice", option[1])
+    if len(tokens) == 1 and (labelled := _LABELLED.fullmatch(first)):
+        return Answer("choice", labelled[1], (tuple(tokenise(labelled[2])),))
+    if len(tokens) > 1 and first[:1] == '"' and not first[1:].isalpha() and (match := _LETTER.fullmatch(first[1:])):
+        return Answer("choice", match[1].upper(), (tokens[1:],))
+    if first == "(" and tokens[2:3] == (")",) and _LETTER.fullmatch(tokens[1]):
+        rest = tokens[3:]
+        if not rest or is_word(rest[0]) or is_number(rest[0]) or rest[0] in (r"\frac", r"\sqrt"):
+            return Answer("choice", tokens[1].upper(), (rest,) if rest else ())
+    return None
+
+
+def _words_of(tokens: tuple[str, ...]) -> Answer | None:
+    if tokens and (not is_word(tokens[0]) or tokens[0][1:].lower() in NUMBERS):
+        return None
+    readable = all(is_word(token) or is_number(token) or token in ".,:;!?'()-&#" for token in tokens)
+    return Answer("words", " ".join(token.lstrip('"') for token in tokens)) if readable else None
+
+
+_BASED = re.compile(r"(-? ?)(\( ?)?(\d[\dA-F ]*?)(?(2) ?\)) ?(?:_ ?(?:\(?(?:in )?base ?)?|\(?(?:in )?base ?)"
+                    rf"(\d{{1,2}}|{'|'.join(NUMBERS)})\)?", re.IGNORECASE)
+
+
+def _based(tokens: tuple[str, ...]) -> Answer | None:
+    r"""`52_8`, `52_{8}`, `(52)_8`, `52_{\text{eight}}` and `52 \text{ base } 8`; `52_{10}` is 52."""
+    match = _BASED.fullmatch(" ".join(token.lstrip('"') for token in tokens if token not in "{}"))
+    base = int(NUMBERS.get(match[4].lower(), match[4])) if match else 0
+    digits = match[3].replace(" ", "").upper().lstrip("0") or "0" if match else ""
+    if match is None or any(int(digit, 16) >= base for digit in digits):
+        return None
+    sign = match[1].strip()
+    return Answer("base", f"{sign}{digits}_{base}") if base != 10 else Answer("formula", "", ((*sign, digits),))
+
+
+def _brackets(tokens: tuple[str, ...]) -> Answer | None:
+    """A union, a set, a tuple or an interval; None for a formula."""
+    parts, unions = split(tokens, lambda token: token == r"\cup")
+    pair = enclosed(tokens)
+    if unions or tokens == (r"\emptyset",):
+        return Answer("several", "union" if unions else "set", tuple(map(tuple, parts)) if unions else ())
+    if pair is None or pair[0] in ("floorfloor", "ceilceil"):
+        return None
+    kind, content = pair
+    parts = split(content, _is_separator)[0]
+    if kind == r"\{\{":
+        (name, *condition), bars = split(content, lambda token: token in ("|", ":"))
+        if len(bars) == len(parts) == 1 and _is_name(name[:1]) and "".join(name[1:]) in ("", r"\in\mathbb{R}", r"\in\mathbbR"):
+            return read(condition[0])
+        return Answer("several", "set", tuple(item for part in parts if part for item in _with_signs(part)))
+    if len(parts) == 1 and kind in ("()", "[]"):
+        return read(content) if kind == "()" or read(content).kind != "formula" else None
+    return Answer("several", kind, tuple(map(tuple, parts)), tokens[0] == "⦅")
+
+
+_RELATIONS = ("=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\in")
+_REVERSED = {">": "<", r"\geq": r"\leq"}
+_OPERATORS = {"+", "-", "/", r"\cdot", "^", r"\frac", r"\sqrt", "!", ",", r"\pm", r"\binom"}
+_NOT_NAMES = {"e", "i", r"\pi", r"\infty", r"\degree"}
+
+
+def _relation(tokens: tuple[str, ...]) -> Answer | None:
+    """An equation, inequality or approximation; None without a relation outside brackets. `sure` is set for inequalities."""
+    sides, signs = split(tokens, lambda token: token in _RELATIONS)
+    if not signs:
+        return None
+    unread = Answer("formula", "", (tokens,))
+    if not all(sides) or any(side[-1] == "/" for side in sides):  # `x /= 5` and `x =/= 5` mean "not equal"
+        return unread
+    if r"\approx" in signs:
+        return _approximation(sides)
+    variable = [any(token.isalpha() and token not in _NOT_NAMES for token in side) for side in sides]
+    if set(signs) == {"="}:
+        # a sum that a problem asks for, e.g. `m + n = 25`, is a name; sums with x, y or z are lines
+        asked = re.fullmatch(r"[a-df-hj-wA-Z](?:\+[a-df-hj-wA-Z])*", "".join(sides[0])) and not variable[-1]
+        if _is_name(sides[0]) or asked:
+            return _named_answer(sides[0], _result(sides[1:]))
+        if len(sides) == 2 and _is_name(sides[1]):
+            return _named_answer(sides[1], sides[0])
+        if not any(variable):
+            return read(_result(sides))
+    elif signs == [r"\in"] and _is_name(sides[0]):
+        pair = enclosed(sides[1])
+        return _named_answer(sides[0], ["⦅", *pair[1], "⦆"] if pair and pair[0] == "()" else sides[1])
+    elif set(signs) <= set(_REVERSED):
+        sides, signs, variable = sides[::-1], [_REVERSED[sign] for sign in signs[::-1]], variable[::-1]
+    if set(signs) <= {"<", r"\leq"}:
+        names = [index for index, side in enumerate(sides) if _is_name(side)]
+        bounded = sum(variable) <= 1 and len(names) == 1
+        opened, closed = ([pair[sign == r"\leq"] for sign in signs] for pair in ("⦅[", "⦆]"))
+        if bounded and len(sides) == 3 and names == [1]:
+            return _named_answer(sides[1], [opened[0], *sides[0], ",", *sides[2], closed[1]], True)
+        if bounded and len(sides) == 2:
+            below = ["⦅", "-", r"\infty", ",", *sides[1], closed[0]]
+            return _named_answer(sides[names[0]], below if names == [0] else [opened[0], *sides[0], ",", r"\infty", "⦆"], True)
+    if len(sides) != 2 or signs[0] not in ("=", "<", r"\leq", r"\neq"):
+        return unread
+    return Answer("relation", signs[0], tuple(map(tuple, sides)), sure=signs[0] in ("<", r"\leq"))
+
+
+def _named_answer(name: Sequence[str], value: Sequence[str], sure: bool = False) -> Answer:
+    return Answer("named", "", (tuple(name), tuple(value)), sure)
+
+
+def _is_name(tokens: Sequence[str]) -> bool:
+    """Whether tokens name a value: letters with indices, `f(x)`, `AB`, `AB/CD`, words or `(x,y)`; no numbers or operations."""
+    negated = re.search(r'\\(not|neg|lnot) |["\s]not ', "".join(f"{token} " for token in tokens), re.IGNORECASE)
+    if not 0 < len(tokens) <= 16 or negated or (len(tokens) == 1 and tokens[0] in _NOT_NAMES):
+        return False
+    if list(tokens[1:6]) == ["^", "{", "-", "1", "}"] and tokens[6:7] == ["("]:
+        tokens = [tokens[0], *tokens[6:]]  # the inverse of a function, `f^{-1}(x)`
+    if r"\frac" in tokens or "/" in tokens:
+        tokens = [token for token in tokens if token not in (r"\frac", "/", "{", "}")]
+        if any(map(is_number, tokens)):
+            return False
+    outside = zip(["", *tokens], tokens, depths(tokens), strict=False)
+    if any(not depth and (token in _OPERATORS or (is_number(token) and before != "_")) for before, token, depth in outside):
+        return False
+    return any(token[0].isalpha() or is_word(token) or (token[0] == "\\" and token not in _OPERATORS) for token in tokens)
+
+
+_SIZES = (
+    {"mm": 1, "cm": 10, "m": 10**3, "km": 10**6}, {"in": 1, "ft": 12, "yd": 36, "mi": 63_360}, {"oz": 1, "lb": 16},
+    {"mg": 1, "g": 10**3, "kg": 10**6}, {"month": 1, "year": 12}, {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
+    {"ml": 1, "l": 10**3}, {"cup": 1, "pint": 2, "quart": 4, "gal": 16}, {"cent": 1, "dollar": 100})
+"""Units that can be converted into each other, with their sizes as multiples of the smallest."""
+
+
+def _result(sides: Sequence[Sequence[str]]) -> Sequence[str]:
+    """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
+    quantities = [(value * side.factor, side) for side in map(measured, sides) if (value := _exact(side.tokens)) is not None]
+    for (a, one), (b, other) in itertools.combinations(quantities, 2):
+        sizes = next((sizes for sizes in _SIZES if {one.unit, other.unit} <= {*sizes} and one.power == other.power), None)
+        if sizes:
+            holds = a * sizes[one.unit] ** one.power == b * sizes[other.unit] ** other.power
+        else:
+            holds = a == b or (a / 100 if one.unit == PERCENT else a) == (b / 100 if other.unit == PERCENT else b)
+        if not holds:
+            return _FALSE
+    return sides[-1]
+
+
+def _exact(tokens: Sequence[str]) -> Fraction | None:
+    """The exact value of a formula; None if it is not rational or no formula."""
     try:
-        equal = comparison.equal(gold, answer)
-    except Unsupported as limit:
-        return Decision(UNSUPPORTED, str(limit))
-    return Decision(CORRECT if equal else WRONG, comparison.rule)
+        return algebra.exact(algebra.formula(tuple(tokens)))
+    except algebra.NotParsed:
+        return None
+
+
+def _approximation(sides: list[list[str]]) -> Answer:
+    r"""`exact \approx approximate`, possibly after a name.
+
+    If the sides differ by at most 1 %, either side is accepted. Otherwise only the exact side is accepted, and only if it
+    rounds to the other side.
+    """
+    name = sides.pop(0) if _is_name(sides[0]) else []
+    forms = [sides[0]]
+    if len(sides) > 1:
+        first, last = measured(sides[0]), measured(sides[-1])
+        decimal = re.fullmatch(r"-?\d*\.(\d+)", "".join(last.tokens))
+        try:
+            exactly, rounded = algebra.formula(first.tokens), algebra.formula(last.tokens)
+            scale = 100 if last.unit == PERCENT != first.unit else 1
+            if algebra.near(exactly, rounded, relative=0.01):
+                forms = [sides[0], sides[-1]]
+            elif decimal is None or not last.fits(first) or not algebra.near(
+                    exactly * scale, rounded, Fraction(1, 2 * 10 ** len(decimal[1]))):
+                forms = [list(_FALSE)]
+        except algebra.NotParsed:
+            forms = [list(_FALSE)]
+    return Answer("either", "", tuple((*name, *(["="] if name else []), *form) for form in forms))
+
+
+def _intersection(parts: Sequence[Sequence[str]], orders: Sequence[Answer]) -> Answer:
+    """Inequalities joined by `and`: one interval for `x > 1 and x < 2`, a list for different names, else an intersection."""
+    named = {order.parts[0] for order in orders if order.kind == "named"}
+    several = Answer("several", "list" if len(named) == len(parts) else "intersection", tuple(map(tuple, parts)))
+    if len(parts) == 2 and len(named) == 1 and all(order.kind == "named" for order in orders):
+        lower, upper = sorted((order.parts[1] for order in orders), key=lambda value: value[1:4] == ("-", r"\infty", ","))
+        if lower[-3:-1] == (",", r"\infty") and upper[1:4] == ("-", r"\infty", ","):
+            ends = _exact(lower[1:-3]), _exact(upper[4:-1])
+            if ends[0] is None or ends[1] is None or ends[0] < ends[1]:
+                return _named_answer(named.pop(), (*lower[:-2], *upper[4:]))
+    return several
+
+
+def _equal(gold: Sequence[str], answer: Sequence[str]) -> bool:
+    return _compared(read(gold), read(answer))[1]
+
+
+def _compared(gold: Answer, answer: Answer) -> tuple[str, bool]:
+    """(the rule that decides, whether two answers are equal). Raises Unsupported beyond the limits."""
+    first, second = sorted((gold, answer), key=lambda each: _ORDER.index(each.kind))
+    match first.kind:
+        case "either":
+            return "approximation", any(_compared(read(form), second)[1] for form in first.parts)
+        case "named":
+            return _named(first, second)
+        case "choice":
+            return "choice", _choice(first, second)
+        case "words":
+            words = [_plain_words(_as_words(each)) for each in (first, second)]
+            reals = words[0] in _REALS and (words[1] in _REALS or _is_reals(second))
+            return "text", reals or words[0] == words[1] != ""
+        case "base":
+            return "base", first == second
+        case "relation":
+            return "relation", second.kind == "relation" and _proportional(first.form, first.parts, second.form, second.parts)
+        case "several":
+            return _RULE_OF.get(first.form, first.form), _several(first, second)
+    return _formulas(first.parts[0], second.parts[0])
+
+
+def _named(first: Answer, second: Answer) -> tuple[str, bool]:
+    name, value = first.parts
+    if second.kind == "named" and second.parts[0] == name:
+        return "named", _equal(value, second.parts[1])
+    if second.kind in ("named", "relation"):
+        one, other = (_as_relation(each) if each.kind == "named" else (each.form, each.parts) for each in (first, second))
+        return "relation", one is not None and other is not None and _proportional(*one, *other)
+    variables, values = ((enclosed(side) or ("", []))[1] for side in (name, value))
+    if (second.form == "()" or (second.form == "list" and len(_names(second)) > 1)) and "," in variables:
+        pairs = zip(*(split(side, lambda token: token == ",")[0] for side in (variables, values)), strict=False)
+        value = tuple(token for variable, item in pairs for token in (*variable, "=", *item, ","))  # `y = 1, x = 2`
+    return "named", _compared(read(value), second)[1]
+
+
+def _as_relation(named: Answer) -> tuple[str, tuple[tuple[str, ...], ...]] | None:
+    """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it cannot be written as one relation."""
+    name, value = named.parts
+    answer = read(value)
+    if answer.kind == "formula":
+        return "=", (name, value)
+    if answer.form not in _BRACKETS or len(answer.parts) != 2:
+        return None
+    if answer.parts[0] == ("-", r"\infty"):
+        return r"\leq" if answer.form[1] == "]" else "<", (name, answer.parts[1])
+    return (r"\leq" if answer.form[0] == "[" else "<", (answer.parts[0], name)) if answer.parts[1] == (r"\infty",) else None
+
+
+def _proportional(sign: str, sides: Sequence[Sequence[str]], other_sign: str, others: Sequence[Sequence[str]]) -> bool:
+    """Whether two equations or inequalities are equal: their differences `left - right` are proportional.
+
+    For inequalities, the factor between the differences must be positive.
+    """
+    if sign != other_sign or sides == others:
+        return sign == other_sign
+    try:
+        nodes = [[algebra.formula(measured(side).tokens) for side in each] for each in (sides, others)]
+        factor = algebra.ratio(*(left - right for left, right in nodes))
+    except algebra.NotParsed:
+        return False
+    return factor is not None and (sign in ("=", r"\neq") or factor.real > 0)
+
+
+def _choice(choice: Answer, other: Answer) -> bool:
+    if other.kind == "choice":
+        return choice.form == other.form and (not (choice.parts and other.parts) or _equal(choice.parts[0], other.parts[0]))
+    if letter := re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", _as_words(other).strip()):
+        return choice.form == letter[1].upper()
+    return bool(choice.parts) and _compared(read(choice.parts[0]), other)[1]
+
+
+def _as_words(answer: Answer) -> str:
+    """The text of an answer that is words, letters or a list of single capital letters; otherwise empty."""
+    if answer.kind == "formula" and all(token.isalpha() or is_word(token) for token in answer.parts[0]):
+        return "".join(f" {token[1:]}" if is_word(token) else token for token in answer.parts[0])
+    items = [_as_words(read(item)) for item in answer.parts] if answer.form == "list" else []
+    letters = ", ".join(items) if all(re.fullmatch(" ?[A-Z]", item) for item in items) else ""
+    return answer.form if answer.kind == "words" else letters
+
+
+def _plain_words(text: str) -> str:
+    """The words, numbers and signs of a text, in lower case, without a leading article. A sign after a grade counts (`A+`)."""
+    signs = r"[-+]?\s?\d+(?:[.,:/-]\d+)*|[^\W\d]+|(?<=\w)[-+](?!\w)|[<>=*/^%$]"
+    return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(re.findall(signs, text.lower())))
+
+
+def _ends(several: Answer) -> list[tuple[str, ...]]:
+    return [tuple(token for token in item if token != "+") for item in several.parts]
+
+
+def _is_reals(answer: Answer) -> bool:
+    reals = answer.form == "()" and _ends(answer) == [("-", r"\infty"), (r"\infty",)]
+    return reals or (answer.kind == "formula" and "".join(answer.parts[0]) in (r"\mathbb{R}", r"\mathbbR"))
+
+
+def _names(several: Answer) -> set[tuple[str, ...]]:
+    """The names of the items, if each has one; otherwise empty."""
+    items = [read(item) for item in several.parts]
+    return {item.parts[0] for item in items} if all(item.kind == "named" for item in items) else set()
+
+
+def _several(several: Answer, other: Answer) -> bool:
+    if other.kind != "several":
+        alone = several.form == "set" and len(several.parts) == 1 and r"\begin" not in "".join(other.parts[0])
+        return _compared(read(several.parts[0]), other)[1] if alone else _is_reals(several) and _is_reals(other)
+    forms = {several.form, other.form}
+    if forms in ({"list", "()"}, {"ordered", "()"}):
+        infinite = any(end[-1:] == (r"\infty",) for end in _ends(several))  # `1, \infty` is not an interval
+        if several.sure or other.sure or (infinite and "list" in forms):  # two solutions are not an open interval
+            return False
+    elif forms <= {"list", "set"} or forms <= {"list", "union"} or forms == {"intersection"}:
+        if forms != {"list"} or (len(_names(several)) > 1) == (len(_names(other)) > 1):  # not `x = 1, y = 2` and `1, 2`
+            return _in_any_order(several.parts, other.parts, once=forms != {"list"})
+    elif forms not in ({"ordered"}, {"ordered", "list"}) and not (len(forms) == 1 and forms <= set(_BRACKETS)):
+        return False
+    golds, answers = _by_name(several), _by_name(other)
+    return len(golds) == len(answers) and all(map(_equal, golds, answers))
+
+
+def _by_name(several: Answer) -> Sequence[tuple[str, ...]]:
+    """The items sorted by name, as in a tuple: `y = 1, x = 2` is `(2,1)`, if they have different names of one small letter."""
+    names, count = _names(several), len(several.parts)
+    if count < 2 or len(names) < count or not all(len(name) == 1 and name[0].islower() for name in names):
+        return several.parts
+    return sorted(several.parts, key=lambda item: read(item).parts[0])
+
+
+def _in_any_order(golds: Sequence[tuple[str, ...]], answers: Sequence[tuple[str, ...]], once: bool) -> bool:
+    """Whether the items match one to one in some order. With `once`, repeated items count once, as in a set."""
+    if once:
+        golds, answers = ([item for index, item in enumerate(items) if not any(_equal(item, other) for other in items[:index])]
+                          for items in (golds, answers))
+    if len(golds) != len(answers):
+        return False
+    for gold in golds:  # a set in a set is no element: `{1}` does not equal 1 there
+        match = next((index for index, answer in enumerate(answers)
+                      if (read(gold).form == "set") == (read(answer).form == "set") and _equal(gold, answer)), None)
+        if match is None:
+            return False
+        answers = [*answers[:match], *answers[match + 1:]]
+    return True
+
+
+def _formulas(gold: Sequence[str], answer: Sequence[str]) -> tuple[str, bool]:
+    sides = [measured(side) for side in (gold, answer)]
+    if not sides[0].fits(sides[1]):
+        return "unit", False
+    if (sides[0].tokens, sides[0].factor) == (sides[1].tokens, sides[1].factor):
+        return "unit" if sides[0].unit != sides[1].unit else "same tokens", True
+    if all(token.isalpha() and token.isupper() for side in sides for token in side.tokens):
+        return "text", False  # ABC is an order or a triangle, not the product of A, B and C
+    try:
+        nodes: list[Any] = [algebra.formula(side.tokens) * side.factor for side in sides]
+    except algebra.NotParsed:
+        return "not parsed", False
+    for index, side in enumerate(sides):
+        if side.unit == DEGREE and r"\degree" in sides[1 - index].tokens:  # `270^\circ / 7` and `270/7 degrees`
+            nodes[index] = nodes[index] * algebra.formula((r"\frac", "{", r"\pi", "}", "{", "180", "}"))
+    percent = [side.unit == PERCENT for side in sides]  # 50 % equals both 50 and 0.5
+    shares = [node / 100 if each else node for node, each in zip(nodes, percent, strict=True)]
+    return algebra.rule_of(*nodes), algebra.same(*nodes) or (percent[0] != percent[1] and algebra.same(*shares))

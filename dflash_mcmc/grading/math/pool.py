@@ -27,10 +27,8 @@ _START_SECONDS = 120
 _WALL_PER_CPU = 10
 """Limit on wall-clock time as a multiple of the limit on processor time. It is large because a worker may wait for a busy
 processor; it only ends answers that wait without using processor time."""
-_MAX_LISTED = 3
-"""Number of mistakes of the self-test that an error message lists."""
-_MAX_RECORDED = 1_000
-"""The number of characters that are recorded of an answer longer than MAX_LENGTH. The record's text is complete."""
+_MAX_LISTED, _MAX_RECORDED = 3, 1_000
+"""Mistakes of the self-test that an error lists, and characters that are recorded of an answer longer than MAX_LENGTH."""
 
 
 class Died(Exception):
@@ -47,36 +45,31 @@ class _Process:
     def __init__(self, memory_gib: float):
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
-        self.process = context.Process(target=worker.serve, args=(other_end, worker.start, memory_gib, os.getpid()),
-                                       daemon=True)
+        arguments = other_end, worker.start, memory_gib, os.getpid()
+        self.process = context.Process(target=worker.serve, args=arguments, daemon=True)
         self.process.start()
         other_end.close()
 
-    def reply(self, seconds: float) -> Any:
-        """The next reply. Raises Died, TimeoutError (and kills the worker), or the exception of the called function."""
+    def call(self, request: tuple[Callable, tuple] | None, seconds: float) -> Any:
+        """The reply to (function, arguments), or the first one of the process, which is killed if there is none.
+
+        Raises Died, TimeoutError, or the function's exception.
+        """
         try:
+            if request:
+                self._pipe.send(request)
             if self._pipe.poll(seconds):
                 value, error = self._pipe.recv()
                 if error is not None:
                     raise error
                 return value
         except (EOFError, ConnectionError):
-            self.kill()
+            self._kill()
             raise Died(self.process.exitcode) from None
-        self.kill()
+        self._kill()
         raise TimeoutError(f"no reply in {seconds:g} s")
 
-    def call(self, function: Callable, arguments: tuple, seconds: float) -> Any:
-        """The result of a function in the worker. Raises what `reply` raises."""
-        try:
-            self._pipe.send((function, arguments))
-        except ConnectionError:
-            self.kill()
-            raise Died(self.process.exitcode) from None
-        return self.reply(seconds)
-
-    def kill(self) -> None:
-        """Ends the worker, unless it has ended, and waits for its end."""
+    def _kill(self) -> None:
         self.process.kill()
         self.process.join()
 
@@ -96,7 +89,7 @@ class _GradingThreads:
         own = getattr(self._own, "process", None)
         if own is None or not own.process.is_alive():
             own = self._own.process = self._started()
-        return own.call(function, arguments, seconds)
+        return own.call((function, arguments), seconds)
 
     def _started(self) -> _Process:
         for attempt in range(1, verdicts.MAX_DEATHS + 1):
@@ -106,7 +99,7 @@ class _GradingThreads:
                 process = _Process(self._memory)
                 self._processes = [*(one for one in self._processes if one.process.is_alive()), process]
             try:
-                process.reply(_START_SECONDS)
+                process.call(None, _START_SECONDS)
                 return process
             except Died:
                 if attempt == verdicts.MAX_DEATHS:
@@ -124,10 +117,10 @@ class _GradingThreads:
             process.process.join()
 
 
-class _SubmittedText(NamedTuple):
+class _Submitted(NamedTuple):
     tag: Hashable
-    answer: str
     gold: str
+    question: str
     found: Extracted
 
 
@@ -146,27 +139,35 @@ class MathPool:
         self._judge, self._extraction = judge, extraction
         self._workers: _GradingThreads | None = None
         self._checked: Future | None = None
-        self._futures: dict[Future[Grade], _SubmittedText] = {}
+        self._futures: dict[Future[Grade], _Submitted] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
-    def submit(self, tag: Hashable, text: str, gold: str) -> None:
+    def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
-        (extracted, graded), seconds = verdicts.timed(self._extracted, text, gold)
-        if extracted.answer is None:
-            self._decided.append((tag, Grade(verdicts.NO_ANSWER, None, extracted.rule, grade_seconds=seconds)))
-        elif graded is not None:
-            self._decide(tag, graded._replace(grade_seconds=seconds), extracted)
+        (found, grade), seconds = verdicts.timed(self._found, text, gold)
+        if grade is None:
+            self._schedule(_Submitted(tag, gold, question, found))
         else:
-            self._schedule(_SubmittedText(tag, extracted.answer, gold, extracted))
+            self._decide(tag, grade._replace(grade_seconds=seconds), found)
 
-    def _extracted(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
+    def _found(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
         """The answer in a text, and its grade if no process is needed for it."""
-        extracted = self._extraction.find(text)
-        return extracted, None if extracted.answer is None else _at_once(extracted.answer, gold)
+        found = self._extraction.find(text)
+        answer = found.answer
+        if answer is None:
+            return found, Grade(verdicts.NO_ANSWER, None, found.rule)
+        if not answer:
+            return found, Grade(verdicts.WRONG, "", "empty", same_string=False)
+        if len(answer) > verdicts.MAX_LENGTH:
+            return found, Grade(verdicts.UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
+        if not (_INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold)):
+            return found, None
+        equal = int(answer) == int(gold)
+        return found, Grade(verdicts.CORRECT if equal else verdicts.WRONG, answer, "integer", same_string=equal)
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
-        self._schedule(_SubmittedText(tag, answer, gold, Extracted(answer, "boxed")))
+        self._schedule(_Submitted(tag, gold, "", Extracted(answer, "boxed")))
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the answers that are decided; with `wait`, waits for all that were submitted.
@@ -176,7 +177,12 @@ class MathPool:
         while True:
             self._check(wait and bool(self._futures))
             for future in [future for future in self._futures if future.done()]:
-                self._settle(future)
+                submitted = self._futures.pop(future)
+                try:
+                    self._decide(submitted.tag, future.result(), submitted.found)
+                except Exception as error:
+                    raise UserError(f"grader: grading processes stopped working: {type(error).__name__}: {error}; start the "
+                                    "run again") from error
             while self._decided:
                 yield self._decided.pop()
             if not (wait and self._futures):
@@ -189,7 +195,7 @@ class MathPool:
             self._workers.close()
             self._workers = None
 
-    def _schedule(self, submitted: _SubmittedText) -> None:
+    def _schedule(self, submitted: _Submitted) -> None:
         if self._workers is None:
             self._workers = _GradingThreads(self._num_workers, self._memory)
             self._checked = self._workers.threads.submit(self._workers.call, worker.self_test, (), _START_SECONDS)
@@ -207,32 +213,26 @@ class MathPool:
         if wrong:
             self.close()
             self._futures.clear()  # the error covers all submitted answers and is raised once
-            raise UserError(f"grader: grading processes cannot run: their self-test reports {_first_few(wrong)}; check "
+            more = f" and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
+            first = "; ".join(wrong[:_MAX_LISTED]) + more
+            raise UserError(f"grader: grading processes cannot run: their self-test reports {first}; check "
                             f"that this machine allows grader.memory_gib={self._memory:g}, that this is enough, and that "
                             "math-verify, sympy and latex2sympy2_extended have the versions in pyproject.toml")
 
-    def _settle(self, future: Future[Grade]) -> None:
-        submitted = self._futures.pop(future)
-        try:
-            graded = future.result()
-        except Exception as error:
-            raise UserError(f"grader: grading processes stopped working: {type(error).__name__}: {error}; start the run again"
-                            ) from error
-        self._decide(submitted.tag, graded, submitted.found)
+    def _decide(self, tag: Hashable, grade: Grade, found: Extracted) -> None:
+        rule = grade.rule if grade.verdict == verdicts.NO_ANSWER else self._extraction.named(found, grade.rule)
+        self._decided.append((tag, grade._replace(rule=rule)))
 
-    def _decide(self, tag: Hashable, graded: Grade, extracted: Extracted) -> None:
-        self._decided.append((tag, graded._replace(rule=self._extraction.named(extracted, graded.rule))))
-
-    def _graded(self, workers: _GradingThreads, submitted: _SubmittedText) -> Grade:
+    def _graded(self, workers: _GradingThreads, submitted: _Submitted) -> Grade:
         """The grade of an answer, in a thread of the pool."""
-        answer, reason = submitted.answer, ""
+        answer, reason, wall = submitted.found.answer, "", _WALL_PER_CPU * self._timeout
         for _ in range(verdicts.MAX_DEATHS):
             try:
                 (decision, same_string), seconds = workers.call(
-                    verdicts.timed, (self._judge, submitted.gold, answer, self._timeout), _WALL_PER_CPU * self._timeout)
+                    verdicts.timed, (self._judge, submitted.gold, answer, submitted.question, self._timeout), wall)
                 return Grade(decision.verdict, answer, decision.rule, decision.reason, same_string, grade_seconds=seconds)
             except TimeoutError:
-                return Grade(verdicts.TIMEOUT, answer, "timeout", grade_seconds=_WALL_PER_CPU * self._timeout)
+                return Grade(verdicts.TIMEOUT, answer, "timeout", grade_seconds=wall)
             except Died as died:
                 if died.code == -signal.SIGPROF:
                     return Grade(verdicts.TIMEOUT, answer, "timeout", grade_seconds=self._timeout)
@@ -241,20 +241,3 @@ class MathPool:
                 reason = str(died)
         reason = f"the grading process died {verdicts.MAX_DEATHS} times, at last by {reason}"
         return Grade(verdicts.UNGRADABLE, answer, "process", reason)
-
-
-def _first_few(wrong: list[str]) -> str:
-    more = f" and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
-    return "; ".join(wrong[:_MAX_LISTED]) + more
-
-
-def _at_once(answer: str, gold: str) -> Grade | None:
-    """The grade of an answer that needs no grading process; None if it needs one."""
-    if not answer:
-        return Grade(verdicts.WRONG, "", "empty", same_string=False)
-    if len(answer) > verdicts.MAX_LENGTH:
-        return Grade(verdicts.UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
-    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
-        equal = int(answer) == int(gold)
-        return Grade(verdicts.CORRECT if equal else verdicts.WRONG, answer, "integer", same_string=equal)
-    return None

@@ -51,9 +51,7 @@ def self_test() -> list[str]:
     return wrong + [f"{gold} != {answer}" for gold, answer in DIFFERENT if decide(gold, answer).verdict != "wrong"]
 
 
-_GIBIBYTE = 1 << 30
-_PR_SET_PDEATHSIG = 1
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _CLONE_NEWUSER, _CLONE_NEWNET = 1, 0x10000000, 0x40000000
 OUT_OF_MEMORY = 86
 """Exit code of a worker that ran out of memory."""
 
@@ -84,12 +82,12 @@ def serve(pipe: Connection, begin: Callable[[float, int], None], memory_gib: flo
             pipe.send((None, error))
 
 
-def judge(gold: str, answer: str, cpu_seconds: float) -> tuple[Decision, bool]:
+def judge(gold: str, answer: str, question: str, cpu_seconds: float) -> tuple[Decision, bool]:
     """(decision, verdict of the string rule). `cpu_seconds` limits the decision; see `within`."""
-    return within(cpu_seconds, decide, gold, answer), same_string(gold, answer)
+    return within(cpu_seconds, decide, gold, answer, question), same_string(gold, answer)
 
 
-def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, answer: str) -> Decision:
+def within(cpu_seconds: float, rule: Callable[..., Decision], *arguments: str) -> Decision:
     """The decision of a rule within a limit on processor time.
 
     Processor time, unlike wall-clock time, does not depend on the load of the machine. The kernel kills the process at the
@@ -99,7 +97,7 @@ def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, 
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
-        return rule(gold, answer)
+        return rule(*arguments)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
@@ -111,7 +109,7 @@ def within(cpu_seconds: float, rule: Callable[[str, str], Decision], gold: str, 
 def limit_memory(gib: float) -> None:
     """On Linux, limits the address space to `gib` GiB, or to a lower hard limit. macOS refuses that (python/cpython 78783)."""
     if sys.platform == "linux":
-        hard, limit = resource.getrlimit(resource.RLIMIT_AS)[1], int(gib * _GIBIBYTE)
+        hard, limit = resource.getrlimit(resource.RLIMIT_AS)[1], int(gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 

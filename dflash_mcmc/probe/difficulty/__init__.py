@@ -150,7 +150,8 @@ def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], c
                     answer = done.result.trajectory
                     measured[unit] = along(answer)
                     text = engine.model.decode(answer.tokens)
-                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text), problem.answer)
+                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text), problem.answer,
+                                problem.question)
             yield from decided()
         yield from decided(wait=True)
     finally:
