@@ -130,7 +130,7 @@ class LatePool:
     def __init__(self):
         self.texts, self.closed = {}, False
 
-    def submit(self, tag, text, gold):
+    def submit(self, tag, text, gold, question):
         self.texts[tag] = f"{text} {gold}"
 
     def finished(self, wait=False):
@@ -189,7 +189,7 @@ def test_what_a_stop_ends_is_no_verdict(monkeypatch):
     model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
     config = SimpleNamespace(grader=SimpleNamespace(start=EndedPool))
-    problems = {"a": SimpleNamespace(level=2, answer="7")}
+    problems = {"a": SimpleNamespace(level=2, answer="7", question="")}
     assert len(list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))) == 1
     monkeypatch.setattr(stopping, "requested", lambda: True)
     assert not list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))
@@ -202,7 +202,7 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
                 SimpleNamespace(tag=units[1], result=short, failure="")]
     model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
-    problems = {name: SimpleNamespace(level=2, answer="7") for name in "ab"}
+    problems = {name: SimpleNamespace(level=2, answer="7", question="") for name in "ab"}
     config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
     found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._along(
         None, SimpleNamespace(num_drafted=7), answer)))

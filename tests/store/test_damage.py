@@ -66,7 +66,7 @@ class Pool:
     def __init__(self):
         self._given: list = []
 
-    def submit(self, tag, text, gold) -> None:
+    def submit(self, tag, text, gold, question) -> None:
         self._given.append(tag)
 
     def finished(self, wait: bool) -> list:

@@ -14,10 +14,12 @@ from fractions import Fraction
 
 from dflash_mcmc.grading.math.units import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
 
-_UNICODE = (r"−- –- —- ‐- ‑- ﹣- ⋅\cdot ·\cdot ∙\cdot •\cdot °^\circ º^\circ ˚^\circ ′' ’' ‘' ″'' ×\times ∗* ÷/ ∕/ ⁄/ ±\pm"
-            r" ∓\mp ≤\leq ≦\leq ⩽\leq ≥\geq ≧\geq ⩾\geq ≠\neq ≈\approx ≡\equiv ∈\in ∪\cup ∩\cap ∅\emptyset"
-            r" ∞\infty ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} √\sqrt ∛\sqrt[3] ∜\sqrt[4] ∘\circ ⟨\langle ⟩\rangle …\ldots ⋯\ldots ∠\angle"
-            r" △\triangle →\to ∑\sum ∏\prod ∫\int ％\% ＄\$ ｛\{ ｝\} 、, 。. ϕ\phi ϵ\epsilon λ\lambda Λ\Lambda")
+_UNICODE = (
+    r"−- –- —- ‐- ‑- ﹣- ⋅\cdot ·\cdot ∙\cdot •\cdot °^\circ º^\circ ˚^\circ ′' ’' ‘' ″'' ×\times ∗* ÷/ ∕/ ⁄/ ±\pm "
+    r"∓\mp ≤\leq ≦\leq ⩽\leq ≥\geq ≧\geq ⩾\geq ≠\neq ≈\approx ≡\equiv ∈\in ∪\cup ∩\cap ∅\emptyset ∞\infty "
+    r"ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} √\sqrt ∛\sqrt[3] ∜\sqrt[4] ∘\circ ⟨\langle "
+    r"⟩\rangle …\ldots ⋯\ldots ∠\angle △\triangle →\to ∑\sum ∏\prod ∫\int ％\% ＄\$ ｛\{ ｝\} 、, 。. ϕ\phi ϵ\epsilon "
+    r"λ\lambda Λ\Lambda")
 _SIGNS = str.maketrans({pair[0]: f"{pair[1:]} ".replace("- ", "-") for pair in _UNICODE.split()}
                        | dict.fromkeys("“”\"\u200b\u200c\u200d\u2060\u2061\u2062\ufeff", ""))
 _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
@@ -79,10 +81,11 @@ _NUMBER = (r"\d*\.\d*\(\d+\)|(?:\d+\.\d+|\.\d+|(?<![\d.])1)[eE][+-]?\d+(?![\d.a-
            r"|\d+(?:\.\d*)?|\.\d+")
 _TOKEN = re.compile(
     rf'"[^"]*"|{_NUMBER}|\\(?:begin|end)\s*\{{\s*[a-zA-Z]+\*?\s*\}}(?:\s*\{{[lcr|\s]*\}})?|\\[a-zA-Z]+\*?|\\.|\S')
-_ALIASES = (r"\lbrace \{ \rbrace \} \lbrack [ \rbrack ] \lvert | \rvert | \vert | \mid | \le \leq \leqslant \leq \leqq \leq"
-            r" \ge \geq \geqslant \geq \geqq \geq \ne \neq \lt < \gt > \times \cdot \ast \cdot * \cdot \div / \dots \ldots"
-            r" \cdots \ldots \varnothing \emptyset \prime ' \colon : \bar \overline \% % \$ $ \& & \# # \simeq \approx"
-            r" \tg \tan \ctg \cot \arctg \arctan \cosec \csc \varphi \phi \varepsilon \epsilon \vartheta \theta \to \rightarrow")
+_ALIASES = (
+    r"\lbrace \{ \rbrace \} \lbrack [ \rbrack ] \lvert | \rvert | \vert | \mid | \le \leq \leqslant \leq \leqq \leq "
+    r"\ge \geq \geqslant \geq \geqq \geq \ne \neq \lt < \gt > \times \cdot \ast \cdot * \cdot \div / \dots \ldots "
+    r"\cdots \ldots \varnothing \emptyset \prime ' \colon : \bar \overline \% % \$ $ \& & \# # \simeq \approx \tg "
+    r"\tan \ctg \cot \arctg \arctan \cosec \csc \varphi \phi \varepsilon \epsilon \vartheta \theta \to \rightarrow")
 _SAME = dict(zip(_ALIASES.split()[::2], _ALIASES.split()[1::2], strict=True))
 _PAIRS = {("<", "="): r"\leq", (">", "="): r"\geq", ("!", "="): r"\neq", ("=", "="): "=", (r"\not", "="): r"\neq",
           (r"\cdot", r"\cdot"): "^"}
