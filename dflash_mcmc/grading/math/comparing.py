@@ -1,47 +1,24 @@
 """The rules of comparison: whether an answer equals the gold answer, and which rule decided.
 
-Equal strings come first, by PRM800K's rule where it drops nothing. An answer is then read as one kind, and each kind has one
-rule: choices, words, bases, lists, tuples, intervals, equations. math-verify decides formulas. What a rule refuses, no other
-accepts.
+Equal strings come first, by PRM800K's rule where it drops nothing. Of each kind of answers one rule decides: choices, words,
+bases, lists, tuples, intervals, equations. math-verify decides formulas. What a rule refuses, no other accepts. At last, an
+equal answer must have the form that the question asks for.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from dflash_mcmc.grading.math import algebra
-from dflash_mcmc.grading.math.forms import has_asked_form
-from dflash_mcmc.grading.math.latex import depths, enclosed, is_number, is_word, split, tokenise
+from dflash_mcmc.grading.math.latex import enclosed, is_number, is_word, split, tokenise
+from dflash_mcmc.grading.math.reading import ReadAnswer, read, readings
 from dflash_mcmc.grading.math.string_rule import same_string
-from dflash_mcmc.grading.math.units import DEGREE, NUMBERS, PERCENT, SEPARATORS, measured
+from dflash_mcmc.grading.math.units import DEGREE, PERCENT, measured
 from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
-
-
-class Answer(NamedTuple):
-    r"""An answer of one kind, with its `form` and its `parts`, which are tokens.
-
-    | kind | form | parts |
-    |---|---|---|
-    | `either` | | two forms of one answer, of `\sqrt{2} \approx 1.41` |
-    | `named` | | the name and its value, of `x = 5`, `x \in (1,2)` and `1 < x < 2` |
-    | `choice` | its letter | the text of the choice, if it is given |
-    | `words` | the text | |
-    | `base` | digits and base | |
-    | `relation` | `=`, `<`, `\leq` or `\neq` | the two sides; `a > b` is `b < a` |
-    | `several` | `list`, `set`, `union`, `intersection`, `ordered`, or brackets, as `(]` | the items |
-    | `formula` | | one: everything else |
-    """
-
-    kind: str
-    form: str = ""
-    parts: tuple[tuple[str, ...], ...] = ()
-    sure: bool = False
-    """Whether it cannot be a point: it is a list of solutions (`1 or 2`, `x = 1, x = 2`) or an open interval (`1 < x < 2`)."""
-
 
 _PLAIN = re.compile(r"(?:[-()\[\]/.]|,(?!\s?\d{3})|\\[dt]?frac\{\d+\}\{\d+\}(?!\s*\d)|\d+|(?<!\d) )*")
 """Numbers and brackets. PRM800K's string rule drops units, words, case, braces and the spaces of anything else."""
@@ -50,7 +27,10 @@ _ORDER = ("either", "named", "choice", "words", "base", "relation", "several", "
 _BRACKETS = ("()", "[]", "(]", "[)", "<<")
 _RULE_OF = {"()": "tuple", "[]": "interval", "<<": "tuple", "(]": "interval", "[)": "interval", "ordered": "list"}
 _REALS = {"all real numbers", "all reals", "real numbers"}
-_FALSE = ('"an equation that does not hold',)
+_COMPUTE = re.compile(r"(?i)\b(?:compute|evaluate|simplify|calculate|find|determine|reduce|express|write|convert|what is)\b")
+_FRACTION = re.compile(r"(?i)lowest terms|(?:common|simplified|reduced|improper) fraction|as a fraction|simplest form")
+_DECIMAL = re.compile(r"(?i)as a (?:\w+ )?decimal|decimal (?:form|answer|number)|nearest (?:tenth|hundredth|thousandth)")
+_INTEGERS = re.compile(r"(?:- )?(?:(\d+)|\\frac \{ -? ?(\d+) \} \{ (\d+) \}|(\d+) / (\d+))")
 
 
 def decide(gold: str, answer: str, question: str = "") -> Decision:
@@ -65,17 +45,17 @@ def decide(gold: str, answer: str, question: str = "") -> Decision:
         check_size(gold)
         best = Decision(CORRECT, "string")
         if not (_PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer) and same_string(gold, answer)):
-            golds, answers = _readings(gold), _readings(answer)
+            golds, answers = readings(gold), readings(answer)
             pairs = [(golds[0], each) for each in answers] + [(each, answers[0]) for each in golds[1:]]
             ranks = (CORRECT, UNSUPPORTED, WRONG)
             best = min(itertools.starmap(_decided, pairs), key=lambda decision: ranks.index(decision.verdict))
-        lacks_form = best.verdict == CORRECT and question and not has_asked_form(gold, answer, question)
+        lacks_form = best.verdict == CORRECT and question and not _has_asked_form(gold, answer, question)
         return Decision(WRONG, "form") if lacks_form else best
     except Unsupported as limit:
         return Decision(UNSUPPORTED, str(limit))
 
 
-def _decided(gold: Answer, answer: Answer) -> Decision:
+def _decided(gold: ReadAnswer, answer: ReadAnswer) -> Decision:
     try:
         rule, equal = _compared(gold, answer)
         return Decision(CORRECT if equal else WRONG, rule)
@@ -85,273 +65,38 @@ def _decided(gold: Answer, answer: Answer) -> Decision:
         return Decision(UNSUPPORTED, "nesting")
 
 
-def _readings(text: str) -> list[Answer]:
-    """The possible meanings of a string. There are two if the string has a comma that may group digits, as in `1,234`."""
-    tokens, ungrouped = (tokenise(text, grouping) for grouping in (True, False))
-    if tokens == ungrouped:
-        return [read(tokens)]
-    answer = read(ungrouped)
-    return [read(tokens), answer._replace(form="ordered") if answer.form == "list" else answer]
+def _has_asked_form(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer that equals the gold answer has the form that the question asks for.
 
-
-def _is_separator(token: str) -> bool:
-    return token in (",", ";") or (is_word(token) and token[1:].strip(" ,").lower() in SEPARATORS)
-
-
-def _unwrapped(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Removes braces around all tokens, a leading `=`, `:` or `\\approx`, and trailing punctuation."""
-    while True:
-        pair = enclosed(tokens)
-        if pair and pair[0] == "{{":
-            tokens = pair[1]
-        elif tokens and tokens[0] in ("=", r"\approx", ":"):
-            tokens = tokens[1:]
-        elif tokens and tokens[-1] in (".", ",", ";", ":", r"\\"):
-            tokens = tokens[:-1]
-        else:
-            return tuple(tokens)
-
-
-def _with_signs(tokens: Sequence[str]) -> list[tuple[str, ...]]:
-    r"""Both answers of a plus-or-minus, four of two; `\mp` takes the opposite sign."""
-    if r"\pm" not in tokens:
-        tokens = [r"\pm" if token == r"\mp" else token for token in tokens]
-    count = tokens.count(r"\pm")
-    if not 0 < count <= 2 or (count == 2 and r"\mp" in tokens):
-        return [tuple(tokens)]
-    expanded = []
-    for signs in itertools.product("+-", repeat=count):
-        left, opposite = list(signs), "-+"["-" in signs]
-        expanded.append(tuple(left.pop(0) if token == r"\pm" else opposite if token == r"\mp" else token for token in tokens))
-    return expanded
-
-
-def read(tokens: Sequence[str]) -> Answer:
-    """Tokens as an answer of one kind."""
-    tokens = _unwrapped(tokens)
-    if len(tokens) > 1 and all(map(is_word, tokens)):
-        return Answer("words", " ".join(token[1:] for token in tokens))
-    parts, separators = split(tokens, _is_separator)
-    joining = {token[1:].strip(" ,").lower() for token in separators if is_word(token)}
-    orders = [order for part in parts if (order := _relation(_unwrapped(part))) and order.sure] if joining == {"and"} else []
-    if orders and len(orders) == len(parts):
-        return _intersection(parts, orders)
-    parts = [part for part in parts if part]
-    in_set = len(parts) == 1 and (enclosed(_unwrapped(parts[0])) or [""])[0] == r"\{\{"
-    items = [item for part in parts for item in (_with_signs(part) if not in_set else [tuple(part)])]
-    if len(items) != 1:
-        named = [answer.parts[0] for answer in map(read, items) if answer.kind == "named"]
-        point = len(set(named)) == len(items) and "or" not in joining
-        return Answer("several", "list", tuple(items), len(items) > len(parts) or (bool(named or joining) and not point))
-    tokens = _unwrapped(items[0])
-    if len(tokens) == 1 and (word := tokens[0][1:].lower()) in NUMBERS:
-        tokens = (str(NUMBERS[word]),)
-    for kind in (_choice_of, _words_of, _relation, _brackets, _based):
-        if answer := kind(tokens):
-            return answer
-    return Answer("formula", "", (tokens,))
-
-
-_LETTER = re.compile(r"\(?\s*([A-Ja-j])\s*\)?[.:]?")
-_LABELLED = re.compile(r'"\(([A-J])\)\s*([^A-Za-z]*\d[^A-Za-z]*)')
-_OPTION = re.compile(r"(?i:option|choice) ?\(? ?([A-J]) ?\)?")
-
-
-def _choice_of(tokens: tuple[str, ...]) -> Answer | None:
-    """A choice such as `(C)`, `(C) 12` or `option C`; None for other tokens."""
-    first = tokens[0] if tokens else ""
-    if option := _OPTION.fullmatch(" ".join(token.lstrip('"') for token in tokens)):
-        return Answer("choice", option[1])
-    if len(tokens) == 1 and (labelled := _LABELLED.fullmatch(first)):
-        return Answer("choice", labelled[1], (tuple(tokenise(labelled[2])),))
-    if len(tokens) > 1 and first[:1] == '"' and not first[1:].isalpha() and (match := _LETTER.fullmatch(first[1:])):
-        return Answer("choice", match[1].upper(), (tokens[1:],))
-    if first == "(" and tokens[2:3] == (")",) and _LETTER.fullmatch(tokens[1]):
-        rest = tokens[3:]
-        if not rest or is_word(rest[0]) or is_number(rest[0]) or rest[0] in (r"\frac", r"\sqrt"):
-            return Answer("choice", tokens[1].upper(), (rest,) if rest else ())
-    return None
-
-
-def _words_of(tokens: tuple[str, ...]) -> Answer | None:
-    if tokens and (not is_word(tokens[0]) or tokens[0][1:].lower() in NUMBERS):
-        return None
-    readable = all(is_word(token) or is_number(token) or token in ".,:;!?'()-&#" for token in tokens)
-    return Answer("words", " ".join(token.lstrip('"') for token in tokens)) if readable else None
-
-
-_BASED = re.compile(r"(-? ?)(\( ?)?(\d[\dA-F ]*?)(?(2) ?\)) ?(?:_ ?(?:\(?(?:in )?base ?)?|\(?(?:in )?base ?)"
-                    rf"(\d{{1,2}}|{'|'.join(NUMBERS)})\)?", re.IGNORECASE)
-
-
-def _based(tokens: tuple[str, ...]) -> Answer | None:
-    r"""`52_8`, `52_{8}`, `(52)_8`, `52_{\text{eight}}` and `52 \text{ base } 8`; `52_{10}` is 52."""
-    match = _BASED.fullmatch(" ".join(token.lstrip('"') for token in tokens if token not in "{}"))
-    base = int(NUMBERS.get(match[4].lower(), match[4])) if match else 0
-    digits = match[3].replace(" ", "").upper().lstrip("0") or "0" if match else ""
-    if match is None or any(int(digit, 16) >= base for digit in digits):
-        return None
-    sign = match[1].strip()
-    return Answer("base", f"{sign}{digits}_{base}") if base != 10 else Answer("formula", "", ((*sign, digits),))
-
-
-def _brackets(tokens: tuple[str, ...]) -> Answer | None:
-    """A union, a set, a tuple or an interval; None for a formula."""
-    parts, unions = split(tokens, lambda token: token == r"\cup")
-    pair = enclosed(tokens)
-    if unions or tokens == (r"\emptyset",):
-        return Answer("several", "union" if unions else "set", tuple(map(tuple, parts)) if unions else ())
-    if pair is None or pair[0] in ("floorfloor", "ceilceil"):
-        return None
-    kind, content = pair
-    parts = split(content, _is_separator)[0]
-    if kind == r"\{\{":
-        (name, *condition), bars = split(content, lambda token: token in ("|", ":"))
-        if len(bars) == len(parts) == 1 and _is_name(name[:1]) and "".join(name[1:]) in ("", r"\in\mathbb{R}", r"\in\mathbbR"):
-            return read(condition[0])
-        return Answer("several", "set", tuple(item for part in parts if part for item in _with_signs(part)))
-    if len(parts) == 1 and kind in ("()", "[]"):
-        return read(content) if kind == "()" or read(content).kind != "formula" else None
-    return Answer("several", kind, tuple(map(tuple, parts)), tokens[0] == "⦅")
-
-
-_RELATIONS = ("=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\in")
-_REVERSED = {">": "<", r"\geq": r"\leq"}
-_OPERATORS = {"+", "-", "/", r"\cdot", "^", r"\frac", r"\sqrt", "!", ",", r"\pm", r"\binom"}
-_NOT_NAMES = {"e", "i", r"\pi", r"\infty", r"\degree"}
-
-
-def _relation(tokens: tuple[str, ...]) -> Answer | None:
-    """An equation, inequality or approximation; None without a relation outside brackets. `sure` is set for inequalities."""
-    sides, signs = split(tokens, lambda token: token in _RELATIONS)
-    if not signs:
-        return None
-    unread = Answer("formula", "", (tokens,))
-    if not all(sides) or any(side[-1] == "/" for side in sides):  # `x /= 5` and `x =/= 5` mean "not equal"
-        return unread
-    if r"\approx" in signs:
-        return _approximation(sides)
-    variable = [any(token.isalpha() and token not in _NOT_NAMES for token in side) for side in sides]
-    if set(signs) == {"="}:
-        # a sum that a problem asks for, e.g. `m + n = 25`, is a name; sums with x, y or z are lines
-        asked = re.fullmatch(r"[a-df-hj-wA-Z](?:\+[a-df-hj-wA-Z])*", "".join(sides[0])) and not variable[-1]
-        if _is_name(sides[0]) or asked:
-            return _named_answer(sides[0], _result(sides[1:]))
-        if len(sides) == 2 and _is_name(sides[1]):
-            return _named_answer(sides[1], sides[0])
-        if not any(variable):
-            return read(_result(sides))
-    elif signs == [r"\in"] and _is_name(sides[0]):
-        pair = enclosed(sides[1])
-        return _named_answer(sides[0], ["⦅", *pair[1], "⦆"] if pair and pair[0] == "()" else sides[1])
-    elif set(signs) <= set(_REVERSED):
-        sides, signs, variable = sides[::-1], [_REVERSED[sign] for sign in signs[::-1]], variable[::-1]
-    if set(signs) <= {"<", r"\leq"}:
-        names = [index for index, side in enumerate(sides) if _is_name(side)]
-        bounded = sum(variable) <= 1 and len(names) == 1
-        opened, closed = ([pair[sign == r"\leq"] for sign in signs] for pair in ("⦅[", "⦆]"))
-        if bounded and len(sides) == 3 and names == [1]:
-            return _named_answer(sides[1], [opened[0], *sides[0], ",", *sides[2], closed[1]], True)
-        if bounded and len(sides) == 2:
-            below = ["⦅", "-", r"\infty", ",", *sides[1], closed[0]]
-            return _named_answer(sides[names[0]], below if names == [0] else [opened[0], *sides[0], ",", r"\infty", "⦆"], True)
-    if len(sides) != 2 or signs[0] not in ("=", "<", r"\leq", r"\neq"):
-        return unread
-    return Answer("relation", signs[0], tuple(map(tuple, sides)), sure=signs[0] in ("<", r"\leq"))
-
-
-def _named_answer(name: Sequence[str], value: Sequence[str], sure: bool = False) -> Answer:
-    return Answer("named", "", (tuple(name), tuple(value)), sure)
-
-
-def _is_name(tokens: Sequence[str]) -> bool:
-    """Whether tokens name a value: letters with indices, `f(x)`, `AB`, `AB/CD`, words or `(x,y)`; no numbers or operations."""
-    negated = re.search(r'\\(not|neg|lnot) |["\s]not ', "".join(f"{token} " for token in tokens), re.IGNORECASE)
-    if not 0 < len(tokens) <= 16 or negated or (len(tokens) == 1 and tokens[0] in _NOT_NAMES):
-        return False
-    if list(tokens[1:6]) == ["^", "{", "-", "1", "}"] and tokens[6:7] == ["("]:
-        tokens = [tokens[0], *tokens[6:]]  # the inverse of a function, `f^{-1}(x)`
-    if r"\frac" in tokens or "/" in tokens:
-        tokens = [token for token in tokens if token not in (r"\frac", "/", "{", "}")]
-        if any(map(is_number, tokens)):
-            return False
-    outside = zip(["", *tokens], tokens, depths(tokens), strict=False)
-    if any(not depth and (token in _OPERATORS or (is_number(token) and before != "_")) for before, token, depth in outside):
-        return False
-    return any(token[0].isalpha() or is_word(token) or (token[0] == "\\" and token not in _OPERATORS) for token in tokens)
-
-
-_SIZES = (
-    {"mm": 1, "cm": 10, "m": 10**3, "km": 10**6}, {"in": 1, "ft": 12, "yd": 36, "mi": 63_360}, {"oz": 1, "lb": 16},
-    {"mg": 1, "g": 10**3, "kg": 10**6}, {"month": 1, "year": 12}, {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
-    {"ml": 1, "l": 10**3}, {"cup": 1, "pint": 2, "quart": 4, "gal": 16}, {"cent": 1, "dollar": 100})
-"""Units that can be converted into each other, with their sizes as multiples of the smallest."""
-
-
-def _result(sides: Sequence[Sequence[str]]) -> Sequence[str]:
-    """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
-    quantities = [(value * side.factor, side) for side in map(measured, sides) if (value := _exact(side.tokens)) is not None]
-    for (a, one), (b, other) in itertools.combinations(quantities, 2):
-        sizes = next((sizes for sizes in _SIZES if {one.unit, other.unit} <= {*sizes} and one.power == other.power), None)
-        if sizes:
-            holds = a * sizes[one.unit] ** one.power == b * sizes[other.unit] ** other.power
-        else:
-            holds = a == b or (a / 100 if one.unit == PERCENT else a) == (b / 100 if other.unit == PERCENT else b)
-        if not holds:
-            return _FALSE
-    return sides[-1]
-
-
-def _exact(tokens: Sequence[str]) -> Fraction | None:
-    """The exact value of a formula; None if it is not rational or no formula."""
-    try:
-        return algebra.exact(algebra.formula(tuple(tokens)))
-    except algebra.NotParsed:
-        return None
-
-
-def _approximation(sides: list[list[str]]) -> Answer:
-    r"""`exact \approx approximate`, possibly after a name.
-
-    If the sides differ by at most 1 %, either side is accepted. Otherwise only the exact side is accepted, and only if it
-    rounds to the other side.
+    A question that asks for a fraction in lowest terms gets one, and no decimal; one that asks for a decimal gets no fraction.
+    An answer is refused too if it is an expression of the question that is not worked out, or still has a function of it, such
+    as `\\sin`, where the gold answer is a number without functions.
     """
-    name = sides.pop(0) if _is_name(sides[0]) else []
-    forms = [sides[0]]
-    if len(sides) > 1:
-        first, last = measured(sides[0]), measured(sides[-1])
-        decimal = re.fullmatch(r"-?\d*\.(\d+)", "".join(last.tokens))
-        try:
-            exactly, rounded = algebra.formula(first.tokens), algebra.formula(last.tokens)
-            scale = 100 if last.unit == PERCENT != first.unit else 1
-            if algebra.near(exactly, rounded, relative=0.01):
-                forms = [sides[0], sides[-1]]
-            elif decimal is None or not last.fits(first) or not algebra.near(
-                    exactly * scale, rounded, Fraction(1, 2 * 10 ** len(decimal[1]))):
-                forms = [list(_FALSE)]
-        except algebra.NotParsed:
-            forms = [list(_FALSE)]
-    return Answer("either", "", tuple((*name, *(["="] if name else []), *form) for form in forms))
+    golds, answers, asked = tokenise(gold), tokenise(answer), tokenise(question)
+    wanted, given = (_INTEGERS.fullmatch(" ".join(measured(side).tokens)) for side in (golds, answers))
+    if wanted and not wanted[1] and _FRACTION.search(question) and r"\frac" in "".join(golds):
+        return _is_reduced(given)
+    if not wanted and _DECIMAL.search(question) and len(measured(golds).tokens) == 1:
+        return given is None or given[1] is not None
+    if golds == answers or not _COMPUTE.search(question) or (given and _is_reduced(given)):
+        return True
+    functions = {token for token in answers if token in algebra.CALLS and token in asked} - set(golds)
+    if functions and not any(token.isalpha() for token in golds):
+        return False
+    worked_out = all(is_number(token) or token in "-.,;()[]" or token[0] == '"' for token in answers) or len(answers) < 3
+    return worked_out or " ".join(answers) not in " ".join(asked)
 
 
-def _intersection(parts: Sequence[Sequence[str]], orders: Sequence[Answer]) -> Answer:
-    """Inequalities joined by `and`: one interval for `x > 1 and x < 2`, a list for different names, else an intersection."""
-    named = {order.parts[0] for order in orders if order.kind == "named"}
-    several = Answer("several", "list" if len(named) == len(parts) else "intersection", tuple(map(tuple, parts)))
-    if len(parts) == 2 and len(named) == 1 and all(order.kind == "named" for order in orders):
-        lower, upper = sorted((order.parts[1] for order in orders), key=lambda value: value[1:4] == ("-", r"\infty", ","))
-        if lower[-3:-1] == (",", r"\infty") and upper[1:4] == ("-", r"\infty", ","):
-            ends = _exact(lower[1:-3]), _exact(upper[4:-1])
-            if ends[0] is None or ends[1] is None or ends[0] < ends[1]:
-                return _named_answer(named.pop(), (*lower[:-2], *upper[4:]))
-    return several
+def _is_reduced(fraction: re.Match | None) -> bool:
+    parts = [int(part) for part in fraction.groups() if part] if fraction else []
+    return len(parts) == 1 or (len(parts) == 2 and math.gcd(*parts) == 1)
 
 
 def _equal(gold: Sequence[str], answer: Sequence[str]) -> bool:
     return _compared(read(gold), read(answer))[1]
 
 
-def _compared(gold: Answer, answer: Answer) -> tuple[str, bool]:
+def _compared(gold: ReadAnswer, answer: ReadAnswer) -> tuple[str, bool]:
     """(the rule that decides, whether two answers are equal). Raises Unsupported beyond the limits."""
     first, second = sorted((gold, answer), key=lambda each: _ORDER.index(each.kind))
     match first.kind:
@@ -374,7 +119,7 @@ def _compared(gold: Answer, answer: Answer) -> tuple[str, bool]:
     return _formulas(first.parts[0], second.parts[0])
 
 
-def _named(first: Answer, second: Answer) -> tuple[str, bool]:
+def _named(first: ReadAnswer, second: ReadAnswer) -> tuple[str, bool]:
     name, value = first.parts
     if second.kind == "named" and second.parts[0] == name:
         return "named", _equal(value, second.parts[1])
@@ -388,7 +133,7 @@ def _named(first: Answer, second: Answer) -> tuple[str, bool]:
     return "named", _compared(read(value), second)[1]
 
 
-def _as_relation(named: Answer) -> tuple[str, tuple[tuple[str, ...], ...]] | None:
+def _as_relation(named: ReadAnswer) -> tuple[str, tuple[tuple[str, ...], ...]] | None:
     """A named value as a relation of two formulas, e.g. `x = 5` or `x < 5`; None if it cannot be written as one relation."""
     name, value = named.parts
     answer = read(value)
@@ -416,7 +161,7 @@ def _proportional(sign: str, sides: Sequence[Sequence[str]], other_sign: str, ot
     return factor is not None and (sign in ("=", r"\neq") or factor.real > 0)
 
 
-def _choice(choice: Answer, other: Answer) -> bool:
+def _choice(choice: ReadAnswer, other: ReadAnswer) -> bool:
     if other.kind == "choice":
         return choice.form == other.form and (not (choice.parts and other.parts) or _equal(choice.parts[0], other.parts[0]))
     if letter := re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", _as_words(other).strip()):
@@ -424,7 +169,7 @@ def _choice(choice: Answer, other: Answer) -> bool:
     return bool(choice.parts) and _compared(read(choice.parts[0]), other)[1]
 
 
-def _as_words(answer: Answer) -> str:
+def _as_words(answer: ReadAnswer) -> str:
     """The text of an answer that is words, letters or a list of single capital letters; otherwise empty."""
     if answer.kind == "formula" and all(token.isalpha() or is_word(token) for token in answer.parts[0]):
         return "".join(f" {token[1:]}" if is_word(token) else token for token in answer.parts[0])
@@ -439,22 +184,22 @@ def _plain_words(text: str) -> str:
     return re.sub(r"^(?:the|an|a) (?=\w\w)", "", " ".join(re.findall(signs, text.lower())))
 
 
-def _ends(several: Answer) -> list[tuple[str, ...]]:
+def _ends(several: ReadAnswer) -> list[tuple[str, ...]]:
     return [tuple(token for token in item if token != "+") for item in several.parts]
 
 
-def _is_reals(answer: Answer) -> bool:
+def _is_reals(answer: ReadAnswer) -> bool:
     reals = answer.form == "()" and _ends(answer) == [("-", r"\infty"), (r"\infty",)]
     return reals or (answer.kind == "formula" and "".join(answer.parts[0]) in (r"\mathbb{R}", r"\mathbbR"))
 
 
-def _names(several: Answer) -> set[tuple[str, ...]]:
+def _names(several: ReadAnswer) -> set[tuple[str, ...]]:
     """The names of the items, if each has one; otherwise empty."""
     items = [read(item) for item in several.parts]
     return {item.parts[0] for item in items} if all(item.kind == "named" for item in items) else set()
 
 
-def _several(several: Answer, other: Answer) -> bool:
+def _several(several: ReadAnswer, other: ReadAnswer) -> bool:
     if other.kind != "several":
         alone = several.form == "set" and len(several.parts) == 1 and r"\begin" not in "".join(other.parts[0])
         return _compared(read(several.parts[0]), other)[1] if alone else _is_reals(several) and _is_reals(other)
@@ -472,7 +217,7 @@ def _several(several: Answer, other: Answer) -> bool:
     return len(golds) == len(answers) and all(map(_equal, golds, answers))
 
 
-def _by_name(several: Answer) -> Sequence[tuple[str, ...]]:
+def _by_name(several: ReadAnswer) -> Sequence[tuple[str, ...]]:
     """The items sorted by name, as in a tuple: `y = 1, x = 2` is `(2,1)`, if they have different names of one small letter."""
     names, count = _names(several), len(several.parts)
     if count < 2 or len(names) < count or not all(len(name) == 1 and name[0].islower() for name in names):
