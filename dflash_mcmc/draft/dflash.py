@@ -31,16 +31,8 @@ class DFlashDraft(CheckpointDraft):
     adapt: Literal["none", "context", "online"] = identity(
         "none", "whether the draft learns while it is used, by low-rank changes that begin anew with each chain: context = "
         "from the prompt, before the answer; online = from blocks that the target has verified", off="none")
-    adapt_modules: Literal["fc", "fc+attention"] = identity(
-        "fc", "projections that are changed: fc = that of the target's features; fc+attention = those of attention too",
-        off=None)
     adapt_rank: int = identity(8, "rank of the changes", ge=1, le=256, off=None)
     adapt_rate: float = identity(0.003, "learning rate of Adam", gt=0, le=1, off=None)
-    adapt_steps: int = identity(10, "steps on the prompt with adapt=context", ge=1, le=10_000, off=None)
-    adapt_blocks: int = identity(16, "blocks of the prompt in a step with adapt=context, chosen at random", ge=1, le=1024,
-                                 off=None)
-    adapt_every_blocks: int = identity(4, "verified blocks between two steps with adapt=online; a step learns all of them",
-                                       ge=1, le=1024, off=None)
 
     presets = ("tiny", "smollm2")
     example = "z-lab/Qwen3-4B-DFlash-b16"
@@ -99,9 +91,7 @@ class DFlashDraft(CheckpointDraft):
         from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
         from dflash_mcmc.draft.adaptation.learning import AdaptSettings
 
-        settings = AdaptSettings(self.adapt, self.adapt_modules, self.adapt_rank, self.adapt_rate, self.adapt_steps,
-                                 self.adapt_blocks, self.adapt_every_blocks)
-        return AdaptiveDrafter(network, target, block_size, settings)
+        return AdaptiveDrafter(network, target, block_size, AdaptSettings(self.adapt, self.adapt_rank, self.adapt_rate))
 
     def _check_learning(self) -> None:
         """Raises ConfigError for a draft that cannot learn."""
@@ -112,6 +102,5 @@ class DFlashDraft(CheckpointDraft):
     def _idle_adapting(self, config: Config) -> dict[str, object]:
         """The fields of learning that change no output, with the values at which the identity leaves them out."""
         if self.adapt == "none" or config.decoder.keeps_tokens():
-            return {name: "none" if name == "adapt" else None for name in self.__slots__ if name.startswith("adapt")}
-        idle = ("adapt_every_blocks",) if self.adapt == "context" else ("adapt_steps", "adapt_blocks")
-        return dict.fromkeys(idle)
+            return {"adapt": "none", "adapt_rank": None, "adapt_rate": None}
+        return {}

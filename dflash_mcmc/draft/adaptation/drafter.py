@@ -75,7 +75,7 @@ class AdaptiveDrafter(DFlashDrafter):
 
     def __init__(self, network: DFlash, target: LanguageModel, block_size: int, settings: AdaptSettings):
         super().__init__(network, target, block_size)
-        self.settings, self._draft = settings, LowRankDraft(network, settings.modules, settings.rank)
+        self.settings, self._draft = settings, LowRankDraft(network, settings.rank)
         self.network = self._draft.network
         self.token_bytes = self.companion.token_bytes() if self.companion else 0  # keys and values are kept here
         self.companion = features_shape(network.shape.target_layers, network.shape.hidden_size, self.dtype)

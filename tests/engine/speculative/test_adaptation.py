@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from dflash_mcmc.draft.adaptation import learning
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-from dflash_mcmc.draft.adaptation.learning import MODULES, Adapter, AdaptSettings, LowRankDraft
+from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, LowRankDraft
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -22,9 +22,9 @@ from tests.engine.speculative.test_speculator import match, network, reject
 from tests.targets import rows_do_not_depend_on_the_batch
 
 MASK, BLOCK, RATE = 60, 5, 0.05
-ONLINE = AdaptSettings("online", "fc+attention", rank=3, rate=RATE, steps=1, blocks=1, every_blocks=2)
-CONTEXT = AdaptSettings("context", "fc+attention", rank=3, rate=RATE, steps=3, blocks=6, every_blocks=1)
-MODES = {"online": ONLINE, "context": CONTEXT, "fc": ONLINE._replace(modules="fc", every_blocks=1)}
+ONLINE = AdaptSettings("online", rank=3, rate=RATE, steps=1, blocks=1, every_blocks=2)
+CONTEXT = AdaptSettings("context", rank=3, rate=RATE, steps=3, blocks=6, every_blocks=1)
+MODES = {"online": ONLINE, "context": CONTEXT, "every block": ONLINE._replace(every_blocks=1)}
 
 
 def run(model, sampler, decoder, settings, slots=8, order=None, blend=BLENDS["none"], count=10, **options):
@@ -68,8 +68,8 @@ def test_slots_order_and_options_change_nothing(qwen3, decoder, name, mode):
 @pytest.mark.slow
 def test_rejection_does_not_depend_on_what_is_skipped(qwen3):
     """Tokens depend on the draft here. They must not depend on which tokens an engine takes without a forward."""
-    expected = run(qwen3, SAMPLERS["power_mh_early"], reject(), MODES["fc"], count=2)
-    other = run(qwen3, SAMPLERS["power_mh_early"], reject(), MODES["fc"], count=2, skip_identical=False)
+    expected = run(qwen3, SAMPLERS["power_mh_early"], reject(), MODES["every block"], count=2)
+    other = run(qwen3, SAMPLERS["power_mh_early"], reject(), MODES["every block"], count=2, skip_identical=False)
     for tag, done in expected.items():
         same(other[tag].result, done.result)
         assert other[tag].cost.adapt_steps == done.cost.adapt_steps
@@ -78,7 +78,7 @@ def test_rejection_does_not_depend_on_what_is_skipped(qwen3):
 def test_rejection_does_not_depend_on_early_rejection(qwen3):
     """Early rejection ends draws sooner, and changes no decision. So a draft must not keep what such a draw has taught."""
     samplers = [SAMPLERS["power_mh_early"], replace(SAMPLERS["power_mh_early"], early_reject="off")]
-    early, full = (run(qwen3, sampler, reject(), MODES["fc"], order=[0, 1, 3]) for sampler in samplers)
+    early, full = (run(qwen3, sampler, reject(), MODES["every block"], order=[0, 1, 3]) for sampler in samplers)
     assert sum(done.cost.tokens_drawn for done in early.values()) < sum(done.cost.tokens_drawn for done in full.values())
     for tag, done in early.items():
         same(full[tag].result, done.result)
@@ -103,21 +103,15 @@ class Slow:
     def __init__(self, model, settings: AdaptSettings):
         self.model, self.draft = model, network(model)
         self.parts = LanguageModel(model, stop_ids=STOPS)
-        self.vector = LowRankDraft(self.draft, settings.modules, settings.rank).start().requires_grad_()
+        self.vector = LowRankDraft(self.draft, settings.rank).start().requires_grad_()
         self.adam = torch.optim.Adam([self.vector], lr=settings.rate, betas=(0.9, 0.95))
-        self.rank, self.names = settings.rank, MODULES[settings.modules]
+        self.rank = settings.rank
 
     def merged(self) -> dict[str, torch.Tensor]:
-        weights, at = dict(self.draft.named_parameters()), 0
-        for name in [name for name, _ in self.draft.named_modules() if name.rpartition(".")[2] in self.names]:
-            weight = weights[name + ".weight"]
-            down = self.vector[at : at + self.rank * weight.shape[1]].view(weight.shape[1], self.rank)
-            at += down.numel()
-            up = self.vector[at : at + self.rank * weight.shape[0]].view(self.rank, weight.shape[0])
-            at += up.numel()
-            weights[name + ".weight"] = weight + (down @ up).T
-        assert at == len(self.vector)
-        return weights
+        weights = dict(self.draft.named_parameters())
+        outputs, inputs = weights["fc.weight"].shape
+        down, up = self.vector.split([self.rank * inputs, self.rank * outputs])
+        return {**weights, "fc.weight": weights["fc.weight"] + (down.view(inputs, self.rank) @ up.view(self.rank, outputs)).T}
 
     def target(self, tokens: list[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -171,9 +165,8 @@ def check_walk(slow: Slow, prompt: list[int], done, learn) -> None:
         learn(known, block)
 
 
-@pytest.mark.parametrize("modules", [pytest.param("fc", marks=pytest.mark.slow), "fc+attention"])
-def test_what_is_learned_online_is_a_slow_computation(qwen3, modules):
-    settings = ONLINE._replace(modules=modules)
+def test_what_is_learned_online_is_a_slow_computation(qwen3):
+    settings = ONLINE
     drawn = run(qwen3, SAMPLERS["temperature"], reject(trace=True), settings)
     for tag in (0, 4):
         slow, pending = Slow(qwen3, settings), []
