@@ -167,7 +167,7 @@ class CheckpointDraft(Draft):
         """The network with its weights, on the target's device. Raises UserError if draft and target do not fit.
 
         Args:
-            packs: whether its linear layers are replaced on a CPU (`row_linear.py`). It then has no gradients.
+            packs: whether its linear layers are replaced on a CPU (`linear.py`). It then has no gradients.
         """
         from dflash_mcmc.draft.network.checkpoint import EMBEDDING, HEAD, check_copies, check_pair
 
@@ -194,11 +194,11 @@ def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) 
     import torch
 
     from dflash_mcmc.draft.network import checkpoint
-    from dflash_mcmc.engine.batching import row_linear
+    from dflash_mcmc.engine.batching import linear
 
     network = checkpoint.load(Path(folder), None if dtype == "auto" else getattr(torch, dtype), device, family)
     if packs:
-        row_linear.replace_layers(network)
+        linear.replace_layers(network)
     return network
 
 

@@ -34,7 +34,7 @@ class Slots(Engine):
 
     def load(self, config: Config, device: str) -> LanguageModel:
         """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""
-        from dflash_mcmc.engine.batching.row_linear import is_small
+        from dflash_mcmc.engine.batching.linear import is_small
 
         target = config.model.load(device)
         config.hardware.set_threads(all(is_small(weight.numel()) for weight in target.decoder.parameters()))
@@ -91,7 +91,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
         second: the companion's prompts by the bytes of the target's; None if it reads the same.
     """
     from dflash_mcmc.engine.batching.batched import BatchedEngine
-    from dflash_mcmc.engine.batching.row_linear import FEW
+    from dflash_mcmc.engine.batching.linear import FEW
 
     companion, anti = (None, None) if blend is None else (blend.companion(model), blend.anti(model))
     options, planned = memory_plan(config, model, prompt_length, num_draws, drafter, companion=companion, anti=anti)

@@ -2,7 +2,7 @@
 
 On Intel processors MKL sums a product in an order that depends on the number of rows, so the last bits of a sample would
 depend on the other samples in its batch. MKL's strict mode ("Conditional Numerical Reproducibility", oneMKL developer guide)
-removes this dependence at no measured cost (notebook, "Bits"). Fixed shapes are needed as well (`batching/ladder.py`). Other
+removes this dependence at no measured cost (notebook, "Bits"). Fixed shapes are needed as well (`batching/cache.py`). Other
 processors do not need the mode.
 """
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import KVCache
-from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.engine.batching.cache import KVCache, round_up
 from dflash_mcmc.engine.batching.logits_processor import process
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.errors import ConfigError

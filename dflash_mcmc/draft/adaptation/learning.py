@@ -23,8 +23,8 @@ import torch
 from torch.nn.functional import embedding, log_softmax, pad
 
 from dflash_mcmc.draft.network.dflash import DFlash, block_pass
-from dflash_mcmc.engine.batching import row_linear
-from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.engine.batching.cache import round_up
+from dflash_mcmc.engine.batching.linear import has_row_layers
 from dflash_mcmc.rng import Key
 
 
@@ -72,7 +72,7 @@ class LowRankDraft:
     """
 
     def __init__(self, network: DFlash, rank: int):
-        if row_linear.has_row_layers(network):
+        if has_row_layers(network):
             raise ValueError("given a network without gradients; allowed: one that is loaded with packs=False")
         self.network = copy.deepcopy(network, {id(weight): weight for weight in network.parameters()})
         self._linear, self._rank = ChangedLinear(self.network.fc), rank
@@ -99,7 +99,7 @@ class LowRankDraft:
 
 _BETAS, _EPSILON = (0.9, 0.95), 1e-8
 LENGTH_STEP = 64
-"""Lengths of features are multiples of it, so that the numbers of a row do not depend on the batch (`batching/ladder.py`)."""
+"""Lengths of features are multiples of it, so that the numbers of a row do not depend on the batch (`batching/cache.py`)."""
 
 
 class AdaptSettings(NamedTuple):

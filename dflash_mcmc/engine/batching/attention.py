@@ -22,7 +22,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from dflash_mcmc.engine.batching.row_linear import has_tiles
+from dflash_mcmc.engine.batching.linear import has_tiles
 from dflash_mcmc.errors import ConfigError
 
 CHOICES = ("auto", "grouped", "sdpa", "eager", "flash_attention_2")

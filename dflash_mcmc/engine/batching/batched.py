@@ -13,7 +13,7 @@ token of every chain is therefore drawn by the same code.
 
 What makes it fast has switches in `Options` (docs/explanation/engine.md).
 
-A ladder gives all shapes (`ladder.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
+A ladder gives all shapes (`cache.py`). On a CPU in float32 the numbers of a row therefore do not depend on the rest of the
 batch. `tests/engine/batching/test_batched.py` compares the engine with the reference engine, and with itself under other batch
 sizes, orders and switches.
 
@@ -35,18 +35,16 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import step_bits
-from dflash_mcmc.engine.batching.cache import KVCache, num_recent
+from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of, num_recent
 from dflash_mcmc.engine.batching.chains import MeteredEngine
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag, TargetBlend
-from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.model_runner import ModelRunner
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, SecondPrompts
 from dflash_mcmc.engine.batching.operations import Operations
 from dflash_mcmc.engine.batching.plan import Caches, Workload
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
 from dflash_mcmc.engine.batching.scheduler import Scheduler
-from dflash_mcmc.engine.batching.second_prompts import SecondPrompts
 from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
@@ -132,7 +130,7 @@ class BatchedEngine(MeteredEngine):
         companion: the model whose logits the blend mixes in; None for a blend without one.
         second: the companion's prompts by the bytes of the target's; None if it reads the same prompts.
         anti: a further model for the blend, after the companion; None without one.
-        few_rows: whether products are those of few rows (`row_linear.py`).
+        few_rows: whether products are those of few rows (`linear.py`).
     """
 
     def __init__(self, model: LanguageModel, blend: TargetBlend | None, num_slots: int, max_length: int,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.engine.batching.cache import chunks
 from dflash_mcmc.engine.batching.interface import Counters, Finished, Tag
-from dflash_mcmc.engine.batching.ladder import chunks
 from dflash_mcmc.engine.batching.rows import RowCounts
 from dflash_mcmc.ops import Chain, Operation, Request, Together
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix

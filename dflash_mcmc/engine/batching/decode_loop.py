@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import KVCache
+from dflash_mcmc.engine.batching.cache import KVCache, Ladder
 from dflash_mcmc.engine.batching.chains import Slot
-from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import (
     DrawnTokens,

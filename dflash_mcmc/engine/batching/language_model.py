@@ -19,11 +19,18 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from dflash_mcmc.engine.batching import attention, delta_net, layer_loop, row_linear
+from dflash_mcmc.engine.batching import attention, linear, recurrent_state
 from dflash_mcmc.engine.batching.attention import unmasked_types
-from dflash_mcmc.engine.batching.cache import LINEAR, CacheShape, KVCache, RecurrentShape, cache_argument, recurrent_shape
-from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
-from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.engine.batching.cache import (
+    LINEAR,
+    CacheShape,
+    KVCache,
+    RecurrentShape,
+    cache_argument,
+    recurrent_shape,
+    round_up,
+)
+from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
@@ -159,7 +166,7 @@ class LanguageModel:
 
     Args:
         head_copy: whether a float32 copy of the head's weights is kept; see `Float32Head`.
-        packs: whether the decoder's linear layers may be replaced (`row_linear.py`), and norms be fused, in the model itself.
+        packs: whether the decoder's linear layers may be replaced (`linear.py`), and norms be fused, in the model itself.
             It then has no gradients.
     """
 
@@ -168,7 +175,7 @@ class LanguageModel:
         refuse(model)
         self.decoder, self.head, self.config = _parts(model)
         self._cache_argument = cache_argument(self.decoder)
-        self._loop: layer_loop.LayerLoop | None = None
+        self._loop: linear.LayerLoop | None = None
         self.tokenizer = tokenizer
         self.device, self.dtype = self.head.weight.device, self.head.weight.dtype
         if self.device.type == "cpu":
@@ -183,7 +190,7 @@ class LanguageModel:
         self.has_experts = has_experts(self.decoder)
         recurrent = recurrent_shape(self.config, self.dtype)
         self.recurrent_nets = [self.layers[layer].linear_attn for layer in recurrent.layers] if recurrent else []
-        delta_net.install(self.recurrent_nets)
+        recurrent_state.install(self.recurrent_nets)
         self.uncaptured = self._reason_without_graphs()
         self._float32_head = Float32Head(self.head, head_copy)
         self.stop_ids = tuple(sorted({*stop_ids, *_stop_ids(model, tokenizer)}))
@@ -259,7 +266,7 @@ class LanguageModel:
 
     @property
     def head_keeps_bits(self) -> bool:
-        """Whether the bits of a row of logits do not depend on the number of rows, by `row_linear.py`."""
+        """Whether the bits of a row of logits do not depend on the number of rows, by `linear.py`."""
         return self._float32_head.prepared is not None
 
     def forbid(self, tokens: Sequence[int]) -> None:
@@ -324,8 +331,8 @@ class LanguageModel:
 
     def _pack(self) -> None:
         """Replaces the linear layers, and takes the place of the modules of transformers where it keeps their bits."""
-        row_linear.replace_layers(self.decoder)
-        self._loop = layer_loop.loop_of(self.decoder, self.cache_shape)
+        linear.replace_layers(self.decoder)
+        self._loop = linear.loop_of(self.decoder, self.cache_shape)
 
     def _reason_without_graphs(self) -> str | None:
         if any(rope.get("rope_type") in GROWING_ROPES for rope in ropes_of(self.config)):

@@ -4,11 +4,16 @@ A companion is another causal language model with a runner of its own. It is fed
 step, at the same positions of the same rows, and keeps its keys and values in a companion of the target's cache. What happens
 to a row, such as a rollback or a fork, so happens to both. A model that drafts has the same place, except that
 it does not read the blocks that it has drafted.
+
+The companion may be the target itself under another prompt (`SecondPrompts`). The second prompt ends at the position at which
+the first one ends, so that the tokens of an answer have the same positions in both caches, and rows are copied and exchanged
+alike. The positions before a shorter prompt hold tokens that no later token attends to. The model is given positions that
+count from the start of the second prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, cast
 
@@ -18,14 +23,11 @@ import torch
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching.attention import Reach
-from dflash_mcmc.engine.batching.cache import KVCache
-from dflash_mcmc.engine.batching.delta_net import replay
+from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
 from dflash_mcmc.engine.batching.interface import TargetBlend
-from dflash_mcmc.engine.batching.ladder import chunks, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.recurrent_state import HybridCache
-from dflash_mcmc.engine.batching.row_linear import few_rows
-from dflash_mcmc.engine.batching.second_prompts import Beside, SecondPrompts
+from dflash_mcmc.engine.batching.linear import few_rows
+from dflash_mcmc.engine.batching.recurrent_state import HybridCache, replay
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
 
@@ -41,6 +43,55 @@ class Span(NamedTuple):
     start: int
     stop: int
     prompt: np.ndarray | None = None
+
+
+class Beside(NamedTuple):
+    """What the companion is fed in a forward of the target.
+
+    Attributes:
+        tokens: int64 (rows, queries).
+        skipped: int64 (rows,), positions before the second prompt of each row.
+    """
+
+    tokens: torch.Tensor
+    skipped: torch.Tensor
+
+
+class SecondPrompts:
+    """The second prompts of all rows.
+
+    Args:
+        prompts: second prompts, int64 (n,), by the bytes of the first ones, which are as long or longer and end in the same
+            token.
+    """
+
+    def __init__(self, prompts: Mapping[bytes, np.ndarray], num_rows: int, device: torch.device):
+        self._prompts = prompts
+        self._skipped = torch.zeros(num_rows, dtype=torch.int64, device=device)
+
+    def begin(self, row: int, prompt: np.ndarray) -> None:
+        """Notes the prompt of an operation that begins in a row."""
+        self._skipped[row] = len(prompt) - len(self._prompts[prompt.tobytes()])
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchanges two rows."""
+        self._skipped[[a, b]] = self._skipped[[b, a]]
+
+    def of_step(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> Beside:
+        """For a step, which feeds the prompt's last token and later ones: the same tokens."""
+        return Beside(tokens, self._skipped[rows])
+
+    def of_spans(self, prompts: Sequence[np.ndarray], first: np.ndarray, tokens: np.ndarray) -> Beside:
+        """For pieces that begin at positions `first`, int64 (rows,), of sequences with these first prompts."""
+        fed, skipped = tokens.copy(), np.zeros(len(prompts), np.int64)
+        for row, prompt in enumerate(prompts):
+            second = self._prompts[prompt.tobytes()]
+            skipped[row] = len(prompt) - len(second)
+            at = np.arange(first[row], first[row] + tokens.shape[1])
+            inside = (at >= skipped[row]) & (at < len(prompt))
+            fed[row, inside] = second[at[inside] - skipped[row]]
+        device = self._skipped.device
+        return Beside(torch.from_numpy(fed).to(device), torch.from_numpy(skipped).to(device))
 
 
 class ModelRunner:
@@ -87,7 +138,7 @@ class ModelRunner:
         """A context for one thread at a time, in which the model has tapped layers and the engine's attention.
 
         Args:
-            few: whether products are those of few rows (`row_linear.py`).
+            few: whether products are those of few rows (`linear.py`).
         """
         with ExitStack() as stack:
             for runner in sorted((self, *self.beside), key=lambda runner: id(runner.model.turn)):  # else two could lock up

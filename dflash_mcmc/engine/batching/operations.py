@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import KVCache
+from dflash_mcmc.engine.batching.cache import KVCache, chunks
 from dflash_mcmc.engine.batching.chains import LiveChain, Slot
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.ladder import chunks
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Start, columns_of_tokens, num_columns, split_columns
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory

@@ -14,16 +14,16 @@ from dflash_mcmc.engine.batching.cache import (
     PIECE,
     CacheShape,
     KVCache,
+    cache_size,
+    ladder_of,
     num_recent,
     recurrent_shape,
 )
-from dflash_mcmc.engine.batching.float32_head import keeps_copy
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.ladder import cache_size, ladder_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.linear import is_small, keeps_copy
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache
-from dflash_mcmc.engine.batching.row_linear import is_small
 from dflash_mcmc.engine.speculative.drafter import Drafter, ModelDrafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.process import machine, ranks

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.cache import KVCache
+from dflash_mcmc.engine.batching.cache import KVCache, Ladder
 from dflash_mcmc.engine.batching.chains import CachedPrefix, Slot
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.ladder import Ladder
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.types import Trajectory
 

@@ -1,10 +1,10 @@
 """Rows of a decode step on a CPU: as many as chains, or multiples of eight.
 
-The numbers of a row must not depend on the rest of the batch. The products of `row_linear.py` have the same bits for any
+The numbers of a row must not depend on the rest of the batch. The products of `linear.py` have the same bits for any
 number of rows. Whether attention, norms, draws and rules have too is compared on the machine that it runs on, in less than a
 second: a step of 1 and of 8 slots with one of 9, bit by bit, with random and fixed inputs. A step is what an engine does: the
 proposal of the draft, the forward over the tokens of each slot, their logits, and the rule. If anything differs, steps are
-padded to multiples of eight (`ladder.py`).
+padded to multiples of eight (`cache.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.row_linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter, Drafter, ModelDrafter
 from dflash_mcmc.engine.speculative.speculation import Block, Rule, Uniforms
 from dflash_mcmc.rng import Key

@@ -23,10 +23,9 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import block_mask, target_ids
 from dflash_mcmc.engine.batching import attention
-from dflash_mcmc.engine.batching.cache import CacheShape, KVCache
-from dflash_mcmc.engine.batching.float32_head import Float32Head, soft_capped
-from dflash_mcmc.engine.batching.ladder import round_up
+from dflash_mcmc.engine.batching.cache import CacheShape, KVCache, round_up
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
 from dflash_mcmc.engine.batching.rows import Rows, Status
 from dflash_mcmc.ops import grid_slot
 
@@ -319,7 +318,7 @@ class BlockGrid:
     Args:
         drafter: gives the block size of the grid.
         num_rows: rows of the engine's cache.
-        row_step: the draft runs on a multiple of this number of rows, on which its numbers then do not depend (`ladder.py`).
+        row_step: the draft runs on a multiple of this number of rows, on which its numbers then do not depend (`cache.py`).
     """
 
     def __init__(self, drafter: DFlashDrafter | ModelDrafter, num_rows: int, row_step: int, device: torch.device):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dflash_mcmc.engine.batching.float32_head import Float32Head
+from dflash_mcmc.engine.batching.linear import Float32Head
 from tests.targets import rows_do_not_depend_on_the_batch
 
 

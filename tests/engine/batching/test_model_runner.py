@@ -214,7 +214,7 @@ def test_an_engine_s_memory_is_freed_without_a_garbage_collection(whole_run):
 def test_several_steps_between_checks_on_a_doubling_ladder(monkeypatch):
     """Uses a GPU's kind of shapes and its interval between checks, on a CPU."""
     from dflash_mcmc.engine.batching import batched
-    from dflash_mcmc.engine.batching.ladder import Ladder
+    from dflash_mcmc.engine.batching.cache import Ladder
 
     model = LanguageModel(random_model(), stop_ids=(3,))
     plain = BatchedEngine(model, NoBlend(), 8, 64)

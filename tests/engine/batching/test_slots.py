@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflash_mcmc.engine.batching.cache import chunks, round_up
 from dflash_mcmc.engine.batching.chains import CachedPrefix, assign
-from dflash_mcmc.engine.batching.ladder import chunks, round_up
 
 
 def holding(*tokens) -> CachedPrefix:

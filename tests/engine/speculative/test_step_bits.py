@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.batching import row_linear, step_bits
+from dflash_mcmc.engine.batching import linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
@@ -175,7 +175,7 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
 
 def test_a_draft_that_learns_keeps_its_layers_and_has_eights(embedded):
     learning = component("draft", "tiny", adapt="online").load(embedded.model)
-    replaced = row_linear.has_row_layers(embedded.model.decoder)
+    replaced = linear.has_row_layers(embedded.model.decoder)
     assert step_bits.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
     assert not step_bits.fits(embedded.model, learning)
     assert not step_bits.free_rows(embedded.model, step_bits.EngineSteps(learning, rules.match), step_bits.ATTENTION)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import linear
 
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching import float32_head, layer_loop, row_linear, step_bits
+from dflash_mcmc.engine.batching import linear, step_bits
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.linear import RowLinear
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.row_linear import RowLinear
 from dflash_mcmc.engine.batching.step_bits import EngineSteps
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
@@ -25,7 +24,7 @@ WIDE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_atte
             head_dim=16)
 """Widths for which steps are compared; the models of `targets.py` have others."""
 PRECISIONS = [torch.float32, torch.bfloat16]
-_HAS_TILES = row_linear.has_tiles()
+_HAS_TILES = linear.has_tiles()
 PRODUCTS = pytest.mark.parametrize("small", [2**30, 0], ids=["plain", "packed"])
 """Float32 layers of at most so many weights have PyTorch's own product."""
 
@@ -40,7 +39,7 @@ def embedded():
 
 
 def prepared(weight: torch.Tensor) -> torch.Tensor:
-    found = row_linear.prepared(weight)
+    found = linear.prepared(weight)
     if found is None:
         pytest.skip("this processor has no product of this precision that keeps bits: layers stay as they are")
     return found
@@ -68,7 +67,7 @@ def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampl
 @PRODUCTS
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_families_have_the_bits_of_padded_steps(family, small, random_weights, monkeypatch):
-    monkeypatch.setattr(row_linear, "_SMALL", small)
+    monkeypatch.setattr(linear, "_SMALL", small)
     model, prompts = wide(family), [np.arange(5, 17), np.arange(8, 30)]
     found = records(model, prompts, temperature(), 2, 4)[0]
     monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
@@ -81,7 +80,7 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
     dtype = getattr(torch, precision)
     model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
     free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
-    assert free or not row_linear.has_row_layers(model.decoder) or precision == "bfloat16"
+    assert free or not linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
     def counted(self, cache, rows, tokens, *rest, **named):
         fed.append(tokens.shape)
@@ -101,49 +100,49 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
 @PRODUCTS
 def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(inputs, outputs, biased, dtype, small, monkeypatch):
     """Of 1 to 128 rows, for one and two threads; the values are those of a linear layer."""
-    monkeypatch.setattr(row_linear, "_SMALL", small)
+    monkeypatch.setattr(linear, "_SMALL", small)
     generator, threads = torch.Generator().manual_seed(1), torch.get_num_threads()
     weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((outputs, inputs), (outputs,)))
     added, rows = bias if biased else None, torch.randn(128, inputs, generator=generator).to(dtype)
-    exact = linear(rows.double(), weight.double(), None if added is None else added.double())
+    exact = torch.nn.functional.linear(rows.double(), weight.double(), None if added is None else added.double())
     error = 1e-3 if dtype == torch.float32 else 2**-7 * exact.abs().max()
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
             given = prepared(weight)
-            expected = row_linear.multiply(rows, given, added)
+            expected = linear.multiply(rows, given, added)
             torch.testing.assert_close(expected.double(), exact, rtol=0, atol=float(error))
             for count in (1, 2, 3, 5, 8, 13, 40, 64, 128):
                 for start in (0, (128 - count) // 2):
                     mine = slice(start, start + count)
-                    assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added), expected[mine])
-            few = row_linear.multiply(rows, given, added, row_linear.FEW)
+                    assert torch.equal(linear.multiply(rows[mine].clone(), given, added), expected[mine])
+            few = linear.multiply(rows, given, added, linear.FEW)
             torch.testing.assert_close(few.double(), exact, rtol=0, atol=float(error))
-            for count in (*range(1, 34), 65, 97) if row_linear.keeps_bits(given, row_linear.FEW) else ():
+            for count in (*range(1, 34), 65, 97) if linear.keeps_bits(given, linear.FEW) else ():
                 mine = slice(128 - count, None)
-                assert torch.equal(row_linear.multiply(rows[mine].clone(), given, added, row_linear.FEW), few[mine])
+                assert torch.equal(linear.multiply(rows[mine].clone(), given, added, linear.FEW), few[mine])
     finally:
         torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (2, 64), (64, 64), (65, 64), (3, 40, 64), (0, 64)])
 def test_each_call_of_a_product_in_tiles_has_64_rows_or_at_most_32(shape, monkeypatch):
-    monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
+    monkeypatch.setattr(linear, "has_tiles", lambda: True)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator).bfloat16() for each in ((128, 64), (128,), shape))
-    given, counts, call = prepared(weight), [], row_linear._packed_product
+    given, counts, call = prepared(weight), [], linear._packed_product
 
     def counted(rows, weight, bias):
         counts.append(len(rows))
         return call(rows, weight, bias)
 
-    monkeypatch.setattr(row_linear, "_packed_product", counted)
-    exact, count = linear(rows.double(), weight.double(), bias.double()), len(rows.flatten(0, -2))
-    torch.testing.assert_close(row_linear.multiply(rows, given, bias).double(), exact, rtol=2**-7, atol=0.02)
+    monkeypatch.setattr(linear, "_packed_product", counted)
+    exact, count = torch.nn.functional.linear(rows.double(), weight.double(), bias.double()), len(rows.flatten(0, -2))
+    torch.testing.assert_close(linear.multiply(rows, given, bias).double(), exact, rtol=2**-7, atol=0.02)
     assert counts == [64] * -(-count // 64) or not rows.numel()
     counts.clear()
     network = torch.nn.Sequential(RowLinear(given, bias, few=True), RowLinear(given, bias))
-    with row_linear.few_rows(network):
+    with linear.few_rows(network):
         torch.testing.assert_close(network[0](rows).double(), exact, rtol=2**-7, atol=0.02)
         assert [layer.tile for layer in network] == [32, 64]
     assert network[0].tile == 64
@@ -153,27 +152,27 @@ def test_each_call_of_a_product_in_tiles_has_64_rows_or_at_most_32(shape, monkey
 @PRODUCTS
 @pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (3, 2, 64), (3, 1, 64), (1, 64), (0, 64)])
 def test_rows_have_any_shape(shape, small, monkeypatch):
-    monkeypatch.setattr(row_linear, "_SMALL", small)
+    monkeypatch.setattr(linear, "_SMALL", small)
     generator = torch.Generator().manual_seed(2)
     weight, bias, rows = (torch.randn(each, generator=generator) for each in ((128, 64), (128,), shape))
     layer = RowLinear(prepared(weight), bias)
     assert (layer.in_features, layer.out_features) == (64, 128)
-    torch.testing.assert_close(layer(rows), linear(rows, weight, bias), rtol=0, atol=1e-4)
+    torch.testing.assert_close(layer(rows), torch.nn.functional.linear(rows, weight, bias), rtol=0, atol=1e-4)
 
 
 @PRODUCTS
 def test_layers_are_replaced_in_place_and_keep_their_numbers(small, random_weights, monkeypatch):
-    monkeypatch.setattr(row_linear, "_SMALL", small)
+    monkeypatch.setattr(linear, "_SMALL", small)
     network = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Sequential(torch.nn.Linear(128, 64, bias=False)),
                                   torch.nn.Linear(64, 1))
     network.append(network[0])  # one layer at two places
     rows, count = torch.randn(4, 64), sum(parameter.numel() for parameter in network.parameters())
     with torch.no_grad():
         expected = network[:3](rows)
-        if not row_linear.replace_layers(network):
+        if not linear.replace_layers(network):
             pytest.skip("this processor has no product that keeps bits")
         torch.testing.assert_close(network[:3](rows), expected)
-    assert row_linear.has_row_layers(network)
+    assert linear.has_row_layers(network)
     assert network[0] is network[3]
     assert type(network[2]) is torch.nn.Linear
     assert sum(parameter.numel() for parameter in network.parameters()) == count
@@ -183,17 +182,17 @@ def test_layers_are_replaced_in_place_and_keep_their_numbers(small, random_weigh
 @pytest.mark.parametrize("wrong", ["rows", "one row"])
 def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, small, monkeypatch, random_weights):
     """A last bit is enough. Nothing is replaced then, and the head keeps its plain copy."""
-    own = row_linear.multiply
+    own = linear.multiply
 
     def other(rows, weight, bias, *tile):
         found, count = own(rows, weight, bias, *tile), rows.numel() // rows.shape[-1]
         return torch.nextafter(found, torch.tensor(torch.inf)) if count == (1 if wrong == "one row" else 8) else found
 
-    monkeypatch.setattr(row_linear, "_SMALL", small)
+    monkeypatch.setattr(linear, "_SMALL", small)
     prepared(torch.eye(64))
-    monkeypatch.setattr(row_linear, "multiply", other)
+    monkeypatch.setattr(linear, "multiply", other)
     model = wide()
-    assert not row_linear.has_row_layers(model.decoder)
+    assert not linear.has_row_layers(model.decoder)
     assert not model.head_keeps_bits
     assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
     assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
@@ -203,10 +202,10 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
 def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
         keeps, tmp_path, monkeypatch, random_weights):
     """And they end with `few_rows`, inside of others too. Steps have few rows by the slots and by the draft's block."""
-    monkeypatch.setattr(row_linear, "has_tiles", lambda: True)
+    monkeypatch.setattr(linear, "has_tiles", lambda: True)
     prepared(torch.eye(64).bfloat16())
-    own = row_linear.keeps_bits
-    monkeypatch.setattr(row_linear, "keeps_bits", lambda weight, tile=64: own(weight) and (keeps or tile == 64))
+    own = linear.keeps_bits
+    monkeypatch.setattr(linear, "keeps_bits", lambda weight, tile=64: own(weight) and (keeps or tile == 64))
     model, taken = LanguageModel(random_model("qwen3", **WIDE).bfloat16(), stop_ids=(3, 7), packs=True), []
     layers = [layer for layer in model.decoder.modules() if isinstance(layer, RowLinear)]
     assert layers
@@ -223,8 +222,8 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
         assert taken
         assert taken[-1] == {tile}
         assert {layer.tile for layer in layers} == {64}
-    with row_linear.few_rows(model.decoder):
-        with row_linear.few_rows(model.decoder, few=False):
+    with linear.few_rows(model.decoder):
+        with linear.few_rows(model.decoder, few=False):
             assert {layer.tile for layer in layers} == {64}
         assert {layer.tile for layer in layers} == {few}
 
@@ -246,11 +245,11 @@ def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weigh
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_small_layers_have_the_plain_product_in_float32(dtype, monkeypatch):
     """If the plain one does not keep the bits, they are packed."""
-    monkeypatch.setattr(row_linear, "_SMALL", 64 * 64)
+    monkeypatch.setattr(linear, "_SMALL", 64 * 64)
     small, large = (torch.zeros(outputs, 64, dtype=dtype) for outputs in (64, 65))
     assert prepared(small).is_mkldnn == (dtype == torch.bfloat16)
     assert prepared(large).is_mkldnn
-    monkeypatch.setattr(row_linear, "keeps_bits", lambda weight: weight.is_mkldnn)
+    monkeypatch.setattr(linear, "keeps_bits", lambda weight: weight.is_mkldnn)
     assert prepared(small).is_mkldnn
 
 
@@ -264,10 +263,10 @@ def test_a_model_of_the_user_keeps_its_layers(random_weights):
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_prepared_head_has_float32_sums_and_gradients(dtype, random_weights):
     layer = torch.nn.Linear(64, 192).to(dtype)
-    head = float32_head.Float32Head(layer)
+    head = linear.Float32Head(layer)
     prepared(layer.weight.float())
     hidden = torch.randn(3, 64).to(dtype).requires_grad_()
-    exact = linear(hidden.double(), layer.weight.double(), layer.bias.double())
+    exact = torch.nn.functional.linear(hidden.double(), layer.weight.double(), layer.bias.double())
     with torch.no_grad():
         found = head.logits(hidden)
     assert found.dtype == torch.float32
@@ -276,13 +275,13 @@ def test_a_prepared_head_has_float32_sums_and_gradients(dtype, random_weights):
     torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
     logits.sum().backward()
     torch.testing.assert_close(hidden.grad.double(), layer.weight.double().sum(0).expand(3, -1), rtol=0.02, atol=0.02)
-    assert float32_head.Float32Head(layer, copied=False).prepared is None
+    assert linear.Float32Head(layer, copied=False).prepared is None
 
 
 def looped(family: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A model whose layers run in the loop, where its products keep their bits on this machine."""
     model = LanguageModel(random_model(family, **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
-    if not row_linear.has_row_layers(model.decoder):
+    if not linear.has_row_layers(model.decoder):
         pytest.skip("this processor has no product of this precision that keeps bits: layers stay as they are")
     return model
 
@@ -291,7 +290,7 @@ def looped(family: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @torch.inference_mode()
 def test_the_loop_of_layers_has_the_bits_of_the_modules_and_tells_the_same_hooks(family, dtype, tiles, monkeypatch):
-    monkeypatch.setattr(row_linear, "has_tiles", lambda: tiles or _HAS_TILES)
+    monkeypatch.setattr(linear, "has_tiles", lambda: tiles or _HAS_TILES)
     model = looped(family, dtype)
     assert model._loop is not None
     found = []
@@ -320,7 +319,7 @@ def test_a_decoder_that_computes_anything_else_has_no_loop(changed):
         return (output[0] + 1e-3, *output[1:]) if isinstance(output, tuple) else output + 1e-3
 
     module.forward = forward
-    assert layer_loop.loop_of(model.decoder, model.cache_shape) is None
+    assert linear.loop_of(model.decoder, model.cache_shape) is None
 
 
 @pytest.mark.parametrize("hooked", ["embed_tokens", "layers.0", "layers.1.mlp", "layers.1.self_attn.q_proj"])
