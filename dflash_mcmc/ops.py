@@ -105,6 +105,15 @@ class Floor(NamedTuple):
         """W_t after each token of `trajectory` from `start` on, float64. The sum runs token by token, as on a device."""
         return np.cumsum(self.alpha * trajectory.log_p[start:] - trajectory.log_q[start:])
 
+    def weight(self, trajectory: Trajectory, start: int) -> float:
+        """W_t after the last token of `trajectory`; 0 if the draw, which starts at `start`, has none yet."""
+        return float(self.weights(trajectory, start)[-1]) if trajectory.length > start else 0.0
+
+    @property
+    def threshold(self) -> float:
+        """The draw may be abandoned once W_t, plus log(length / t) where `length` is given, is not above this."""
+        return self.log_uniform + self.reference - self.margin
+
     def bound(self, weight: float, generated: int) -> float:
         """b_t for W_t = `weight` after `generated` tokens of the generation."""
         return weight - self.reference + (0.0 if self.length is None else math.log(self.length / generated))

@@ -242,9 +242,7 @@ def _configuration(path: str, revision: str | None, rope: str | None) -> Any:
 
     config = _pretrained(transformers.AutoConfig, path, revision)
     if rope is not None:
-        from dflash_mcmc.engine.batching import rope as ropes
-
-        ropes.override(config.get_text_config(), json.loads(rope))
+        override_rope(config.get_text_config(), json.loads(rope))
     return config
 
 
@@ -288,3 +286,48 @@ def _pretrained(kind: Any, path: str, revision: str | None, **settings):
             raise Checkpoint("model.path", path, revision, "").unreachable() from error
         reason = reason_of(error, 300)
         raise UserError(f"model.path: cannot load {path!r}: {type(error).__name__}: {reason}") from error
+
+
+_ROPE = "model.rope_scaling"
+_KEPT_OF_ROPE = ("rope_theta", "partial_rotary_factor")
+"""Parameters that stay unless they are given."""
+
+
+def override_rope(config: Any, given: Mapping[str, Any]) -> None:
+    """Sets the parameters of the rotary embedding.
+
+    Args:
+        config: the text configuration of `transformers`, which is changed.
+        given: the parameters, such as rope_type and factor; or those of each type of layer, by its name, for a model that has
+            several embeddings (Gemma 3, OLMo 3). `original_max_position_embeddings` is by default the configuration's length.
+
+    Raises:
+        ConfigError: for a model without such an embedding, or parameters that `transformers` refuses.
+    """
+    before = getattr(config, "rope_parameters", None)
+    if not before:
+        raise ConfigError(_ROPE, dict(given), "null for a model without a rotary embedding")
+    nested = {name for name, value in before.items() if isinstance(value, dict)}
+    if nested and not set(given) <= nested:
+        raise ConfigError(_ROPE, dict(given), f"parameters for each of {', '.join(sorted(nested))}, as in "
+                          f"{{{min(nested)}:{{rope_type:yarn,factor:4.0}}}}")
+    after = {**before, **{name: _merged_rope(given, before[name], given[name]) for name in given}} if nested else (
+        _merged_rope(given, before, given))
+    config.rope_parameters = after
+    try:
+        config.standardize_rope_params()
+        config.validate_rope()
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(_ROPE, dict(given), f"what transformers accepts ({reason_of(error, 200)})") from error
+
+
+def _merged_rope(whole: Mapping[str, Any], before: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
+    """The parameters of one embedding. Raises ConfigError for a name or a type that `transformers` does not have."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+
+    names, kinds = sorted(RopeParameters.__annotations__), sorted({"default", *ROPE_INIT_FUNCTIONS})
+    if not isinstance(parameters, Mapping) or not set(parameters) <= set(names):
+        raise ConfigError(_ROPE, dict(whole), f"a mapping with {', '.join(names)}")
+    if parameters.get("rope_type") not in kinds:
+        raise ConfigError(_ROPE, dict(whole), f"a rope_type of {', '.join(kinds)}")
+    return {**{name: before[name] for name in _KEPT_OF_ROPE if before.get(name) is not None}, **parameters}

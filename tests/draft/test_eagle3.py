@@ -15,7 +15,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.eagle3 import Eagle3Draft
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.eagle3 import FAMILY, Eagle3
-from dflash_mcmc.engine.batching import step_bits
+from dflash_mcmc.engine.batching import batched
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -229,14 +229,14 @@ def test_steps_of_a_packed_draft_are_compared(make_config, tmp_path, monkeypatch
     def near(few, many, count):
         return all(torch.allclose(ours, theirs[:count], atol=1e-4) for ours, theirs in zip(few, many, strict=True))
 
-    monkeypatch.setattr(step_bits, "_same", near)
+    monkeypatch.setattr(batched, "_same", near)
     target = make_config("model=tiny").model.load("cpu")
     drafter = make_config("draft=eagle3", f"draft.path={for_tiny(tmp_path)}", "decoder=speculative_match").draft.load(target)
-    step = step_bits.EngineSteps(drafter)
+    step = batched.EngineSteps(drafter)
     with torch.inference_mode():
-        assert step_bits.steps_agree(target, step)
+        assert batched.steps_agree(target, step)
         drafter.network.fc.register_forward_hook(lambda _, inputs, states: states + (len(states) == 1))
-        assert not step_bits.steps_agree(target, step)
+        assert not batched.steps_agree(target, step)
 
 
 # Runs.

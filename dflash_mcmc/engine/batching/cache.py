@@ -8,8 +8,8 @@ A hybrid model mixes attention with layers of the gated delta rule (arXiv 2412.0
 state after a token is a short convolution's last inputs, and a matrix for each head (`recurrent_state.py`).
 
 Forwards have few shapes (`Ladder`). On a CPU in float32 the numbers of a row must not depend on the rest of the batch.
-Multiples of 8 rows and 64 keys ensure this (notebook: Bits), or any number of rows where `step_bits.py` says so. On a GPU each
-shape is a captured graph. There the shapes grow by factors of two, so that they are few.
+Multiples of 8 rows and 64 keys ensure this (notebook: Bits), or any number of rows where `batched.free_rows` says so. On a
+GPU each shape is a captured graph. There the shapes grow by factors of two, so that they are few.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dflash_mcmc.engine.batching.rows import DrawnTokens, Start, columns_of_toke
 from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
-from dflash_mcmc.ops import Draw, Floor, Operation, Score, counted_from, grid_origin
+from dflash_mcmc.ops import Draw, Operation, Score, counted_from, grid_origin
 from dflash_mcmc.types import Trajectory
 
 
@@ -44,7 +44,7 @@ def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
     """Whether the tokens that the draw shares with `along` have crossed its floor. If so, the draw ends without a step."""
     if draw.floor is None or trajectory.length == draw.trajectory.length:
         return False
-    return draw.floor.crossed(float(draw.floor.weights(trajectory, draw.trajectory.length)[-1]), trajectory.length)
+    return draw.floor.crossed(draw.floor.weight(trajectory, draw.trajectory.length), trajectory.length)
 
 
 def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
@@ -87,13 +87,9 @@ def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_
     """
     origin, first = len(base.prompt), base.sequence_length
     start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms, grid_origin=grid_origin)
-    return start if draw.floor is None else _with_floor(start, draw.floor, draw.trajectory.length, base)
-
-
-def _with_floor(start: Start, floor: Floor, length: int, base: Trajectory) -> Start:
-    threshold = floor.log_uniform + floor.reference - floor.margin
-    weights = floor.weights(base, length)
-    return start._replace(alpha=floor.alpha, weight=float(weights[-1]) if len(weights) else 0.0, floor=threshold,
+    if (floor := draw.floor) is None:
+        return start
+    return start._replace(alpha=floor.alpha, weight=floor.weight(base, draw.trajectory.length), floor=floor.threshold,
                           log_length=-np.inf if floor.length is None else float(np.log(floor.length)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +15,7 @@ import torch
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of
-from dflash_mcmc.ops import Operation, SamplingParams
-
-if TYPE_CHECKING:
-    from dflash_mcmc.engine.vllm.ledger import Ticket
+from dflash_mcmc.ops import SamplingParams
 
 
 class Status(enum.IntEnum):
@@ -295,8 +292,19 @@ class Stepper(Protocol):
 
 _LAW = 3
 """Columns of a law: log q, and the two ends of the interval."""
-AsksColumns: TypeAlias = "Operation | Group | Ticket"
-"""What tells the columns of tokens."""
+
+
+class AsksColumns(Protocol):
+    """An operation or a group, which tells the columns of its tokens."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def laws(self) -> Sequence[SamplingParams]: ...
+    @property
+    def entropy(self) -> bool: ...
+    @property
+    def kept(self) -> bool: ...
 
 
 def num_columns(asked: AsksColumns) -> int:

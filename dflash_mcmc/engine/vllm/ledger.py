@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.operations import start_of
 from dflash_mcmc.engine.batching.rows import num_columns
 from dflash_mcmc.engine.batching.stop_strings import StopStrings
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
@@ -103,10 +102,10 @@ class Ticket(NamedTuple):
 
 
 def _limit(draw: Draw, base: Trajectory) -> Limit | None:
-    if draw.floor is None:
+    if (floor := draw.floor) is None:
         return None
-    start = start_of(draw, base, 0, np.empty(0), 0)
-    return Limit(start.alpha, start.weight, start.floor, None if draw.floor.length is None else start.log_length)
+    return Limit(floor.alpha, floor.weight(base, draw.trajectory.length), floor.threshold,
+                 None if floor.length is None else float(np.log(floor.length)))
 
 
 SCORES = 4

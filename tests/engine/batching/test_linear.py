@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from dflash_mcmc.engine import slots
-from dflash_mcmc.engine.batching import linear, step_bits
-from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching import batched, linear
+from dflash_mcmc.engine.batching.batched import BatchedEngine, EngineSteps
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
-from dflash_mcmc.engine.batching.step_bits import EngineSteps
 from dflash_mcmc.rng import Key
 from tests.bench.subject import subject_of
 from tests.composing import composed
@@ -58,7 +57,7 @@ def records(model: LanguageModel, prompts, sampler, slots: int, chains: int) -> 
 def test_records_of_the_embedded_model_are_those_of_padded_steps(embedded, sampler, monkeypatch):
     prompts = embedded.prompts[:3]
     found = [records(embedded.model, prompts, sampler, slots, 4)[0] for slots in (1, 3, 12)]
-    monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
+    monkeypatch.setattr(batched, "free_rows", lambda *given: False)
     padded, engine = records(embedded.model, prompts, sampler, 4, 4)
     assert engine._loop._ladder.row_step == 8
     assert found == [padded] * 3
@@ -70,7 +69,7 @@ def test_families_have_the_bits_of_padded_steps(family, small, random_weights, m
     monkeypatch.setattr(linear, "_SMALL", small)
     model, prompts = wide(family), [np.arange(5, 17), np.arange(8, 30)]
     found = records(model, prompts, temperature(), 2, 4)[0]
-    monkeypatch.setattr(step_bits, "free_rows", lambda *given: False)
+    monkeypatch.setattr(batched, "free_rows", lambda *given: False)
     assert found == records(model, prompts, temperature(), 2, 4)[0]
 
 
@@ -79,7 +78,7 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
     fed, forward = [], ModelRunner.forward
     dtype = getattr(torch, precision)
     model = LanguageModel(random_model("qwen3", **WIDE).to(dtype), stop_ids=(3, 7), packs=True)
-    free = step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    free = batched.free_rows(model, EngineSteps(), batched.ATTENTION)
     assert free or not linear.has_row_layers(model.decoder) or precision == "bfloat16"
 
     def counted(self, cache, rows, tokens, *rest, **named):
@@ -88,7 +87,7 @@ def test_a_step_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, pre
 
     monkeypatch.setattr(ModelRunner, "forward", counted)
     for allowed in (free, False):
-        monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
+        monkeypatch.setattr(batched, "free_rows", lambda *given, allowed=allowed: allowed)
         fed.clear()
         records(model, [np.arange(5, 17)], temperature(), 1, 1)
         assert {rows for rows, queries in fed if queries == 1} == {1 if allowed else 8}
@@ -194,7 +193,7 @@ def test_products_whose_bits_depend_on_the_number_of_rows_are_found_out(wrong, s
     model = wide()
     assert not linear.has_row_layers(model.decoder)
     assert not model.head_keeps_bits
-    assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    assert not batched.free_rows(model, EngineSteps(), batched.ATTENTION)
     assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
 
 
@@ -230,16 +229,16 @@ def test_a_network_whose_products_of_few_rows_have_other_bits_keeps_its_tiles(
 
 @pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
 def test_a_failed_comparison_leads_to_eights(wrong, monkeypatch, random_weights):
-    monkeypatch.setattr(step_bits, wrong, lambda *given: False)
+    monkeypatch.setattr(batched, wrong, lambda *given: False)
     model = wide()
-    assert not step_bits.free_rows(model, EngineSteps(), step_bits.ATTENTION)
+    assert not batched.free_rows(model, EngineSteps(), batched.ATTENTION)
     assert BatchedEngine(model, None, 1, 40)._loop._ladder.row_step == 8
 
 
 @pytest.mark.parametrize("changes", [{"intermediate_size": 48}, {"hidden_size": 96}, {"packs": False}])
 def test_widths_with_a_rest_and_plain_products_have_eights(changes, random_weights):
     """A vectorised function computes the rest by other instructions."""
-    assert not step_bits.free_rows(wide(**changes), EngineSteps(), step_bits.ATTENTION)
+    assert not batched.free_rows(wide(**changes), EngineSteps(), batched.ATTENTION)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

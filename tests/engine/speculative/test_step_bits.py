@@ -9,7 +9,7 @@ import torch
 
 from dflash_mcmc.api.choices import component
 from dflash_mcmc.blend.draft import DraftBlend
-from dflash_mcmc.engine.batching import linear, step_bits
+from dflash_mcmc.engine.batching import batched, linear
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
@@ -60,7 +60,7 @@ def is_the_same(subject, sampler, slots: int, drafter, decoder=None, blend=None,
     """The records of steps with any number of rows are those of padded steps."""
     on = engine_of(subject, slots, drafter, decoder, blend, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_bits, "free_rows", lambda *given: False)
+        patch.setattr(batched, "free_rows", lambda *given: False)
         off = engine_of(subject, slots, drafter, decoder, blend, **options)
     assert off._loop._ladder.row_step == 8
     assert records(on, subject.prompts[:3], sampler) == records(off, subject.prompts[:3], sampler)
@@ -90,8 +90,8 @@ def test_a_blend_with_the_draft_is_the_same_to_the_last_bit(embedded, sampler):
     is_the_same(embedded, sampler, 2, draft(embedded.model, "dflash", 4), blend=DraftBlend(beta=0.4, grid="absolute"))
 
 
-def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match) -> step_bits.EngineSteps:
-    return step_bits.EngineSteps(draft(model, name, block_size), rule)
+def steps_of(model, name: str = "dflash", block_size: int = 3, rule=rules.match) -> batched.EngineSteps:
+    return batched.EngineSteps(draft(model, name, block_size), rule)
 
 
 @pytest.mark.parametrize("name", ["dflash", "self", "ngram"])
@@ -103,10 +103,10 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
         return forward(self, cache, rows, tokens, *rest, **named)
 
     drafter, decoder = draft(embedded.model, name, 3), match()
-    steps = step_bits.EngineSteps(drafter, decoder.speculation(drafter).rule)
-    free = step_bits.free_rows(embedded.model, steps, step_bits.ATTENTION)
+    steps = batched.EngineSteps(drafter, decoder.speculation(drafter).rule)
+    free = batched.free_rows(embedded.model, steps, batched.ATTENTION)
     for allowed in (free, False):
-        monkeypatch.setattr(step_bits, "free_rows", lambda *given, allowed=allowed: allowed)
+        monkeypatch.setattr(batched, "free_rows", lambda *given, allowed=allowed: allowed)
         engine = engine_of(embedded, 1, drafter, decoder)
         monkeypatch.setattr(ModelRunner, "forward", counted)
         fed.clear()
@@ -119,15 +119,15 @@ def test_a_round_has_as_many_rows_as_chains_where_the_bits_allow_it(embedded, na
 
 @pytest.mark.parametrize("wrong", ["draws_agree", "steps_agree"])
 def test_a_failed_comparison_leads_to_eights(embedded, wrong, monkeypatch):
-    step_bits._KNOWN.clear()
-    monkeypatch.setattr(step_bits, wrong, lambda *given: False)
-    assert not step_bits.free_rows(embedded.model, steps_of(embedded.model), step_bits.ATTENTION)
-    step_bits._KNOWN.clear()
+    batched._KNOWN.clear()
+    monkeypatch.setattr(batched, wrong, lambda *given: False)
+    assert not batched.free_rows(embedded.model, steps_of(embedded.model), batched.ATTENTION)
+    batched._KNOWN.clear()
 
 
-def agreeing(subject) -> step_bits.EngineSteps:
+def agreeing(subject) -> batched.EngineSteps:
     steps = steps_of(subject.model)
-    if not step_bits.free_rows(subject.model, steps, step_bits.ATTENTION):
+    if not batched.free_rows(subject.model, steps, batched.ATTENTION):
         pytest.skip("this processor gives fewer rows other bits: steps are padded to eights here")
     return steps
 
@@ -143,7 +143,7 @@ def test_another_product_is_found_out(embedded, where, monkeypatch):
     own = getattr(holder, name)
     monkeypatch.setattr(holder, name, lambda rows: (
         torch.nextafter(own(rows), torch.tensor(torch.inf)) if len(rows) <= few else own(rows)))
-    assert not step_bits.steps_agree(embedded.model, steps)
+    assert not batched.steps_agree(embedded.model, steps)
 
 
 @torch.inference_mode()
@@ -154,10 +154,10 @@ def test_attention_of_fewer_slots_with_other_bits_is_found_out(embedded, monkeyp
 
     def other(module, query, *rest, **kwargs):
         mixed, weights = own(module, query, *rest, **kwargs)
-        return (mixed if len(query) == step_bits.ROWS else torch.nextafter(mixed, torch.tensor(torch.inf))), weights
+        return (mixed if len(query) == batched.ROWS else torch.nextafter(mixed, torch.tensor(torch.inf))), weights
 
     monkeypatch.setattr(attention, "grouped_attention", other)  # the draft calls it by this name
-    assert not step_bits.steps_agree(embedded.model, steps)
+    assert not batched.steps_agree(embedded.model, steps)
 
 
 def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
@@ -166,16 +166,16 @@ def test_a_rule_that_depends_on_the_number_of_blocks_is_found_out(embedded):
     def rule(block, chance):
         verdict = rules.match(block, chance)
         kept.append(verdict.accepted[0])
-        return verdict._replace(accepted=verdict.accepted * (len(block.drafted) == step_bits.ROWS))
+        return verdict._replace(accepted=verdict.accepted * (len(block.drafted) == batched.ROWS))
 
-    assert step_bits.draws_agree(512, steps_of(embedded.model))
-    assert not step_bits.draws_agree(512, steps_of(embedded.model, rule=rule))
+    assert batched.draws_agree(512, steps_of(embedded.model))
+    assert not batched.draws_agree(512, steps_of(embedded.model, rule=rule))
     assert max(kept) > 0
 
 
 def test_a_draft_that_learns_keeps_its_layers_and_has_eights(embedded):
     learning = component("draft", "tiny", adapt="online").load(embedded.model)
     replaced = linear.has_row_layers(embedded.model.decoder)
-    assert step_bits.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
-    assert not step_bits.fits(embedded.model, learning)
-    assert not step_bits.free_rows(embedded.model, step_bits.EngineSteps(learning, rules.match), step_bits.ATTENTION)
+    assert batched.fits(embedded.model, draft(embedded.model, "dflash", 3)) == replaced
+    assert not batched.fits(embedded.model, learning)
+    assert not batched.free_rows(embedded.model, batched.EngineSteps(learning, rules.match), batched.ATTENTION)

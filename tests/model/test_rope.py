@@ -11,8 +11,8 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
-from dflash_mcmc.engine.batching.rope import override
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.model.hf import override_rope
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory
@@ -56,8 +56,8 @@ def test_each_type_of_layer_has_its_own():
     config = Gemma3TextConfig(max_position_embeddings=64)
     before = config.rope_parameters["sliding_attention"]
     with pytest.raises(ConfigError, match=r"model.rope_scaling: .*; allowed: parameters for each of full_attention, sliding"):
-        override(config, YARN)
-    override(config, {"full_attention": YARN})
+        override_rope(config, YARN)
+    override_rope(config, {"full_attention": YARN})
     assert config.rope_parameters["sliding_attention"] == before
     assert config.rope_parameters["full_attention"] == {"rope_theta": 1e6, **YARN, "original_max_position_embeddings": 64}
     assert max_positions(config) == 128
@@ -68,13 +68,13 @@ def test_each_type_of_layer_has_its_own():
     ({"rope_type": "yarn", "faktor": 2.0}, "allowed: a mapping with attention_factor, "), ({"factor": 2.0}, "a rope_type of")])
 def test_wrong_values_are_one_line(given, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        override(LlamaConfig(max_position_embeddings=64), given)
+        override_rope(LlamaConfig(max_position_embeddings=64), given)
     assert "\n" not in str(caught.value)
 
 
 def test_where_it_has_no_effect_it_is_refused(make_config):
     with pytest.raises(ConfigError, match="allowed: null for a model without a rotary embedding"):
-        override(GPT2Config(), YARN)
+        override_rope(GPT2Config(), YARN)
     with pytest.raises(UserError, match=r"model.rope_scaling: given 3; allowed: null, or a mapping"):
         make_config("model.rope_scaling=3")
     with pytest.raises(UserError, match=r"model.rope_scaling: given .*; allowed: null with engine=vllm"):
