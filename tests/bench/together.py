@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.chains import SlotMemory
 from dflash_mcmc.engine.batching.interface import Options
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.ops import Chain, Draw, SamplingParams, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Trajectory

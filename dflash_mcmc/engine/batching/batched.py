@@ -4,10 +4,8 @@ Each operation of a chain has a slot. A draw continues a sequence. The keys and 
 still holds are kept, and the rest of the sequence is read in pieces. Its last token is always fed by a decode step. Every
 token of every chain is therefore drawn by the same code.
 
-    scheduler.py      admits waiting chains to slots
-    chains.py         the request of a chain, its answers, its cost and its turns
-    operations.py     carries out a draw or a score in a slot
-    slot_memory.py    keys and values of the slots
+    scheduler.py      admits waiting chains to slots, and carries out their draws and scores
+    chains.py         the request of a chain, its answers, its cost and its turns; keys and values of its slots
     decode_loop.py    decode steps of all live rows
     model_runner.py   forwards of the target
 
@@ -41,17 +39,15 @@ import torch
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of, num_recent
-from dflash_mcmc.engine.batching.chains import MeteredEngine
+from dflash_mcmc.engine.batching.chains import SlotMemory
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
-from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, Options, Tag, TargetBlend
+from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, MeteredEngine, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
-from dflash_mcmc.engine.batching.model_runner import ModelRunner, SecondPrompts
-from dflash_mcmc.engine.batching.operations import Operations
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
 from dflash_mcmc.engine.batching.plan import Caches, Workload
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
-from dflash_mcmc.engine.batching.scheduler import Scheduler
-from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
+from dflash_mcmc.engine.batching.scheduler import Operations, Scheduler
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.blockwise import BlockSteps, MixedSteps
 from dflash_mcmc.engine.speculative.drafter import Anchors, BlockGrid, DFlashDrafter, Drafter, ModelDrafter

@@ -1,222 +1,32 @@
-"""The chains of an engine: their live requests, the slots of their operations, their turns, and what they cost."""
+"""The chains of an engine: their requests, turns and costs, and the slots of their operations with keys and values.
+
+Rows are changed from one sequence to the next with as little reading as possible: a row keeps the tokens that the next one
+begins with, a spare row gives back what a rejected draw has overwritten, and other rows of the chain give what they hold.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.cache import chunks
-from dflash_mcmc.engine.batching.interface import Counters, Finished, Tag
+from dflash_mcmc.engine.batching.cache import KVCache, Ladder, chunks
+from dflash_mcmc.engine.batching.interface import Finished, Meter, Options
+from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, Span
 from dflash_mcmc.engine.batching.rows import RowCounts
-from dflash_mcmc.ops import Chain, Operation, Request, Together
+from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.adaptation.learning import Adapter
-    from dflash_mcmc.engine.batching.slot_memory import SlotPlace
-
 
 _NOTHING = np.empty(0, np.int64)
 TURN_SECONDS = 0.05
 """Time without a forward after which a chain pauses."""
-
-
-class Placement(NamedTuple):
-    """How a row comes to hold the first tokens of a sequence. All numbers are positions.
-
-    The row keeps positions up to `kept`. Positions up to `restored` come from its spare row, those up to `forked` from the row
-    of the contents `source`, and the later ones are read. Then the positions in `saved`, if any, are copied to the spare row.
-    """
-
-    kept: int
-    restored: int
-    forked: int
-    source: int | None
-    saved: tuple[int, int]
-
-
-class CachedPrefix:
-    """The tokens that a row and its spare row hold.
-
-    Attributes:
-        held: tokens from position 0 on whose keys and values the row holds, or will hold after the next reading.
-        filled: number of these tokens that the row holds already.
-        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
-    """
-
-    __slots__ = ("filled", "held", "saved", "saved_from")
-
-    def __init__(self) -> None:
-        self.held = self.saved = _NOTHING
-        self.filled = self.saved_from = 0
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self.held = self.saved = _NOTHING
-        self.filled = self.saved_from = 0
-
-    def hold(self, tokens: np.ndarray) -> None:
-        """Sets the tokens that the row holds."""
-        self.held, self.filled = tokens, len(tokens)
-
-    def in_row(self, sequence: np.ndarray) -> int:
-        """Number of first tokens of `sequence` that the row holds."""
-        return min(common_prefix(self.held, sequence), self.filled)
-
-    def reach(self, sequence: np.ndarray) -> int:
-        """Number of first tokens of `sequence` that the row and its spare row hold."""
-        return self.restorable(sequence, self.in_row(sequence))
-
-    def restorable(self, sequence: np.ndarray, start: int) -> int:
-        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
-        if not self.saved_from <= start < len(self.saved):
-            return start
-        return max(start, common_prefix(self.saved, sequence))
-
-    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
-        """The span to copy to the spare row, which then holds `current` from position `start` on.
-
-        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
-        """
-        in_row = self.in_row(current)
-        if self.saved_from <= in_row < common_prefix(self.saved, current):
-            span = (start, self.saved_from)
-            self.saved_from = min(start, self.saved_from)
-        else:
-            span = (start, in_row)
-            self.saved, self.saved_from = current[:in_row], start
-        return span
-
-    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
-              like: int | None = None) -> Placement:
-        """Notes that the row will hold `sequence` without its last token, and returns how.
-
-        Args:
-            along: the current sequence, which the spare row then keeps; None without one.
-            others: contents of other rows of the chain, from which a prefix may be copied.
-            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
-                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
-                between two computations.
-        """
-        end, source = len(sequence) - 1, like
-        if like is not None:
-            self.clear()
-        kept = min(self.in_row(sequence), end)
-        restored = forked = min(self.restorable(sequence, kept), end)
-        if like is not None:
-            forked = min(others[like].in_row(sequence), end)
-        elif restored < end:
-            for index, other in enumerate(others):
-                if (reach := min(other.in_row(sequence), end)) > forked:
-                    source, forked = index, reach
-        self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
-        saved = (0, 0)
-        if along is not None:
-            saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
-        self.held, self.filled = sequence[:-1], forked
-        return Placement(kept, restored, forked, source, saved)
-
-    def read(self) -> None:
-        """Notes that the missing tokens have been read."""
-        self.filled = len(self.held)
-
-
-def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
-    if len(contents) == 1 and len(sequences) == 1:
-        return [(0, 0)]
-    reaches = sorted((-held.reach(sequence), mine, theirs) for mine, sequence in enumerate(sequences)
-                     for theirs, held in enumerate(contents))
-    pairs: dict[int, int] = {}
-    taken = set[int]()
-    for _, mine, theirs in reaches:
-        if mine not in pairs and theirs not in taken:
-            pairs[mine] = theirs
-            taken.add(theirs)
-    return list(pairs.items())
-
-
-class Slot:
-    """Keys and values of a chain, and the operation that uses them.
-
-    A slot that works has a row of the batch. A slot that rests or waits may have a row, memory of its own or neither.
-
-    Attributes:
-        chain: the chain that the slot belongs to.
-        row: the number of its row; None without one.
-        offloaded: its keys and values while it has no row; None if it has a row or holds nothing.
-        contents: the tokens whose keys and values it holds.
-        number: the number of its operation in the chain's request.
-        operation: the operation that it works or waits for; None if there is none.
-        base: the trajectory that the operation extends.
-        leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
-        clock: the engine's clock at the start of the operation.
-        reading_clock: the part of it in which the engine has read prompts and prefixes.
-        counts: counts of the latest draw that has ended.
-        walk: a trace entry for each block drafted for the operation, if a trace is kept.
-        adapter: what the draft has learned in the slot's operations; None for nothing.
-    """
-
-    __slots__ = (
-        "adapter",
-        "base",
-        "chain",
-        "clock",
-        "contents",
-        "counts",
-        "leader",
-        "number",
-        "offloaded",
-        "operation",
-        "reading_clock",
-        "row",
-        "walk",
-    )
-
-    def __init__(self, chain: LiveChain):
-        self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
-        self.row: int | None = None
-        self.offloaded: SlotPlace | None = None
-        self.operation: Operation | None = None
-        self.base: Trajectory | None = None
-        self.adapter: Adapter | None = None
-        self.leader: Slot | None = None
-        self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
-        self.walk: list[dict[str, object]] = []
-
-    @property
-    def place(self) -> int:
-        """The number of its row. Raises ValueError without one."""
-        if self.row is None:
-            raise ValueError("this slot has no row")
-        return self.row
-
-    @property
-    def in_progress(self) -> Trajectory:
-        """The trajectory that the operation extends. Raises ValueError without an operation."""
-        if self.base is None:
-            raise ValueError("this slot has no operation")
-        return self.base
-
-    def work_for(self, number: int, base: Trajectory) -> None:
-        """Takes operation `number` of the chain's request, which extends `base`."""
-        self.number, self.base, self.leader, self.walk = number, base, None, []
-        self.operation = self.chain.operations[number]
-
-    def rest(self) -> None:
-        """Ends the operation. The keys and values stay."""
-        self.operation = self.leader = self.base = None
-
-
-def rests(slot: Slot | None) -> bool:
-    """Whether the row of this slot, or of none, is free for an operation."""
-    return slot is None or slot.operation is None
 
 
 class LiveChain:
@@ -350,6 +160,61 @@ def _repeated(drawn: Sequence[np.ndarray]) -> int:
     return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))
 
 
+def uniforms_of(draw: Draw) -> np.ndarray:
+    """Uniforms of the positions that the draw may fill, float64; greedy decoding needs none."""
+    length = max(draw.horizon - draw.trajectory.length, 0)
+    if draw.params.temperature == 0.0:
+        return np.full(length, 0.5)
+    return draw.key.uniforms(draw.trajectory.length, draw.trajectory.length + length)
+
+
+def until_abandoned(draw: Draw, along: Trajectory) -> int:
+    """Number of tokens of `along` after the draw's trajectory, up to the first one at which the draw may be abandoned."""
+    start, floor = draw.trajectory.length, draw.floor
+    if floor is None or along.length == start:
+        return along.length - start
+    weights = floor.weights(along, start)
+    crossed = [floor.crossed(float(weight), start + num_tokens) for num_tokens, weight in enumerate(weights, start=1)]
+    return crossed.index(True) + 1 if True in crossed else len(crossed)
+
+
+def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
+    """Whether the tokens that the draw shares with `along` have crossed its floor. If so, the draw ends without a step."""
+    if draw.floor is None or trajectory.length == draw.trajectory.length:
+        return False
+    return draw.floor.crossed(draw.floor.weight(trajectory, draw.trajectory.length), trajectory.length)
+
+
+def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
+    """The trajectory from which forwards continue an operation; None if the operation has its answer without one.
+
+    With `skip_identical`, the tokens that a draw shares with `Draw.along` are taken without a forward.
+    """
+    operation = chain.operations[number]
+    if isinstance(operation, Score):
+        if not len(operation.tokens):
+            chain.note(number, operation.trajectory)
+            return None
+        return operation.trajectory
+    shared = _shared(chain, number, operation) if skip_identical else operation.trajectory
+    if shared.complete(operation.horizon) or is_abandoned(operation, shared):
+        chain.note(number, shared)
+        return None
+    return shared
+
+
+def _shared(chain: LiveChain, number: int, draw: Draw) -> Trajectory:
+    """The draw's trajectory, with the tokens that it shares with `draw.along`."""
+    start, along = draw.trajectory.length, draw.along
+    if along is None or draw.trajectory.complete(draw.horizon):
+        return draw.trajectory
+    along = along.prefix(draw.horizon)
+    shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
+    shared = min(shared, until_abandoned(draw, along))
+    chain.charge(number, tokens_skipped=shared)
+    return along.prefix(start + shared)
+
+
 class Turns:
     """Gives chains the answers to complete requests. A chain whose requests stay complete pauses, and others go on.
 
@@ -405,87 +270,354 @@ class Turns:
         return chain.complete and not chain.ended
 
 
-class Meter:
-    """The counters and the clock of an engine.
+class Placement(NamedTuple):
+    """How a row comes to hold the first tokens of a sequence. All numbers are positions.
 
-    Args:
-        now: the clock that measures the turns of chains, in seconds.
-
-    Attributes:
-        clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
-        reading_clock: the part of `clock` in which prompts and prefixes were read.
+    The row keeps positions up to `kept`. Positions up to `restored` come from its spare row, those up to `forked` from the row
+    of the contents `source`, and the later ones are read. Then the positions in `saved`, if any, are copied to the spare row.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self.counters, self.now = Counters(), now
-        self.clock = self.reading_clock = self._reading = 0.0
-
-    def reset_clock(self) -> None:
-        """Resets the clocks at the start of a run. The counters are kept."""
-        self.clock = self.reading_clock = self._reading = 0.0
-
-    def share(self, started: float, chains: int) -> None:
-        """Divides the time since `started` among chains."""
-        self.clock += (time.perf_counter() - started) / max(1, chains)
-        self.reading_clock += self._reading / max(1, chains)
-        self._reading = 0.0
-
-    def begin(self, slot: Slot) -> None:
-        """Notes the clocks at the start of a slot's operation."""
-        slot.clock, slot.reading_clock = self.clock, self.reading_clock
-
-    def charge(self, slot: Slot) -> None:
-        """Adds the time since the start of a slot's operation to its chain."""
-        chain = slot.chain
-        chain.seconds += self.clock - slot.clock
-        chain.prefill_seconds = (chain.prefill_seconds or 0.0) + self.reading_clock - slot.reading_clock
-
-    def count_reading(self, tokens: int, forwards: int, started: float, ahead: bool = False) -> None:
-        """Counts tokens that were read since `started`.
-
-        Args:
-            ahead: whether they were read for chains that have not begun, and take no part in the next step.
-        """
-        counters, seconds = self.counters, time.perf_counter() - started
-        self._reading += 0.0 if ahead else seconds
-        self.counters = counters._replace(
-            read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
-            read_seconds=counters.read_seconds + seconds)
-
-    def count_steps(self, steps: int, row_steps: int, busy_slots: int, started: float) -> None:
-        """Counts decode steps since `started`.
-
-        Args:
-            row_steps: rows that drew a token, summed over steps.
-            busy_slots: number of slots of the engine if chains wait, else 0.
-        """
-        counters = self.counters
-        self.counters = counters._replace(
-            steps=counters.steps + steps, row_steps=counters.row_steps + row_steps,
-            busy_row_steps=counters.busy_row_steps + (row_steps if busy_slots else 0),
-            busy_slot_steps=counters.busy_slot_steps + steps * busy_slots,
-            step_seconds=counters.step_seconds + time.perf_counter() - started)
+    kept: int
+    restored: int
+    forked: int
+    source: int | None
+    saved: tuple[int, int]
 
 
-class MeteredEngine(ABC):
-    """An engine with a meter. `steps` ends the chains of the tags in `_dropped`."""
+class CachedPrefix:
+    """The tokens that a row and its spare row hold.
+
+    Attributes:
+        held: tokens from position 0 on whose keys and values the row holds, or will hold after the next reading.
+        filled: number of these tokens that the row holds already.
+        saved: tokens of the current sequence; the spare row holds their positions from `saved_from` on.
+    """
 
     def __init__(self) -> None:
-        self._meter, self._dropped = Meter(), set[Hashable]()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
+
+    def hold(self, tokens: np.ndarray) -> None:
+        """Sets the tokens that the row holds."""
+        self.held, self.filled = tokens, len(tokens)
+
+    def in_row(self, sequence: np.ndarray) -> int:
+        """Number of first tokens of `sequence` that the row holds."""
+        return min(common_prefix(self.held, sequence), self.filled)
+
+    def reach(self, sequence: np.ndarray) -> int:
+        """Number of first tokens of `sequence` that the row and its spare row hold."""
+        return self.restorable(sequence, self.in_row(sequence))
+
+    def restorable(self, sequence: np.ndarray, start: int) -> int:
+        """The position up to which the spare row holds `sequence` from `start` on; `start` if it holds nothing of it."""
+        if not self.saved_from <= start < len(self.saved):
+            return start
+        return max(start, common_prefix(self.saved, sequence))
+
+    def save(self, current: np.ndarray, start: int) -> tuple[int, int]:
+        """The span to copy to the spare row, which then holds `current` from position `start` on.
+
+        `current` is the sequence that the chain returns to after a rejection; the draw overwrites the row from `start` on.
+        """
+        in_row = self.in_row(current)
+        if self.saved_from <= in_row < common_prefix(self.saved, current):
+            span = (start, self.saved_from)
+            self.saved_from = min(start, self.saved_from)
+        else:
+            span = (start, in_row)
+            self.saved, self.saved_from = current[:in_row], start
+        return span
+
+    def place(self, sequence: np.ndarray, along: Trajectory | None, others: Sequence[CachedPrefix],
+              like: int | None = None) -> Placement:
+        """Notes that the row will hold `sequence` without its last token, and returns how.
+
+        Args:
+            along: the current sequence, which the spare row then keeps; None without one.
+            others: contents of other rows of the chain, from which a prefix may be copied.
+            like: the number in `others` of contents that have been placed for the same sequence; None without such contents.
+                Everything is then copied from them, because keys and values of the same tokens can differ in their last bits
+                between two computations.
+        """
+        end, source = len(sequence) - 1, like
+        if like is not None:
+            self.clear()
+        kept = min(self.in_row(sequence), end)
+        restored = forked = min(self.restorable(sequence, kept), end)
+        if like is not None:
+            forked = min(others[like].in_row(sequence), end)
+        elif restored < end:
+            for index, other in enumerate(others):
+                if (reach := min(other.in_row(sequence), end)) > forked:
+                    source, forked = index, reach
+        self.hold(np.concatenate([self.held[:kept], sequence[kept:forked]]) if forked > kept else self.held)
+        saved = (0, 0)
+        if along is not None:
+            saved = self.save(np.concatenate([along.prompt, along.tokens])[:-1], end)
+        self.held, self.filled = sequence[:-1], forked
+        return Placement(kept, restored, forked, source, saved)
+
+    def read(self) -> None:
+        """Notes that the missing tokens have been read."""
+        self.filled = len(self.held)
+
+
+def assign(contents: Sequence[CachedPrefix], sequences: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """(sequence, contents) pairs, the longest reach first. Each sequence and each of the contents is in at most one pair."""
+    if len(contents) == 1 and len(sequences) == 1:
+        return [(0, 0)]
+    reaches = sorted((-held.reach(sequence), mine, theirs) for mine, sequence in enumerate(sequences)
+                     for theirs, held in enumerate(contents))
+    pairs: dict[int, int] = {}
+    taken = set[int]()
+    for _, mine, theirs in reaches:
+        if mine not in pairs and theirs not in taken:
+            pairs[mine] = theirs
+            taken.add(theirs)
+    return list(pairs.items())
+
+
+class Slot:
+    """Keys and values of a chain, and the operation that uses them.
+
+    A slot that works has a row of the batch. A slot that rests or waits may have a row, memory of its own or neither.
+
+    Attributes:
+        chain: the chain that the slot belongs to.
+        row: the number of its row; None without one.
+        offloaded: its keys and values while it has no row; None if it has a row or holds nothing.
+        contents: the tokens whose keys and values it holds.
+        number: the number of its operation in the chain's request.
+        operation: the operation that it works or waits for; None if there is none.
+        base: the trajectory that the operation extends.
+        leader: the slot that makes this draw's forwards, since both have had the same tokens; None if the draw makes its own.
+        clock: the engine's clock at the start of the operation.
+        reading_clock: the part of it in which the engine has read prompts and prefixes.
+        counts: counts of the latest draw that has ended.
+        walk: a trace entry for each block drafted for the operation, if a trace is kept.
+        adapter: what the draft has learned in the slot's operations; None for nothing.
+    """
+
+    def __init__(self, chain: LiveChain):
+        self.chain, self.contents, self.counts = chain, CachedPrefix(), RowCounts()
+        self.row: int | None = None
+        self.offloaded: SlotPlace | None = None
+        self.operation: Operation | None = None
+        self.base: Trajectory | None = None
+        self.adapter: Adapter | None = None
+        self.leader: Slot | None = None
+        self.number, self.clock, self.reading_clock = 0, 0.0, 0.0
+        self.walk: list[dict[str, object]] = []
 
     @property
-    def counters(self) -> Counters:
-        """The engine's work so far."""
-        return self._meter.counters
+    def place(self) -> int:
+        """The number of its row. Raises ValueError without one."""
+        if self.row is None:
+            raise ValueError("this slot has no row")
+        return self.row
 
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
-        self._dropped.update(tags)
+    @property
+    def in_progress(self) -> Trajectory:
+        """The trajectory that the operation extends. Raises ValueError without an operation."""
+        if self.base is None:
+            raise ValueError("this slot has no operation")
+        return self.base
 
-    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
-        """Yields chains as they end; see `ChainRunner.run`. A few chains may be taken before there is room for them."""
-        return (done for done in self.steps(chains) if done is not None)
+    def work_for(self, number: int, base: Trajectory) -> None:
+        """Takes operation `number` of the chain's request, which extends `base`."""
+        self.number, self.base, self.leader, self.walk = number, base, None, []
+        self.operation = self.chain.operations[number]
 
-    @abstractmethod
-    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """See `ChainRunner.steps`."""
+    def begin(self, meter: Meter) -> None:
+        """Notes the clocks at the start of the operation."""
+        self.clock, self.reading_clock = meter.clock, meter.reading_clock
+
+    def charge(self, meter: Meter) -> None:
+        """Adds the time since the start of the operation to the chain."""
+        self.chain.seconds += meter.clock - self.clock
+        self.chain.prefill_seconds = (self.chain.prefill_seconds or 0.0) + meter.reading_clock - self.reading_clock
+
+    def rest(self) -> None:
+        """Ends the operation. The keys and values stay."""
+        self.operation = self.leader = self.base = None
+
+
+def rests(slot: Slot | None) -> bool:
+    """Whether the row of this slot, or of none, is free for an operation."""
+    return slot is None or slot.operation is None
+
+
+class SlotPlace(NamedTuple):
+    """Where a slot's keys and values are: a row of a cache, and the same row of the cache of spare rows."""
+
+    cache: KVCache
+    spare: KVCache
+    row: int = 0
+
+
+class SlotMemory:
+    """A row of keys and values for each slot, and a spare row that keeps the current sequence while a draw overwrites it.
+
+    Args:
+        runner: reads the missing tokens of a row.
+        cache, spare: the caches of all slots.
+        prompts: the reader of prompts ahead of their chains.
+        options: the engine's options.
+        ladder: shapes of the keys.
+        padding: number of positions for padding after a sequence.
+        longest: maximal number of positions of a row.
+    """
+
+    def __init__(self, runner: ModelRunner, cache: KVCache, spare: KVCache, prompts: PromptReader,
+                 options: Options, ladder: Ladder, padding: int, longest: int):
+        self.runner, self.cache, self.spare, self.prompts = runner, cache, spare, prompts
+        self._options, self._ladder, self._padding, self._longest = options, ladder, padding, longest
+        self._unread: list[Slot] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the pending reads of an earlier run, and what its draft has learned."""
+        self._unread = []
+        if self.runner.adaptive:
+            self.runner.adaptive.reset()
+
+    def reserve(self, length: int) -> None:
+        """Makes the rows long enough for a sequence of `length` tokens and its padding."""
+        self.cache.reserve(self._key_length(length + self._padding))
+
+    def reserve_step(self, tops: np.ndarray, reach: int) -> int:
+        """Makes the rows long enough for a step. Returns the length of its keys.
+
+        Args:
+            tops: int64 (rows,), bounds on the positions of the first rows.
+            reach: number of positions, from a row's position on, that the step may touch.
+        """
+        keys = self._key_length(int(tops.max()) + reach)
+        self.cache.reserve(keys)
+        return keys
+
+    def admit(self, slot: Slot, prompt: np.ndarray) -> None:
+        """Copies a prompt that has been read ahead into a slot's row.
+
+        Each chain is charged for its prompt, even if it shares the prompt, because its cost must not depend on other chains.
+        `prompt_forwards` says how much of its cost that is (`Cost.together`).
+        """
+        self.reserve(len(prompt))
+        length = self.prompts.copy(prompt, self.cache, slot.place)
+        slot.contents.hold(prompt[:length])
+        slot.chain.charge_reading(0, 0, length, self._options.prefill_chunk)
+        slot.chain.charge(0, prompt_forwards=length)
+
+    def place(self, slot: Slot, sequence: np.ndarray, along: Trajectory | None, like: Slot | None = None) -> int:
+        """Copies the tokens of a sequence that the chain holds into a slot. The other tokens, except the last, are read later.
+
+        Args:
+            along: the current sequence, which the spare row then keeps.
+            like: a slot of the chain that has been placed for the same sequence.
+
+        Returns:
+            The position of the first missing token. `fill` requests the missing tokens.
+        """
+        others = [other for other in slot.chain.slots if other is not slot]
+        done = slot.contents.place(sequence, along, [other.contents for other in others],
+                                   None if like is None else others.index(like))
+        home = self._place_of(slot, len(sequence) if along is None else max(len(sequence), along.sequence_length))
+        if done.kept < done.restored:
+            home.cache.copy(home.spare, home.row, home.row, done.kept, done.restored)
+        if done.source is not None:
+            source = self._place_of(others[done.source])
+            home.cache.copy(source.cache, source.row, home.row, done.restored, done.forked)
+        if done.saved[0] < done.saved[1]:
+            home.spare.reserve(home.cache.length)  # spare rows grow only when one is written: plain draws never need them
+            home.spare.copy(home.cache, home.row, home.row, *done.saved)
+        return done.forked
+
+    def fill(self, slot: Slot) -> None:
+        """Requests the missing tokens of a slot from the next `read`."""
+        contents = slot.contents
+        if contents.filled < len(contents.held) or self.cache.recurrent:
+            self._unread.append(slot)
+
+    def follow(self, leader: Slot, slot: Slot, length: int) -> None:
+        """Copies the positions up to `length` that a slot lacks from its leader's row."""
+        start = slot.contents.filled
+        if start < length:
+            self.cache.fork(leader.place, slot.place, start, length)
+
+    def move_out(self, slot: Slot) -> None:
+        """Moves a slot's keys and values out of its row, to the host's memory."""
+        held = slot.contents
+        if held.filled or held.saved_from < len(held.saved):
+            slot.offloaded = self._new_offloaded(max(held.filled, len(held.saved)))
+            _move(held, self._place_of(slot), slot.offloaded)
+
+    def move_in(self, slot: Slot) -> None:
+        """Copies a slot's keys and values into its row."""
+        held, offloaded, slot.offloaded = slot.contents, slot.offloaded, None
+        if offloaded is None:
+            return
+        self.reserve(max(len(held.held), len(held.saved)))
+        _move(held, offloaded, SlotPlace(self.cache, self.spare, slot.place))
+
+    def read(self) -> tuple[int, int]:
+        """Reads the missing tokens of all rows. Returns the number of tokens and of forwards."""
+        slots, self._unread = self._unread, []
+        working = [slot for slot in slots if slot.row is not None and slot.operation is not None]
+        self.runner.replay(self.cache, [slot.place for slot in working], [slot.contents.filled for slot in working])
+        missing = [slot for slot in working if slot.contents.filled < len(slot.contents.held)]
+        spans = [Span(slot.place, slot.in_progress.sequence, slot.contents.filled, len(slot.contents.held),
+                      slot.in_progress.prompt) for slot in missing]
+        for slot in slots:
+            slot.contents.read()
+        return sum(span.stop - span.start for span in spans), self.runner.read(self.cache, spans) if spans else 0
+
+    def swap(self, a: int, b: int, slots: Sequence[Slot | None], lengths: Sequence[int]) -> None:
+        """Exchanges two rows.
+
+        Args:
+            slots: the slots of these rows.
+            lengths: positions of each that hold keys and values.
+        """
+        self.cache.swap(a, b, *lengths)
+        saved = [0 if slot is None else len(slot.contents.saved) for slot in slots]
+        if any(saved):
+            self.spare.reserve(self.cache.length)
+            self.spare.swap(a, b, *saved)
+        for part in (self.runner.grid, self.runner.adaptive, self.runner.second):
+            if part:
+                part.swap(a, b)
+
+    def clear(self, slot: Slot) -> None:
+        """Removes numbers that are not finite from a slot and from the prompts that are read ahead."""
+        home = self._place_of(slot)
+        home.cache.clear(home.row)
+        home.spare.clear(home.row)
+        self.prompts.clear()
+
+    def _key_length(self, length: int) -> int:
+        return min(self._ladder.keys(length), self._longest)
+
+    def _place_of(self, slot: Slot, length: int = 0) -> SlotPlace:
+        """Where a slot's keys and values are. One with neither row nor memory gets memory for `length` positions."""
+        if slot.row is not None:
+            return SlotPlace(self.cache, self.spare, slot.row)
+        if slot.offloaded is None:
+            slot.offloaded = self._new_offloaded(length)
+        slot.offloaded.cache.reserve(length)
+        return slot.offloaded
+
+    def _new_offloaded(self, length: int) -> SlotPlace:
+        return SlotPlace(self.cache.on_host(length), self.spare.on_host(length))
+
+
+def _move(held: CachedPrefix, home: SlotPlace, goal: SlotPlace) -> None:
+    """Copies what a slot holds from one place to another."""
+    goal.cache.copy(home.cache, home.row, goal.row, 0, held.filled)
+    if held.saved_from < len(held.saved):
+        goal.spare.reserve(goal.cache.length)
+        goal.spare.copy(home.spare, home.row, goal.row, held.saved_from, len(held.saved))

@@ -15,7 +15,7 @@ import torch
 
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, Ladder
-from dflash_mcmc.engine.batching.chains import Slot
+from dflash_mcmc.engine.batching.chains import Slot, SlotMemory
 from dflash_mcmc.engine.batching.model_runner import ModelRunner
 from dflash_mcmc.engine.batching.rows import (
     DrawnTokens,
@@ -29,12 +29,12 @@ from dflash_mcmc.engine.batching.rows import (
     Stepper,
     columns_of_groups,
 )
-from dflash_mcmc.engine.batching.slot_memory import SlotMemory
 from dflash_mcmc.engine.speculative.drafter import DraftStates
 from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.engine.speculative.speculator import Tracer
 from dflash_mcmc.ops import Draw, Operation
 from dflash_mcmc.process import bars
+from dflash_mcmc.types import Trajectory
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """(tokens, log q, intervals): int64 (rows,), float64 (rows,), float64 (rows, 2)."""
@@ -178,6 +178,22 @@ def _draw_group(group: Group, logits: torch.Tensor, uniforms: torch.Tensor, hist
     weights = target if target is not None and processed is target.logits else laws.weigh(processed)
     tokens, interval = laws.draw(weights, uniforms)
     return tokens, weights.log_probability(tokens), interval
+
+
+def start_of(draw: Draw, base: Trajectory, row: int, uniforms: np.ndarray, grid_origin: int) -> Start:
+    """The start of a draw in a row.
+
+    Args:
+        base: the draw's trajectory, with the tokens that it shares with `along`.
+        uniforms: the uniforms of the positions after `base`.
+        grid_origin: position at which the draft's first block starts.
+    """
+    origin, first = len(base.prompt), base.sequence_length
+    start = Start(row, int(base.sequence[-1]), first, origin + draw.horizon - 1, origin, uniforms, grid_origin=grid_origin)
+    if (floor := draw.floor) is None:
+        return start
+    return start._replace(alpha=floor.alpha, weight=floor.weight(base, draw.trajectory.length), floor=floor.threshold,
+                          log_length=-np.inf if floor.length is None else float(np.log(floor.length)))
 
 
 class EndedDraw(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -173,3 +175,79 @@ class TargetBlend:
     def restarts_grid(self) -> bool:
         """Whether the draft's blocks start where an operation starts, instead of at fixed tokens of the answer."""
         return False
+
+
+class Meter:
+    """The counters and the clock of an engine.
+
+    Args:
+        now: the clock that measures the turns of chains, in seconds.
+
+    Attributes:
+        clock: seconds per chain since the start of the run. The time of each step is divided among the chains in it.
+        reading_clock: the part of `clock` in which prompts and prefixes were read.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.counters, self.now = Counters(), now
+        self.clock = self.reading_clock = self._reading = 0.0
+
+    def reset_clock(self) -> None:
+        """Resets the clocks at the start of a run. The counters are kept."""
+        self.clock = self.reading_clock = self._reading = 0.0
+
+    def share(self, started: float, chains: int) -> None:
+        """Divides the time since `started` among chains."""
+        self.clock += (time.perf_counter() - started) / max(1, chains)
+        self.reading_clock += self._reading / max(1, chains)
+        self._reading = 0.0
+
+    def count_reading(self, tokens: int, forwards: int, started: float, ahead: bool = False) -> None:
+        """Counts tokens that were read since `started`.
+
+        Args:
+            ahead: whether they were read for chains that have not begun, and take no part in the next step.
+        """
+        counters, seconds = self.counters, time.perf_counter() - started
+        self._reading += 0.0 if ahead else seconds
+        self.counters = counters._replace(
+            read_tokens=counters.read_tokens + tokens, read_forwards=counters.read_forwards + forwards,
+            read_seconds=counters.read_seconds + seconds)
+
+    def count_steps(self, steps: int, row_steps: int, busy_slots: int, started: float) -> None:
+        """Counts decode steps since `started`.
+
+        Args:
+            row_steps: rows that drew a token, summed over steps.
+            busy_slots: number of slots of the engine if chains wait, else 0.
+        """
+        counters = self.counters
+        self.counters = counters._replace(
+            steps=counters.steps + steps, row_steps=counters.row_steps + row_steps,
+            busy_row_steps=counters.busy_row_steps + (row_steps if busy_slots else 0),
+            busy_slot_steps=counters.busy_slot_steps + steps * busy_slots,
+            step_seconds=counters.step_seconds + time.perf_counter() - started)
+
+
+class MeteredEngine(ABC):
+    """An engine with a meter. `steps` ends the chains of the tags in `_dropped`."""
+
+    def __init__(self) -> None:
+        self._meter, self._dropped = Meter(), set[Hashable]()
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's work so far."""
+        return self._meter.counters
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains of `steps` before its next step; see `ChainRunner.drop`."""
+        self._dropped.update(tags)
+
+    def run(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Iterator[Finished[Tag]]:
+        """Yields chains as they end; see `ChainRunner.run`. A few chains may be taken before there is room for them."""
+        return (done for done in self.steps(chains) if done is not None)
+
+    @abstractmethod
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
+        """See `ChainRunner.steps`."""

@@ -15,21 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
+from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.attention import Reach
 from dflash_mcmc.engine.batching.cache import KVCache, chunks, round_up
 from dflash_mcmc.engine.batching.interface import TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import few_rows
 from dflash_mcmc.engine.batching.recurrent_state import HybridCache, replay
+from dflash_mcmc.engine.batching.rows import columns_of_tokens, num_columns
 from dflash_mcmc.engine.batching.stop_strings import Endings
 from dflash_mcmc.engine.speculative.drafter import BlockGrid, DFlashDrafter, Drafter, DraftStates
+from dflash_mcmc.ops import Score, counted_from, grid_origin
 
 
 class Span(NamedTuple):
@@ -330,3 +333,131 @@ def _piece(span: Span, size: int) -> np.ndarray:
     """The first tokens of a span, padded."""
     tokens = span.sequence[span.start : min(span.start + size, span.stop)]
     return np.pad(tokens, (0, size - len(tokens)))
+
+
+class PromptReader:
+    """Keys and values of a few prompts.
+
+    Args:
+        runner: reads the prompts.
+        cache: a cache with a row for each prompt.
+    """
+
+    def __init__(self, runner: ModelRunner, cache: KVCache):
+        self._runner, self._cache = runner, cache
+        self._rows: dict[bytes, int] = {}
+        self._free = list(range(cache.num_rows))
+
+    @property
+    def num_rows(self) -> int:
+        """The number of prompts that fit."""
+        return self._cache.num_rows
+
+    def read(self, prompts: Sequence[np.ndarray]) -> tuple[int, int]:
+        """Reads the missing prompts, and drops all others. Returns the number of tokens and forwards."""
+        wanted = {prompt.tobytes(): prompt for prompt in prompts}
+        for name in [name for name in self._rows if name not in wanted]:
+            self._free.append(self._rows.pop(name))
+        spans = []
+        for name, prompt in wanted.items():
+            if name not in self._rows:
+                self._rows[name] = self._free.pop()
+                self._cache.clear(self._rows[name])  # an earlier prompt may have left numbers that are not finite
+                spans.append(Span(self._rows[name], prompt, 0, len(prompt) - 1, prompt))
+        return sum(span.stop for span in spans), self._runner.read(self._cache, spans)
+
+    def copy(self, prompt: np.ndarray, cache: KVCache, row: int) -> int:
+        """Copies a prompt without its last token into a row of another cache. Returns their number, 0 if unread."""
+        if (source := self._rows.get(prompt.tobytes())) is None:
+            return 0
+        cache.copy(self._cache, source, row, 0, len(prompt) - 1)
+        return len(prompt) - 1
+
+    def clear(self) -> None:
+        """Forgets all prompts, which may hold NaN."""
+        self._rows.clear()
+        self._free = list(range(self.num_rows))
+        self._cache.clear()
+
+
+class ScoreRequest(NamedTuple):
+    """A score of a row.
+
+    Attributes:
+        row: this row of the cache holds the tokens before the scored ones, except the last of them.
+        sequence: int64, the tokens of prompt and trajectory, then the scored tokens.
+    """
+
+    row: int
+    score: Score
+    sequence: np.ndarray
+
+    def span(self) -> Span:
+        """The tokens to read. The first logits are at the position before the first scored token."""
+        return Span(self.row, self.sequence, len(self.sequence) - len(self.score.tokens) - 1, len(self.sequence) - 1,
+                    self.score.trajectory.prompt)
+
+
+Scored: TypeAlias = tuple[np.ndarray, ...]
+"""(log p, log q, intervals, columns) of scored tokens."""
+
+
+def scores(runner: ModelRunner, cache: KVCache, asked: Sequence[ScoreRequest], most_rows: int) -> list[Scored | None]:
+    """The scores of different rows, read piece by piece. Pieces of the same size share a forward.
+
+    None is for a score with logits or processed logits that are not finite.
+
+    Args:
+        most_rows: rows of a forward.
+    """
+    spans = [each.span() for each in asked]
+    todo = [list(chunks(span.start, span.stop, runner.prefill_chunk)) for span in spans]
+    scored: list[list[Scored] | None] = [[] for _ in asked]
+    while waiting := [index for index, left in enumerate(todo) if left and scored[index] is not None]:
+        size = todo[waiting[0]][0][1]
+        together = [index for index in waiting if todo[index][0][1] == size][:most_rows]
+        pieces = [spans[index]._replace(start=todo[index].pop(0)[0]) for index in together]
+        hidden, tapped = runner.states(cache, pieces, size), list(runner.tapped)
+        for row, (index, piece) in enumerate(zip(together, pieces, strict=True)):
+            score, own = asked[index].score, scored[index]
+            logits = runner.logits_of(cache, piece, grid_origin(runner.blend.restarts_grid(), score.trajectory), hidden[row],
+                                      [state[row] for state in tapped], {score.source})
+            new = _scored_piece(logits, score, piece.sequence, piece.start)
+            if new is None or own is None:
+                scored[index] = None
+            else:
+                own.append(new)
+    return [None if own is None else tuple(np.concatenate(values) for values in zip(*own, strict=True)) for own in scored]
+
+
+def _scored_piece(logits: dict[str, torch.Tensor], score: Score, sequence: np.ndarray, first: int) -> Scored | None:
+    """The scores of the tokens after the positions from `first` on; None if they are not finite. Each has its own history."""
+    if not all(torch.isfinite(values.amax(dim=-1)).all() for values in logits.values()):
+        return None
+    values = logits[score.source]
+    targets = torch.from_numpy(sequence[first + 1 : first + 1 + len(values)]).to(values.device)
+    history = _history_of(values, score, sequence, first)
+    weights, target = laws.weigh(laws.process(values, score.params, history)), laws.weigh(logits["blended"])
+    further = values[:, :0].double()
+    if num_columns(score):
+        further = columns_of_tokens(targets, values, target, score, history)
+    scores = tuple(x.cpu().numpy() for x in (target.log_probability(targets), weights.log_probability(targets),
+                                             laws.intervals(weights, targets), further))
+    return None if any(np.isnan(values).any() for values in scores) else scores  # processed logits are not finite
+
+
+def _history_of(values: torch.Tensor, score: Score, sequence: np.ndarray, first: int) -> laws.History:
+    """The tokens that penalties read, for the logits `values` at the positions from `first` on."""
+    seen = counts = None
+    if any(params.repetition_penalty != 1.0 for params in (score.params, *score.laws)):
+        seen = torch.zeros_like(values, dtype=torch.bool)
+        for offset in range(len(values)):
+            seen[offset, sequence[: first + offset + 1]] = True
+    if any(params.counts_tokens for params in (score.params, *score.laws)):
+        counts = torch.zeros_like(values)
+        begin = counted_from((score.params, *score.laws), len(score.trajectory.prompt))
+        counts[0] = laws.counts_of(sequence[begin : first + 1], counts[0])
+        later = torch.from_numpy(sequence[first + 1 : first + len(values)]).to(values.device)
+        counts[1:].scatter_(1, later[:, None], 1.0)
+        counts = counts.cumsum(dim=0)
+    return laws.History(seen, counts)

@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter, Slot, Turns, rests
-from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished
-from dflash_mcmc.engine.batching.operations import Operations, UnusableLogits
-from dflash_mcmc.engine.batching.rows import Status
-from dflash_mcmc.engine.batching.slot_memory import PromptReader, SlotMemory
-from dflash_mcmc.ops import Chain, Request, Score, Together
-from dflash_mcmc.types import ChainResult, Cost
+from dflash_mcmc.engine.batching.cache import chunks
+from dflash_mcmc.engine.batching.chains import LiveChain, Slot, SlotMemory, Turns, prepare, rests, uniforms_of
+from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop, start_of
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
+from dflash_mcmc.engine.batching.model_runner import PromptReader, Scored, ScoreRequest, scores
+from dflash_mcmc.engine.batching.rows import DrawnTokens, Status, num_columns, split_columns
+from dflash_mcmc.engine.speculative.drafter import Drafter
+from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
+from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, counted_from, grid_origin
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
 
 class Next(NamedTuple):
@@ -188,6 +190,173 @@ class BatchRows:
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
 
+class UnusableLogits(ArithmeticError):
+    """The logits of an operation are not numbers."""
+
+
+class Operations:
+    """Carries out draws and scores.
+
+    Args:
+        memory: keys and values of the slots.
+        loop: takes the draws that need decode steps.
+        speculation: the rule for drawing block by block; None to draw token by token.
+        options: the engine's options.
+        sharing: whether draws share forwards while their tokens are equal.
+    """
+
+    def __init__(self, memory: SlotMemory, loop: DecodeLoop, speculation: Speculation[Drafter] | None, options: Options,
+                 sharing: bool):
+        self._memory, self._loop, self._speculation = memory, loop, speculation
+        self._options, self.sharing = options, sharing
+        self._most_rows = options.read_ahead  # of a forward that scores; the plan of the memory has room for them
+        self._runner, self._grid, self._adaptive = memory.runner, memory.runner.grid, memory.runner.adaptive
+
+    def prepare(self, chain: LiveChain, number: int) -> Trajectory | None:
+        """See the function `prepare`."""
+        return prepare(chain, number, self._options.skip_identical)
+
+    def shares(self, operation: Operation) -> bool:
+        """Whether an operation can share forwards with another: a draw token by token, by the target alone."""
+        return self.sharing and isinstance(operation, Draw)
+
+    @property
+    def scores_wait(self) -> bool:
+        """Whether scores wait for those of other chains, to be carried out together.
+
+        The states of recurrent layers, and a draft that learns from each operation, are prepared for one row.
+        """
+        return not self._adaptive and not self._memory.cache.recurrent
+
+    def place(self, slot: Slot, like: Slot | None) -> None:
+        """Prepares a slot's keys and values for its operation. The slot may have a row or none.
+
+        Args:
+            like: a slot that has been placed and whose operation extends the same tokens; None for the first such slot.
+        """
+        sequence, along = slot.in_progress.sequence, None
+        if isinstance(slot.operation, Draw):
+            along = slot.operation.along
+            self._memory.reserve(len(sequence) if along is None else along.sequence_length)
+        start = self._memory.place(slot, sequence, along, like)
+        if like is None or not self.sharing:
+            slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
+
+    def begin(self, slot: Slot) -> None:
+        """Begins the operation of a slot that has a row and its keys and values. A score is carried out at once.
+
+        Raises UnusableLogits.
+        """
+        if self._runner.second:
+            self._runner.second.begin(slot.place, slot.in_progress.prompt)
+        if self._adaptive:
+            # Where tokens depend on the draft, a draft learns from its own draw alone: other options of the engine, such as
+            # early rejection, change what earlier draws have verified.
+            learned = slot.adapter if self._speculation and not self._speculation.noisy else None
+            self._adaptive.begin(slot.place, slot.in_progress.prompt, learned)
+        if isinstance(slot.operation, Score):
+            if not self.score([slot])[0]:
+                raise UnusableLogits
+        elif isinstance(slot.operation, Draw):
+            self._draw(slot, slot.operation)
+
+    def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
+        """The answer to a draw whose decode steps have ended. Notes it in the chain."""
+        base = slot.in_progress
+        asked = slot.chain.operations[slot.number]
+        ended = self._runner.endings.ended(asked, np.concatenate([base.tokens, drawn.tokens]))
+        answer = base.extended(drawn.tokens, drawn.log_p, drawn.log_q, drawn.interval, ended,
+                               *split_columns(slot.operation, drawn.columns))
+        if slot.leader is not None:
+            self._memory.follow(slot.leader, slot, answer.sequence_length - 1)
+        # The last token has not been fed, and a model that drafts may lack the one before; see `ModelDrafter`.
+        slot.contents.hold(answer.sequence[: -2 if self._runner.drafting else -1])
+        slot.chain.charge(slot.number, **self._loop.cost(asked, len(drawn.tokens), slot.counts))
+        self._end_adapting(slot)
+        return answer
+
+    def _end_adapting(self, slot: Slot) -> None:
+        """Keeps what the draft has learned, and charges the chain for it."""
+        if self._adaptive:
+            slot.adapter, work = self._adaptive.end(slot.place, not slot.chain.adapted)
+            slot.chain.adapted = True
+            slot.chain.charge(slot.number, adapt_steps=work.steps, adapt_dropped=work.dropped)
+            slot.chain.adapt_seconds += work.seconds
+
+    def _draw(self, slot: Slot, draw: Draw) -> None:
+        """Prepares the row. Missing tokens are read before the next step, which feeds the last token of the draw's base."""
+        base, row = slot.in_progress, slot.place
+        sequence = base.sequence
+        self._memory.reserve(len(sequence))
+        if slot.leader is None:
+            self._memory.fill(slot)
+        uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
+        start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
+        start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
+        if self._speculation is not None and self._loop.rows.noise.shape[2]:
+            noise = Noise.of(draw.key, base.length, draw.horizon, self._speculation.num_drafted)
+            start = start._replace(noise=np.concatenate(noise, axis=1))
+        self._loop.rows.reserve_columns(num_columns(draw))
+        self._write_history(row, draw, sequence)
+        self._loop.begin(start, draw)
+
+    def _write_history(self, row: int, draw: Draw, sequence: np.ndarray) -> None:
+        """Writes the tokens that drafters and penalties read."""
+        if self._grid or (self._speculation and self._speculation.drafter.reads_tokens):
+            self._loop.rows.set_tokens(row, sequence)
+        if self._grid:
+            self._grid.forget(row)
+        every = (draw.params, *draw.laws)
+        if any(params.repetition_penalty != 1.0 for params in every):
+            self._loop.rows.mark_seen(row, sequence)
+        if any(params.counts_tokens for params in every):
+            self._loop.rows.set_counts(row, sequence[counted_from(every, len(draw.trajectory.prompt)) :])
+
+    def score(self, slots: Sequence[Slot]) -> list[bool]:
+        """Teacher-forces tokens after the trajectories of slots that have rows. Returns which scores are numbers."""
+        asked = [_asked(slot) for slot in slots]
+        for slot, (_, _, sequence) in zip(slots, asked, strict=True):
+            self._memory.reserve(len(sequence))
+            self._memory.fill(slot)
+        self._memory.read()
+        for slot, each in zip(slots, asked, strict=True):
+            span = each.span()
+            pieces = list(chunks(span.start, span.stop, self._options.prefill_chunk))
+            slot.chain.charge(slot.number, target_forwards=len(pieces))
+        scored = scores(self._runner, self._memory.cache, asked, self._most_rows)
+        for slot, each, result in zip(slots, asked, scored, strict=True):
+            self._end_adapting(slot)
+            if result is not None:
+                self._note_score(slot, each, result)
+        return [result is not None for result in scored]
+
+    def _note_score(self, slot: Slot, asked: ScoreRequest, scored: Scored) -> None:
+        _, score, sequence = asked
+        start = len(sequence) - len(score.tokens)
+        slot.contents.hold(sequence[:-1])
+        slot.chain.charge(slot.number, token_forwards=len(score.tokens),
+                          blocks_drafted=self._blocks(score, start, len(sequence)))
+        log_p, log_q, interval, columns = scored
+        ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
+        slot.chain.note(slot.number, score.trajectory.extended(
+            sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
+
+    def _blocks(self, score: Score, start: int, stop: int) -> int:
+        read = self._grid and self._runner.drafts({score.source})
+        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid and read else 0
+
+    def _grid_origin(self, operation: Operation) -> int:
+        return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
+
+
+def _asked(slot: Slot) -> ScoreRequest:
+    """The score of a slot that has a row. Raises TypeError for a draw."""
+    if not isinstance(slot.operation, Score):
+        raise TypeError(f"{slot.operation} is no score")
+    tokens = np.asarray(slot.operation.tokens, dtype=np.int64)
+    return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, tokens]))
+
+
 class Scheduler:
     """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
 
@@ -288,7 +457,7 @@ class Scheduler:
             self._fail(chain, f"{NOT_NUMBERS} (after {slot.in_progress.length + len(ended.drawn.tokens)} tokens)")
             return
         chain.note(slot.number, self._operations.collect(slot, ended.drawn), slot.walk)
-        self._meter.charge(slot)
+        slot.charge(self._meter)
         slot.rest()
         self._turns.advance(chain)
 
@@ -347,7 +516,7 @@ class Scheduler:
                 name = slot.chain, slot.in_progress.sequence.tobytes()
                 leader = first.setdefault(name, slot)
                 slot.leader = None if leader is slot else leader
-            self._meter.begin(slot)
+            slot.begin(self._meter)
             if isinstance(slot.operation, Score) and self._operations.scores_wait:
                 self._scores.append(slot)
                 continue

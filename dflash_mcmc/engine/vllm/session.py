@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Meter, MeteredEngine, Turns
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Tag
-from dflash_mcmc.engine.batching.operations import is_abandoned, prepare
+from dflash_mcmc.engine.batching.chains import LiveChain, Turns, is_abandoned, prepare
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dflash_mcmc.engine.batching.batched import BatchedEngine
+from dflash_mcmc.engine.batching.decode_loop import start_of
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.operations import start_of
 from dflash_mcmc.engine.batching.rows import Rows
 from dflash_mcmc.engine.speculative.rules import below_floor
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score

@@ -11,7 +11,7 @@ from dflash_mcmc.engine.batching import scheduler
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.operations import Operations
+from dflash_mcmc.engine.batching.scheduler import Operations
 from dflash_mcmc.ops import Draw, Floor, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
