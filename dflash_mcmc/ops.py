@@ -153,6 +153,28 @@ class Draw(NamedTuple):
     stop: tuple[str, ...] | None = None
     """The strings that end the draw; None takes those of the engine. See `stopping`."""
 
+    def uniforms(self) -> np.ndarray:
+        """Uniforms of the positions that the draw may fill, float64; greedy decoding needs none."""
+        length = max(self.horizon - self.trajectory.length, 0)
+        if self.params.temperature == 0.0:
+            return np.full(length, 0.5)
+        return self.key.uniforms(self.trajectory.length, self.trajectory.length + length)
+
+    def until_abandoned(self, along: Trajectory) -> int:
+        """Number of tokens of `along` after the draw's trajectory, up to the first one at which the draw may be abandoned."""
+        start, floor = self.trajectory.length, self.floor
+        if floor is None or along.length == start:
+            return along.length - start
+        weights = floor.weights(along, start)
+        crossed = [floor.crossed(float(weight), start + num_tokens) for num_tokens, weight in enumerate(weights, start=1)]
+        return crossed.index(True) + 1 if True in crossed else len(crossed)
+
+    def is_abandoned(self, answer: Trajectory) -> bool:
+        """Whether the tokens of an answer have crossed the draw's floor."""
+        if self.floor is None or answer.length == self.trajectory.length:
+            return False
+        return self.floor.crossed(self.floor.weight(answer, self.trajectory.length), answer.length)
+
 
 class Score(NamedTuple):
     """Teacher-force `tokens` after `trajectory`.

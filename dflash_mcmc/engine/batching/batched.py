@@ -38,14 +38,14 @@ import torch
 
 from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
 from dflash_mcmc.engine.batching import logits_processor as laws
-from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of, num_recent
+from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, PlainSteps, Stop
 from dflash_mcmc.engine.batching.interface import DEFAULTS, Counters, Finished, MeteredEngine, Options, Tag, TargetBlend
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.linear import RowLinear, has_row_layers
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, SecondPrompts
-from dflash_mcmc.engine.batching.plan import Caches, Workload
+from dflash_mcmc.engine.batching.plan import Workload, cache_of
 from dflash_mcmc.engine.batching.rows import Group, Rows, SharedForwards, Status, Stepper
 from dflash_mcmc.engine.batching.scheduler import Operations, Scheduler
 from dflash_mcmc.engine.batching.stop_strings import Endings
@@ -163,10 +163,10 @@ class BatchedEngine(MeteredEngine):
                              proposer if proposer and proposer.companion else None, grid, beside,
                              None if second is None else SecondPrompts(second, num_rows, model.device), drafting,
                              subtracted)
-        states = num_recent(options, work.num_drafted)
-        caches = Caches(model, work.companions, num_rows, longest, work.padding, options.snapshot_every, states)
-        prompts = PromptReader(runner, caches.prompts(min(options.read_ahead, num_slots), work.prompt_length))
-        self._memory = SlotMemory(runner, caches.rows(), caches.rows(), prompts, options, ladder, work.padding, longest)
+        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
+        cache, spare = (cache_of(work, model, num_rows, longest if on_gpu else ladder.key_step) for _ in range(2))
+        prompts = PromptReader(runner, cache_of(work, model, *work.prompts(num_slots)))
+        self._memory = SlotMemory(runner, cache, spare, prompts, options, ladder, work.padding, longest)
         rows = Rows(num_rows, longest, model.vocab_size, model.device, speculation.num_noise if speculation else 0)
         # A step of whole blocks feeds tokens before a row's position again. It needs keys and values alone.
         stepper, tracer = _stepper(runner, speculation, whole_blocks=not model.recurrent_nets)
@@ -197,7 +197,7 @@ class BatchedEngine(MeteredEngine):
         with closing(scheduler), self._memory.runner.ready(self._few_rows):
             yield from scheduler.fill()
             while scheduler.waits:
-                yield from scheduler.end_steps(self._step(scheduler)) if scheduler.live else scheduler.fill()
+                yield from scheduler.end_steps(self._step(scheduler)) if scheduler.running else scheduler.fill()
                 yield None
                 if self._dropped:
                     yield from scheduler.drop(self._dropped)
@@ -205,14 +205,14 @@ class BatchedEngine(MeteredEngine):
 
     def _step(self, scheduler: Scheduler) -> Stop:
         """Reads the missing tokens of the rows, then steps the rows. Returns what has ended."""
-        began, live = time.perf_counter(), len(scheduler.live)
+        began, live = time.perf_counter(), len(scheduler.running)
         started = time.perf_counter()
         read = self._memory.read()
         if read[0]:
             self._meter.count_reading(*read, started)
         self._loop.prepare()
         started = time.perf_counter()
-        stop = self._loop.run(scheduler.live)
+        stop = self._loop.run(scheduler.running)
         self._meter.count_steps(self._loop.steps_per_sync, stop.row_steps, scheduler.busy_slots, started)
         self._meter.share(began, live)
         return stop

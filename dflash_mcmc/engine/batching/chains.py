@@ -160,31 +160,6 @@ def _repeated(drawn: Sequence[np.ndarray]) -> int:
     return sum(min(common_prefix(a, b) + 1, len(a), len(b)) for a, b in itertools.pairwise(ordered))
 
 
-def uniforms_of(draw: Draw) -> np.ndarray:
-    """Uniforms of the positions that the draw may fill, float64; greedy decoding needs none."""
-    length = max(draw.horizon - draw.trajectory.length, 0)
-    if draw.params.temperature == 0.0:
-        return np.full(length, 0.5)
-    return draw.key.uniforms(draw.trajectory.length, draw.trajectory.length + length)
-
-
-def until_abandoned(draw: Draw, along: Trajectory) -> int:
-    """Number of tokens of `along` after the draw's trajectory, up to the first one at which the draw may be abandoned."""
-    start, floor = draw.trajectory.length, draw.floor
-    if floor is None or along.length == start:
-        return along.length - start
-    weights = floor.weights(along, start)
-    crossed = [floor.crossed(float(weight), start + num_tokens) for num_tokens, weight in enumerate(weights, start=1)]
-    return crossed.index(True) + 1 if True in crossed else len(crossed)
-
-
-def is_abandoned(draw: Draw, trajectory: Trajectory) -> bool:
-    """Whether the tokens that the draw shares with `along` have crossed its floor. If so, the draw ends without a step."""
-    if draw.floor is None or trajectory.length == draw.trajectory.length:
-        return False
-    return draw.floor.crossed(draw.floor.weight(trajectory, draw.trajectory.length), trajectory.length)
-
-
 def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory | None:
     """The trajectory from which forwards continue an operation; None if the operation has its answer without one.
 
@@ -197,7 +172,7 @@ def prepare(chain: LiveChain, number: int, skip_identical: bool) -> Trajectory |
             return None
         return operation.trajectory
     shared = _shared(chain, number, operation) if skip_identical else operation.trajectory
-    if shared.complete(operation.horizon) or is_abandoned(operation, shared):
+    if shared.complete(operation.horizon) or operation.is_abandoned(shared):
         chain.note(number, shared)
         return None
     return shared
@@ -209,8 +184,8 @@ def _shared(chain: LiveChain, number: int, draw: Draw) -> Trajectory:
     if along is None or draw.trajectory.complete(draw.horizon):
         return draw.trajectory
     along = along.prefix(draw.horizon)
-    shared = along.drawn_again(start, uniforms_of(draw)[: along.length - start])
-    shared = min(shared, until_abandoned(draw, along))
+    shared = along.drawn_again(start, draw.uniforms()[: along.length - start])
+    shared = min(shared, draw.until_abandoned(along))
     chain.charge(number, tokens_skipped=shared)
     return along.prefix(start + shared)
 

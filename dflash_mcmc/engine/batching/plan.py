@@ -15,7 +15,6 @@ from dflash_mcmc.engine.batching.cache import (
     CacheShape,
     KVCache,
     cache_size,
-    ladder_of,
     num_recent,
     recurrent_shape,
 )
@@ -287,33 +286,9 @@ def _activation_bytes(model: LanguageModel | TargetShape, queries: int, keys: in
     return queries * (6 * width + 3 * inner) * model.dtype.itemsize + scores
 
 
-class Caches:
-    """Makes caches.
-
-    Args:
-        model: gives the shape and the device.
-        companions: shapes of the caches that follow the target's; see `Workload.companions`.
-        num_rows, longest: rows and positions of the caches of all slots.
-        padding: number of positions for padding after a sequence.
-        every, num_recent: snapshots and recent states of recurrent layers; see `HybridCache`.
-    """
-
-    def __init__(self, model: LanguageModel, companions: tuple[CacheShape, ...], num_rows: int, longest: int, padding: int,
-                 every: int, num_recent: int):
-        self._model, self._companions = model, companions
-        self._num_rows, self._longest, self._padding = num_rows, longest, padding
-        self._every, self._num_recent = every, num_recent
-
-    def rows(self) -> KVCache:
-        """A cache with a row for each slot."""
-        # CUDA graphs refer to fixed memory, so on a GPU all of it is allocated at the start.
-        length = self._longest if self._model.device.type == "cuda" else ladder_of(self._model.device).key_step
-        return self._cache(self._num_rows, length)
-
-    def prompts(self, num_rows: int, longest: int) -> KVCache:
-        """A cache of prompts of at most `longest` tokens."""
-        return self._cache(num_rows, cache_size(self._model.device, 1, longest, self._padding)[1])
-
-    def _cache(self, num_rows: int, length: int) -> KVCache:
-        sizes = self._model.cache_shape, num_rows, length, self._model.device, self._companions
-        return HybridCache(*sizes, self._every, self._num_recent) if self._model.cache_shape.recurrent else KVCache(*sizes)
+def cache_of(work: Workload, model: LanguageModel, num_rows: int, length: int) -> KVCache:
+    """A cache of so many rows and positions for a model and its companions."""
+    sizes = model.cache_shape, num_rows, length, model.device, work.companions
+    if model.cache_shape.recurrent is None:
+        return KVCache(*sizes)
+    return HybridCache(*sizes, work.options.snapshot_every, num_recent(work.options, work.num_drafted))

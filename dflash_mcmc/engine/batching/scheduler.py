@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash_mcmc.engine.batching.cache import chunks
-from dflash_mcmc.engine.batching.chains import LiveChain, Slot, SlotMemory, Turns, prepare, rests, uniforms_of
+from dflash_mcmc.engine.batching.chains import LiveChain, Slot, SlotMemory, Turns, prepare, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop, start_of
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import PromptReader, Scored, ScoreRequest, scores
@@ -290,7 +290,7 @@ class Operations:
         self._memory.reserve(len(sequence))
         if slot.leader is None:
             self._memory.fill(slot)
-        uniforms = uniforms_of(draw)[base.length - draw.trajectory.length :]
+        uniforms = draw.uniforms()[base.length - draw.trajectory.length :]
         start = start_of(draw, base, row, uniforms, self._grid_origin(draw))
         start = start._replace(matched=self._runner.endings.begin(draw, base.tokens))
         if self._speculation is not None and self._loop.rows.noise.shape[2]:
@@ -372,11 +372,11 @@ class Scheduler:
 
     def __init__(self, chains: Iterable[tuple[Hashable, Chain] | None], num_rows: int, operations: Operations,
                  memory: SlotMemory, loop: DecodeLoop, meter: Meter):
-        self.live: list[Slot] = []
+        self.running: list[Slot] = []
         self._rows = BatchRows(num_rows, memory, loop)
         self._operations, self._memory, self._loop, self._meter = operations, memory, loop, meter
         self._queue = AdmissionQueue(chains, memory.prompts, functools.partial(meter.count_reading, ahead=True))
-        self._late, self._scores = deque[Slot](), list[Slot]()  # scores wait for those of other chains
+        self._waiting, self._scores = deque[Slot](), list[Slot]()  # scores wait for those of other chains
         self._chains: dict[LiveChain, None] = {}  # in the order of their admission
         self._finished: list[Finished] = []
         self._turns = Turns(self._begin, self._end, meter.now)
@@ -388,7 +388,7 @@ class Scheduler:
     @property
     def waits(self) -> bool:
         """Whether there is work: rows that draw, or chains that wait for a turn."""
-        return bool(self.live or self._turns.paused)
+        return bool(self.running or self._turns.paused)
 
     @property
     def busy_slots(self) -> int:
@@ -401,10 +401,10 @@ class Scheduler:
         A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
         """
         self._turns.resume()
-        while ((self._rows.num_free > (0 if self._late else len(self._turns.paused))
-                and (self._begin_late() if self._late else self._admit())) or self._carry_out_scores()):
+        while ((self._rows.num_free > (0 if self._waiting else len(self._turns.paused))
+                and (self._begin_waiting() if self._waiting else self._admit())) or self._carry_out_scores()):
             pass
-        self.live = self._rows.arrange()
+        self.running = self._rows.arrange()
         finished, self._finished = self._finished, []
         return finished
 
@@ -425,7 +425,7 @@ class Scheduler:
         if not (stop.ended or stop.parted):
             return self.fill() if self._turns.paused or (self._rows.num_free and self._queue.arrived) else []
         self._part(stop.parted)  # first, because it copies keys and values of rows whose draws may have ended
-        for slot, draw in [(self.live[draw.row], draw) for draw in reversed(stop.ended)]:
+        for slot, draw in [(self.running[draw.row], draw) for draw in reversed(stop.ended)]:
             if slot.operation is not None:  # else another operation of the chain has failed
                 self._end_draw(slot, draw)
         return self.fill()
@@ -441,7 +441,7 @@ class Scheduler:
         """Continues draws that have parted from their leaders. Draws that still agree share forwards again."""
         groups: dict[tuple[Slot | None, int, int], list[Slot]] = {}
         for row, position, token in parted:
-            groups.setdefault((self.live[row].leader, position, token), []).append(self.live[row])
+            groups.setdefault((self.running[row].leader, position, token), []).append(self.running[row])
         for (leader, position, _), (first, *others) in groups.items():
             if leader is not None:
                 self._memory.follow(leader, first, position)
@@ -493,12 +493,12 @@ class Scheduler:
         working = [slot for slot in slots.values() if self._rows.give(slot)]
         for number, slot in slots.items():
             self._operations.place(slot, None if first[number] == number else slots[first[number]])
-        self._late.extend(slot for slot in slots.values() if slot.row is None)
+        self._waiting.extend(slot for slot in slots.values() if slot.row is None)
         self._work(working)
 
-    def _begin_late(self) -> bool:
+    def _begin_waiting(self) -> bool:
         """Begins the operations that have waited longest, as far as there are rows. Returns whether any began."""
-        slots = [self._late.popleft() for _ in range(min(len(self._late), self._rows.num_free))]
+        slots = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._rows.num_free))]
         for slot in slots:
             self._rows.give(slot)
         self._work(slots)
@@ -539,8 +539,8 @@ class Scheduler:
         """Ends a chain in the middle of its request."""
         chain.generator.close()
         chain.settle()
-        for slot in [slot for slot in self._late if slot.chain is chain]:
-            self._late.remove(slot)
+        for slot in [slot for slot in self._waiting if slot.chain is chain]:
+            self._waiting.remove(slot)
         self._end(chain, None, reason)
 
     def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:

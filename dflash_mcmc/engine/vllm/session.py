@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Turns, is_abandoned, prepare
+from dflash_mcmc.engine.batching.chains import LiveChain, Turns, prepare
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
@@ -113,7 +113,7 @@ class VllmEngine(MeteredEngine):
         scores, stopped = drawn.scores, self.model.ends(np.concatenate([base.tokens, drawn.tokens]))
         answer = base.extended(drawn.tokens, scores[:, 0], scores[:, 1], scores[:, 2:_SCORES], stopped,
                                *split_columns(operation, scores[:, _SCORES:]))
-        if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or is_abandoned(operation, answer)):
+        if isinstance(operation, Draw) and not (answer.complete(operation.horizon) or operation.is_abandoned(answer)):
             raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
         return asked, answer
 
