@@ -191,7 +191,7 @@ def figures() -> list[Figure]:
         Figure("arrows up", len(arrows), 0, tuple(arrows)),
         Figure("born late", len(late), 0, tuple(late)),
         Figure("small files", len(small), 3, tuple(small)),
-        Figure("longest file", files[-1][0], 500, (files[-1][1],)),
+        Figure("longest file", files[-1][0], 600, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 47, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
         Figure("files", len(parsed), 320),

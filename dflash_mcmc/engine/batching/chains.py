@@ -269,7 +269,8 @@ class CachedPrefix:
     """
 
     def __init__(self) -> None:
-        self.clear()
+        self.held = self.saved = _NOTHING
+        self.filled = self.saved_from = 0
 
     def clear(self) -> None:
         """Forgets everything."""
