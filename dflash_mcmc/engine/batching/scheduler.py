@@ -190,10 +190,6 @@ class BatchRows:
         return self._loop.positions_held(slot.place) if works else slot.contents.filled
 
 
-class UnusableLogits(ArithmeticError):
-    """The logits of an operation are not numbers."""
-
-
 class Operations:
     """Carries out draws and scores.
 
@@ -242,10 +238,10 @@ class Operations:
         if like is None or not self.sharing:
             slot.chain.charge_reading(slot.number, start, len(sequence) - 1, self._options.prefill_chunk)
 
-    def begin(self, slot: Slot) -> None:
+    def begin(self, slot: Slot) -> bool:
         """Begins the operation of a slot that has a row and its keys and values. A score is carried out at once.
 
-        Raises UnusableLogits.
+        Returns False for a score whose logits are not numbers.
         """
         if self._runner.second:
             self._runner.second.begin(slot.place, slot.in_progress.prompt)
@@ -254,11 +250,10 @@ class Operations:
             # early rejection, change what earlier draws have verified.
             learned = slot.adapter if self._speculation and not self._speculation.noisy else None
             self._adaptive.begin(slot.place, slot.in_progress.prompt, learned)
-        if isinstance(slot.operation, Score):
-            if not self.score([slot])[0]:
-                raise UnusableLogits
-        elif isinstance(slot.operation, Draw):
+        if isinstance(slot.operation, Draw):
             self._draw(slot, slot.operation)
+            return True
+        return self.score([slot])[0]
 
     def collect(self, slot: Slot, drawn: DrawnTokens) -> Trajectory:
         """The answer to a draw whose decode steps have ended. Notes it in the chain."""
@@ -334,16 +329,14 @@ class Operations:
         _, score, sequence = asked
         start = len(sequence) - len(score.tokens)
         slot.contents.hold(sequence[:-1])
-        slot.chain.charge(slot.number, token_forwards=len(score.tokens),
-                          blocks_drafted=self._blocks(score, start, len(sequence)))
+        blocks = 0
+        if self._grid and self._runner.drafts({score.source}):
+            blocks = self._grid.num_blocks(self._grid_origin(score), start, len(sequence))
+        slot.chain.charge(slot.number, token_forwards=len(score.tokens), blocks_drafted=blocks)
         log_p, log_q, interval, columns = scored
         ended = self._runner.endings.ended(score, sequence[len(score.trajectory.prompt):])
         slot.chain.note(slot.number, score.trajectory.extended(
             sequence[start:], log_p, log_q, interval, ended, *split_columns(score, columns)))
-
-    def _blocks(self, score: Score, start: int, stop: int) -> int:
-        read = self._grid and self._runner.drafts({score.source})
-        return self._grid.num_blocks(self._grid_origin(score), start, stop) if self._grid and read else 0
 
     def _grid_origin(self, operation: Operation) -> int:
         return grid_origin(self._runner.blend.restarts_grid(), operation.trajectory)
@@ -520,12 +513,9 @@ class Scheduler:
             if isinstance(slot.operation, Score) and self._operations.scores_wait:
                 self._scores.append(slot)
                 continue
-            try:
-                self._operations.begin(slot)
-            except UnusableLogits:
+            if not self._operations.begin(slot):
                 self._fail(slot.chain, NOT_NUMBERS)
-                continue
-            if slot.chain.has_answer(slot.number):
+            elif slot.chain.has_answer(slot.number):
                 slot.rest()
 
     def _fail(self, chain: LiveChain, reason: str) -> None:
