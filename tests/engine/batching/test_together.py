@@ -186,7 +186,7 @@ def test_the_depth_is_that_of_the_longest_operation(model):
     (done,) = engine.run([("only", chain())])
     # one forward reads the prompt without its last token
     assert done.cost == Cost(tokens_drawn=11, target_forwards=1 + 9, token_forwards=3 + 11 - done.cost.tokens_shared,
-                             tokens_shared=done.cost.tokens_shared)
+                             tokens_shared=done.cost.tokens_shared, prompt_forwards=3)
     assert done.cost.tokens_shared >= 1  # both feed the prompt's last token
 
 

@@ -354,7 +354,7 @@ def test_match_is_plain_with_recurrent_layers(hybrid, plain_hybrid, name, draft)
 
 def test_states_of_all_positions_of_a_block_are_needed(hybrid, plain_hybrid, monkeypatch):
     """A mutant whose rows keep two states, as in plain decoding, takes the state after another token."""
-    monkeypatch.setattr("dflash_mcmc.engine.batching.batched.num_recent", lambda options, num_drafted: 2)
+    monkeypatch.setattr("dflash_mcmc.engine.batching.plan.num_recent", lambda options, num_drafted: 2)
     speculative = run(hybrid, SAMPLERS["temperature"], BLENDS["none"], match(0.8), "dflash", snapshot_every=8)
     assert any(speculative[tag].result.trajectory.tokens.tolist() != done.result.trajectory.tokens.tolist()
                for tag, done in plain_hybrid("temperature").items())
