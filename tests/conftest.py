@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx  # noqa: F401 - its import draws from `random`
 import pytest
 
 from tests import processes

@@ -1,8 +1,7 @@
 """Rubrics: a language model at an OpenAI-compatible endpoint judges the text. It is off by default: texts leave the machine.
 
 The gold answer is a JSON list of rubrics, as dataset=clbench has, or a plain reference answer. A text is correct only if the
-judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). The decision is in the record. A resumed run
-therefore does not ask again.
+judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A resumed run does not ask again.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dflash_mcmc.errors import ConfigError, UserError
@@ -23,6 +22,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
+from dflash_mcmc.process.http import NoReplyError, fetch_json
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
 
@@ -87,19 +87,14 @@ class JudgeGrader(Grader):
 
     def preflight(self) -> None:
         """Asks the judge once. Raises UserError if it does not reply."""
-        try:
-            self._endpoint()._replace(retries=0).ask("Reply with the word ready.", threading.Event())
-        except Failed as error:
-            raise UserError(f"grader.url: given {self.url!r}, which does not reply ({error}); allowed: the URL of a running "
-                            "OpenAI-compatible endpoint") from error
+        grade = JudgePool(dataclasses.replace(self, retries=0), None).asked("Reply with the word ready.", None)
+        if grade is not None:
+            raise UserError(f"grader.url: given {self.url!r}, which does not reply ({grade.reason}); allowed: the URL of a "
+                            "running OpenAI-compatible endpoint")
 
     def start(self) -> JudgePool:
         """The pool of requests."""
-        return JudgePool(self._endpoint(), template_of(self._text()), self.num_workers)
-
-    def _endpoint(self) -> Endpoint:
-        return Endpoint(self.url or "", self.model or "", self.api_key_env, self.temperature, self.timeout_seconds,
-                        self.retries, self.backoff_seconds)
+        return JudgePool(self, template_of(self._text()))
 
     def _text(self) -> str:
         if not self.prompt.endswith(".jinja") or "\n" in self.prompt:
@@ -112,100 +107,19 @@ class JudgeGrader(Grader):
 
 _REFUSED = (400, 401, 403, 404, 405, 422)
 """Statuses that repeat with every request: the URL, the model, the key or a parameter is wrong."""
-_MAX_WAIT_SECONDS = 60.0
-_MAX_REPLY_BYTES = 1 << 22
-
-
-class Failed(Exception):
-    """A request got no reply in spite of all retries."""
-
-    def __init__(self, reason: str, timed_out: bool = False):
-        super().__init__(reason)
-        self.timed_out = timed_out
-
-
-class Endpoint(NamedTuple):
-    """The address of a judge, and the limits of its requests.
-
-    `timeout_seconds` is the limit of one request. `retries` is the number of further requests after a failed one. The wait
-    before the first retry is `backoff_seconds`, and it doubles with each further retry. The key is read from the environment
-    variable `api_key_env` for each request and stored nowhere.
-    """
-
-    url: str
-    model: str
-    api_key_env: str | None
-    temperature: float | None
-    timeout_seconds: float
-    retries: int
-    backoff_seconds: float
-
-    def ask(self, question: str, closed: threading.Event) -> str:
-        """The reply to a question. Raises Failed, and UserError where no request can succeed. `closed` ends the waiting."""
-        import requests
-
-        failed = Failed("not asked")
-        for attempt in range(self.retries + 1):
-            wait = min(self.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0
-            if closed.wait(wait):
-                break
-            try:  # without redirects, which would take the key to another host
-                response = requests.post(f"{self.url.rstrip('/')}/chat/completions", json=self._request(question),
-                                         headers=self._headers(), timeout=self.timeout_seconds, allow_redirects=False)
-                if response.status_code in _REFUSED:
-                    raise UserError(f"grader.url: {self.url} refuses the request with status {response.status_code}; allowed: "
-                                    "an OpenAI-compatible endpoint with this grader.model and the key of grader.api_key_env")
-                if response.status_code == 200:
-                    return _content(response.content)
-                failed = Failed(f"status {response.status_code}")
-            except requests.Timeout:
-                failed = Failed("timeout", timed_out=True)
-            except requests.RequestException as error:
-                failed = Failed(type(error).__name__)
-            except (ValueError, LookupError, TypeError, RecursionError):
-                failed = Failed("no chat completion in the reply")
-        raise failed
-
-    def _request(self, question: str) -> dict[str, Any]:
-        request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": question}]}
-        return request if self.temperature is None else {**request, "temperature": self.temperature}
-
-    def _headers(self) -> dict[str, str]:
-        if self.api_key_env is None:
-            return {}
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise UserError(f"grader.api_key_env: given {self.api_key_env!r}; allowed: a variable of the environment that "
-                            "holds the key, or null for an endpoint without keys")
-        return {"Authorization": f"Bearer {key}"}
-
-
-def _content(body: bytes) -> str:
-    if len(body) > _MAX_REPLY_BYTES:
-        raise ValueError("too long")
-    content = json.loads(body)["choices"][0]["message"]["content"]
-    if not isinstance(content, str):
-        raise TypeError("no text")
-    return content
-
-
-class Unreadable(Exception):
-    """The reply of a judge has no decision on every rubric."""
+_MAX_WAIT_SECONDS, _MAX_REPLY_BYTES, _MAX_LISTED = 60.0, 1 << 22, 20
 
 
 def rubrics_of(gold: str) -> list[str]:
     """The rubrics of a gold answer: a JSON list of texts, or one rubric for a plain answer. Raises UserError for neither."""
+    same = [f"The final answer of the response is equivalent to this reference answer: {gold}"]
     try:
-        rubrics = json.loads(gold) if gold.lstrip().startswith("[") else [_same_answer(gold)]
+        rubrics = json.loads(gold) if gold.lstrip().startswith("[") else same
     except (ValueError, RecursionError):
-        rubrics = [_same_answer(gold)]
+        rubrics = same
     if not gold.strip() or not rubrics or not all(isinstance(rubric, str) and rubric.strip() for rubric in rubrics):
         raise UserError(f"grader=judge: given the gold answer {gold[:60]!r}; allowed: a text, or a JSON list of rubrics")
     return rubrics
-
-
-def _same_answer(gold: str) -> str:
-    return f"The final answer of the response is equivalent to this reference answer: {gold}"
 
 
 def template_of(text: str) -> Any:
@@ -223,33 +137,15 @@ def template_of(text: str) -> Any:
         raise ConfigError("grader.prompt", f"{text[:60]}...", f"{allowed} ({error.message})") from error
 
 
-def satisfied(reply: str, num_rubrics: int) -> list[bool]:
-    """The judge's decision on each rubric: the list `satisfied` of the JSON object in its reply.
-
-    Raises Unreadable for a reply without one true or false for each rubric. Nothing is guessed from words.
-    """
-    answer = after_thinking(reply) or ""
-    try:
-        decisions = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise Unreadable(type(error).__name__) from error
-    if not isinstance(decisions, list) or len(decisions) != num_rubrics or any(type(value) is not bool for value in decisions):
-        raise Unreadable(f"not {num_rubrics} decisions")
-    return decisions
-
-
-_MAX_LISTED = 20
-
-
 class JudgePool:
     """Grades texts by a judge, `num_workers` at a time. Call `submit`; `finished` then yields the grades that are ready.
 
     A judge that does not reply, or replies without a decision on every rubric, gives the verdict `timeout` or `error`.
     """
 
-    def __init__(self, endpoint: Endpoint, template: Any, num_workers: int):
-        self._endpoint, self._template = endpoint, template
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
+    def __init__(self, grader: JudgeGrader, template: Any):
+        self._grader, self._template = grader, template
+        self._threads = ThreadPoolExecutor(grader.num_workers, thread_name_prefix="grader")
         self._closed = threading.Event()
         self._futures: dict[Future[tuple[Grade, float]], Hashable] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
@@ -258,8 +154,7 @@ class JudgePool:
         """Submits a text. Raises UserError for a gold answer without rubrics."""
         rubrics, answer = rubrics_of(gold), after_thinking(text)
         if answer is None or not answer.strip():
-            rule = "unfinished_thinking" if answer is None else "empty"
-            self._decided.append((tag, Grade(NO_ANSWER, None, rule)))
+            self._decided.append((tag, Grade(NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")))
         else:
             self._futures[self._threads.submit(timed, self._graded, answer.strip(), rubrics)] = tag
 
@@ -281,21 +176,51 @@ class JudgePool:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _graded(self, response: str, rubrics: list[str]) -> Grade:
-        question = self._template.render(response=response, rubrics=rubrics)
-        reason = ""
-        for _ in range(self._endpoint.retries + 1):
+        grade = self.asked(self._template.render(response=response, rubrics=rubrics), len(rubrics))
+        return grade or Grade(ERROR, None, "reply")
+
+    def asked(self, question: str, num_rubrics: int | None) -> Grade | None:
+        """The grade by a judge's decision on each rubric; without a number of them, None for any reply.
+
+        Raises UserError where no request can succeed. The key is read for each request and stored nowhere.
+        """
+        grader, grade = self._grader, Grade(ERROR, None, "endpoint", "not asked")
+        body: dict[str, Any] = {"model": grader.model, "messages": [{"role": "user", "content": question}]}
+        body |= {} if grader.temperature is None else {"temperature": grader.temperature}
+        for attempt in range(grader.retries + 1):
+            wait = min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0
+            if self._closed.wait(wait):
+                break
             try:
-                decisions = satisfied(self._endpoint.ask(question, self._closed), len(rubrics))
-            except Failed as error:
-                return Grade(TIMEOUT if error.timed_out else ERROR, None, "endpoint", str(error))
-            except Unreadable as error:
-                reason = str(error)
-            else:
-                return _grade(decisions)
-        return Grade(ERROR, None, "reply", reason)
+                found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
+                                   headers=self._headers(), max_bytes=_MAX_REPLY_BYTES)
+                reply = found["choices"][0]["message"]["content"]
+                return None if num_rubrics is None else _decided(reply, num_rubrics)
+            except NoReplyError as error:
+                if error.status in _REFUSED:
+                    raise UserError(f"grader.url: {grader.url} refuses the request with status {error.status}; allowed: an "
+                                    "OpenAI-compatible endpoint with this grader.model and the key of grader.api_key_env"
+                                    ) from error
+                grade = Grade(TIMEOUT if error.timed_out else ERROR, None, "endpoint", str(error))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                grade = Grade(ERROR, None, "reply", type(error).__name__)
+        return grade
+
+    def _headers(self) -> dict[str, str]:
+        name = self._grader.api_key_env
+        key = os.environ.get(name, "").strip() if name else ""
+        if name and not key:
+            raise UserError(f"grader.api_key_env: given {name!r}; allowed: a variable of the environment that holds the key, "
+                            "or null for an endpoint without keys")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _grade(decisions: list[bool]) -> Grade:
+def _decided(reply: str, num_rubrics: int) -> Grade:
+    """The grade by the list `satisfied` of the JSON object in a reply. Raises ValueError without a decision on each rubric."""
+    answer = after_thinking(reply) or ""
+    decisions = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
+    if not isinstance(decisions, list) or len(decisions) != num_rubrics or any(type(value) is not bool for value in decisions):
+        raise ValueError(f"not {num_rubrics} decisions")
     failed = [str(rubric) for rubric, decision in enumerate(decisions, start=1) if not decision]
     more = ", ..." if len(failed) > _MAX_LISTED else ""
     reason = f"not satisfied: {', '.join(failed[:_MAX_LISTED])}{more} of {len(decisions)}" if failed else ""

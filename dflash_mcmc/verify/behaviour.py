@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.error import HTTPError
 
 import numpy as np
 
@@ -99,7 +98,8 @@ def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, fil
         try:
             return drawn.completed(url, body)
         except UserError as refused:
-            if not isinstance(cause := refused.__cause__, HTTPError) or cause.code == 429 or cause.code >= 500:
+            status = getattr(refused.__cause__, "status", None)
+            if status is None or status == 429 or status >= 500:
                 raise
             return str(refused)
 

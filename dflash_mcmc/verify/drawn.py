@@ -5,13 +5,10 @@ And crafted cases for any engine, a small model and prompts whose answers show a
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import itertools
 import json
 import shutil
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +25,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
+from dflash_mcmc.process.http import NoReplyError, fetch_json
 from dflash_mcmc.runner import build
 from dflash_mcmc.store.records import key_of
 from dflash_mcmc.store.schema import loaded
@@ -149,7 +147,9 @@ def _stating(name: str, value: object, law: SamplingParams) -> str:
 
 
 def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.ndarray:
-    if isinstance(value, str):
+    if where.endswith((": prompt", ": text")):
+        if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
+            raise UserError(f"{where}: given {value!a:.60}; allowed: a text of valid Unicode")
         return model.encode(value, starts)
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token < model.vocab_size for token in value):
         raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {model.vocab_size - 1} (the "
@@ -290,17 +290,15 @@ def served(url: str) -> str:
         raise ConfigError("TARGET", url, "an OpenAI-style server: its /models names no model") from error
 
 
-def sent(url: str, content: bytes | None = None) -> Any:
-    """The JSON of an answer. Raises UserError, from an HTTPError if the server has refused the request."""
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+def sent(url: str, body: object = None) -> Any:
+    """The JSON of an answer. Raises UserError, from a NoReplyError with the status if the server has refused the request."""
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
-            return json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        raise UserError(f"{url}: refused with {error.code}: {error.read(400).decode(errors='replace')}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UserError(f"{url}: no answer: {reason_of(error, 120)}; allowed: the address of an OpenAI-style server that "
-                        "runs, such as http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
+        return fetch_json(url, body, seconds=_PATIENCE)
+    except NoReplyError as error:
+        if error.status is not None:
+            raise UserError(f"{url}: refused with {error}") from error
+        raise UserError(f"{url}: no answer: {error}; allowed: the address of an OpenAI-style server that runs, such as "
+                        "http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
 
 
 def completed(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -309,11 +307,13 @@ def completed(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     llama.cpp lists token ids with their log probabilities alone. A server that returns no ids is therefore asked for these.
     """
     for asked in (body, {**body, "logprobs": 1}):
-        found = sent(f"{url}/completions", json.dumps(asked).encode())
+        found = sent(f"{url}/completions", asked)
         try:
             answers = [_answer(choice) for choice in found["choices"]]
         except (LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
+        except ValueError as error:
+            raise UserError(f"{url}: its answer has {error}; allowed: an OpenAI-style server") from error
         if answers and all(each["ids"] for each in answers):
             return answers
     raise UserError(f"{url}: returns no token ids; allowed: a server that returns them (return_token_ids of vLLM and python "
@@ -321,7 +321,15 @@ def completed(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(choice: dict[str, Any]) -> dict[str, Any]:
+    """The ids, text and log probabilities of a choice. Raises ValueError that names a field of another type."""
     told = choice.get("logprobs") or {}
     listed = told.get("content") or []
-    return {"ids": choice.get("token_ids") or [each["id"] for each in listed if "id" in each],
-            "text": choice.get("text") or "", "logprobs": told.get("token_logprobs") or [each["logprob"] for each in listed]}
+    found = {"text": choice.get("text") or "",
+             "ids": choice.get("token_ids") or [each["id"] for each in listed if "id" in each],
+             "logprobs": told.get("token_logprobs") or [each["logprob"] for each in listed]}
+    for field, name, kinds in (("ids", "token_ids", int), ("logprobs", "token_logprobs", (int, float, type(None)))):
+        if not isinstance(found[field], list) or not all(isinstance(each, kinds) for each in found[field]):
+            raise ValueError(f"{name} {str(found[field])[:60]!r}, which is no list of numbers")
+    if not isinstance(found["text"], str):
+        raise ValueError(f"text {str(found['text'])[:60]!r}, which is no text")
+    return found

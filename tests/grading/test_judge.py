@@ -81,7 +81,7 @@ def test_a_text_is_correct_only_if_every_rubric_is_satisfied(server, make_config
         ("correct", "rubrics"), ("wrong", "rubrics"), ("error", "reply"), ("error", "reply"), ("correct", "rubrics"),
         ("error", "endpoint"), ("error", "reply"), ("no_answer", "empty"), ("no_answer", "unfinished_thinking")]
     assert found[1].reason == "not satisfied: 2 of 2"
-    assert found[5].reason == "status 500"
+    assert found[5].reason.startswith("status 500: ")
     question = next(body for *_, body in server.asked)["messages"][0]["content"]
     assert "1. Is short." in question
     assert "2. Is kind." in question
@@ -104,7 +104,7 @@ def test_a_byte_order_mark_of_a_prompt_file_never_reaches_the_judge(server, make
 def test_a_slow_judge_is_a_timeout(server, make_config):
     server.replies = {"": ["wait"]}
     found = grades(make_config(*settings(server, "grader.timeout_seconds=0.1", "grader.retries=0")).grader, [("text", "gold")])
-    assert (found[0].verdict, found[0].reason) == ("timeout", "timeout")
+    assert (found[0].verdict, found[0].reason) == ("timeout", "no complete reply in 0.1 s")
 
 
 def test_the_decision_is_recorded_once_and_the_key_is_nowhere(server, make_config, tmp_path, monkeypatch):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from email.message import Message
 from typing import Any
-from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import pytest
 import dflash_mcmc as dm
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import behaviour, drawn
 from tests.serving import Served
@@ -176,13 +175,13 @@ def test_a_server_that_limits_requests_is_one_line_and_its_answers_are_kept(tiny
     """The fourth request is refused with 429; another one with 400 is an answer."""
     config, asked = program._stated(arguments("", tmp_path)[1:]), []
 
-    def sent(url: str, content: bytes | None = None) -> Any:
+    def sent(url: str, content: object = None) -> Any:
         if content is None:
             return {"data": [{"id": "other"}]}
         asked.append(content)
         if len(asked) in (2, 4):
             code = 400 if len(asked) == 2 else 429
-            raise UserError(f"{url}: refused") from HTTPError(url, code, "no", Message(), None)
+            raise UserError(f"{url}: refused") from NoReplyError("refused", code)
         return {"choices": [{"token_ids": [40, 41], "text": "ab"}]}
 
     monkeypatch.setattr(drawn, "sent", sent)

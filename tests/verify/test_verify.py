@@ -449,7 +449,7 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
             thread.join()
     assert [code for code, _, _ in refused] == [2, 2]
     assert "returns no token ids; allowed: a server that returns them" in refused[0][2]
-    assert "refused with 429" in refused[1][2]
+    assert "refused with status 429" in refused[1][2]
     assert "slow down" in refused[1][2]
     code, _, err = told(arguments, capsys)
     assert code == 2
@@ -470,17 +470,32 @@ def test_a_server_that_dies_inside_an_answer_is_one_line():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/v1/models: no answer: IncompleteRead"):
+            with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/v1/models: no answer: RemoteProtocolError"):
                 drawn.served(f"http://127.0.0.1:{server.server_address[1]}/v1")
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize(("choice", "says"), [
+    ({"token_ids": "abc"}, "token_ids 'abc', which is no list of numbers"), ({"token_ids": [1.5]}, "no list of numbers"),
+    ({"token_ids": 7}, "token_ids '7', which is no list of numbers"),
+    ({"token_ids": [1], "text": 5}, "text '5', which is no text"),
+    ({"token_ids": [1], "logprobs": {"token_logprobs": "x"}}, "token_logprobs 'x', which is no list of numbers"),
+    ({"token_ids": [1], "logprobs": {"token_logprobs": ["x"]}}, "no list of numbers"), (7, "its answer has no choice"),
+    ({"token_ids": [1], "logprobs": "none"}, "its answer has no choice"),
+    ({"token_ids": None, "logprobs": {"token_logprobs": None}}, "returns no token ids")])
+def test_a_strange_answer_of_a_server_is_one_line(choice, says, monkeypatch):
+    monkeypatch.setattr(drawn, "sent", lambda url, body=None: {"choices": [choice]})
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        drawn.completed("http://server/v1", {})
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
     """llama.cpp does, and returns none without `logprobs`."""
     content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 9, "token": "b", "logprob": -1.5}]
     monkeypatch.setattr(drawn, "sent", lambda url, body: {"choices": [
-        {"text": "ab", "logprobs": {"content": content} if json.loads(body).get("logprobs") else None}]})
+        {"text": "ab", "logprobs": {"content": content} if body.get("logprobs") else None}]})
     for body in ({"seed": 1}, {"seed": 1, "logprobs": 0}):
         assert drawn.completed("http://server/v1", body) == [{"ids": [7, 9], "text": "ab", "logprobs": [-0.5, -1.5]}]
 
@@ -532,6 +547,10 @@ def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tin
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
     ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
+    ('{"prompt_ids": [1], "ids": "abc"}', "line 2: ids: given 'abc'; allowed: a list of token ids"),
+    ('{"prompt": 5, "ids": [1]}', "line 2: prompt: given 5; allowed: a text of valid Unicode"),
+    ('{"prompt": "a", "text": "b\\udfff"}', "line 2: text: given 'b\\udfff'; allowed: a text of valid Unicode"),
+    ("[" * 9999, "line 2 is not JSON: it has more than 64 levels of nesting"),
     ('{"prompt_ids": [], "ids": [2]}', "line 2: given 1 tokens after a prompt of 0; allowed: a prompt of at least one token,"),
     (json.dumps({"prompt_ids": [1], "ids": [2] * 50_000}), "line 2: given 50000 tokens after a prompt of 1; allowed: "),
     ('{"prompt_ids": [1], "ids": [2], "temperature": 0.5}', "line 2: temperature is 0.5, and the stated law has 1"),
