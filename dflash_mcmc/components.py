@@ -33,6 +33,8 @@ class Component(ABC):
     retired: ClassVar[Mapping[str, object]] = MappingProxyType({})
     """Fields that the component had, with the value under which older runs are those of today. The identity has them still, so
     that those runs are continued."""
+    retired_off: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """The same for fields that identities left out at these values."""
 
     def check(self, config: Config) -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""

@@ -77,33 +77,29 @@ def result(trajectory: Trajectory, steps: Sequence[MetropolisStep], law_error: f
                        sum(step.decision == "abandon" for step in steps), law_error, tuple(trace))
 
 
-class GridCuts(NamedTuple):
-    """Every `grid`-th token of the state is equally likely, or every `grid`-th place up to the horizon."""
+class UniformCuts(NamedTuple):
+    """Every place of the state is equally likely, or every place up to the horizon."""
 
-    grid: int
     past_end: bool
     """Whether places past the end of the state are drawn too. Such a cut changes nothing."""
 
     def draw(self, path: Trajectory, horizon: int, key: Key) -> int:
         """A cut, in tokens of the answer."""
-        return self.grid * key.integer(num_places(horizon if self.past_end else path.length, self.grid))
+        return key.integer(horizon if self.past_end else path.length)
 
     def log_ratio(self, path: Trajectory, proposal: Trajectory, cut: int) -> float:
         """g: log of the probability of this cut in the proposal, minus that in the state."""
-        if self.past_end:
-            return 0.0
-        here, there = (num_places(state.length, self.grid) for state in (path, proposal))
-        return math.log(here / there)
+        return 0.0 if self.past_end else math.log(path.length / proposal.length)
 
     def bound(self, path: Trajectory, cut: int) -> tuple[float, int | None]:
-        """An upper bound for g: see `EntropyCuts.bound`. A proposal of n tokens has at least n / grid places."""
-        return 0.0, None if self.past_end else self.grid * num_places(path.length, self.grid)
+        """An upper bound for g: see `EntropyCuts.bound`. A proposal of n tokens has n places."""
+        return 0.0, None if self.past_end else path.length
 
     def mean_redrawn(self, state: float, horizon: float) -> float:
         """Mean number of tokens after a cut, for a state of `state` tokens. A cut past its end redraws nothing."""
-        places = max(1.0, state / self.grid)
-        inside = places / max(1.0, horizon / self.grid) if self.past_end else 1.0
-        return (state - (places - 1.0) * self.grid / 2) * inside
+        places = max(1.0, state)
+        inside = places / max(1.0, horizon) if self.past_end else 1.0
+        return (state - (places - 1.0) / 2) * inside
 
 
 class EntropyCuts(NamedTuple):
@@ -175,7 +171,7 @@ class Move(NamedTuple):
     """A Metropolis-Hastings move on p^alpha that draws the tokens after a cut again."""
 
     alpha: float
-    cuts: GridCuts | EntropyCuts | ConfidenceCuts
+    cuts: UniformCuts | EntropyCuts | ConfidenceCuts
     epsilon: float | None = None
     """The chance of a wrong early rejection; None for early rejection that is exact."""
 
@@ -195,11 +191,6 @@ class Move(NamedTuple):
         start = cut + common_prefix(path.tokens[cut:], proposal.tokens[cut:])
         change = proposal.weight(self.alpha, start) - path.weight(self.alpha, start)
         return decide(path, proposal, cut, change + self.cuts.log_ratio(path, proposal, cut), log_uniform)
-
-
-def num_places(length: int, grid: int) -> int:
-    """Number of places 0, grid, 2 grid, ... below `length`."""
-    return -(-length // grid)
 
 
 def entropy_jumps(path: Trajectory, power: float) -> np.ndarray:

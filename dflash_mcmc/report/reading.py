@@ -189,7 +189,8 @@ class Run(NamedTuple):
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
         if leaf is not None:
-            fields = {name: value for name, value in fields.items() if (name, value) not in leaf.cls.retired.items()}
+            gone = {**leaf.cls.retired, **leaf.cls.retired_off}.items()
+            fields = {name: value for name, value in fields.items() if (name, value) not in gone}
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
         return cast("Sampler", restored(leaf.cls, fields))

@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import GridCuts, MetropolisStep, Move, decide, mh_cost, particles, why_weights_rise
+from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, decide, mh_cost, particles, why_weights_rise
 from dflash_mcmc.ops import Chain, Draw, Floor, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Contest, Key
@@ -67,7 +67,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
 
     def move(self) -> Move:
         """The power of the target, and where a suffix may start."""
-        return Move(self.alpha, GridCuts(1, self.cut == "horizon"))
+        return Move(self.alpha, UniformCuts(self.cut == "horizon"))
 
     def width(self) -> int:
         """All tries of a step are drawn at once."""
@@ -83,7 +83,7 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens. Each try is drawn from its cut to its end."""
-        redrawn = GridCuts(1, self.cut == "horizon").mean_redrawn
+        redrawn = UniformCuts(self.cut == "horizon").mean_redrawn
         none, one = (mh_cost(length, horizon, self.num_blocks, steps, redrawn, stops=False) for steps in (0, self.num_steps))
         return ExpectedCost(*(first + self.num_tries * (both - first) for first, both in zip(none, one, strict=True)))
 

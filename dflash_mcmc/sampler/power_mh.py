@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from dflash_mcmc import kernel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import EntropyCuts, GridCuts, MetropolisStep, Move
+from dflash_mcmc.kernel import EntropyCuts, MetropolisStep, Move, UniformCuts
 from dflash_mcmc.ops import Chain, Draw, Score, Steps
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -25,7 +26,7 @@ from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
-_PUBLISHED = {"schedule": "published", "cut": "current", "cut_grid": 1}
+_PUBLISHED = {"schedule": "published", "cut": "current"}
 """The values of fields that the published kernel has."""
 
 
@@ -39,8 +40,8 @@ class PowerMH(Redraws, Penalised, ProposesAt):
     restricted to the tokens that they keep, and p is not renormalised. Each stage extends the state to L_k by the proposal
     law q and makes `num_steps` steps. Each step leaves pi_k invariant: it chooses a cut, draws a new suffix from q up to
     L_k, and accepts with probability min(1, exp(W(y) - W(x) + g)). W sums alpha * log p - log q over the whole suffix.
-    g is log n(x) - log n(y) if the cut was chosen among the n(x) places of x (|x| without a `cut_grid`), 0 if it was chosen
-    among all places up to the horizon, and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/`).
+    g is log|x| - log|y| if the cut was chosen among the places of x, 0 if it was chosen among all places up to the horizon,
+    and log S(x) - log S(y) if it was chosen by jumps of the entropy (`kernel/`).
 
     With `schedule=adaptive` the horizon of a stage is twice that before, and the last stage follows as soon as the answer has
     ended. Every stage before the last is start-up: its steps leave their own pi_k invariant, but how many are made depends on
@@ -55,8 +56,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         "current", "where a suffix may start: current = any place of the current sequence, with the length term (law B); "
         "horizon = any place up to the horizon, places past the end change nothing (law A); entropy = more often where the "
         "entropy of p rises")
-    cut_grid: int = identity(1, "a suffix may start at every cut_grid-th token of the answer, counted from its first; 1 is "
-                             "any", ge=1, off=1)
     entropy_power: float = identity(4.0, "with cut=entropy: the weight of a place is the rise of the entropy there, to this "
                                     "power; 0 gives all rises the same weight", ge=0, off=4.0)
     proposal: Literal["base", "matched"] = identity(
@@ -75,6 +74,7 @@ class PowerMH(Redraws, Penalised, ProposesAt):
                              "probability depends on the cut")
 
     can_rescore = True
+    retired_off = MappingProxyType({"cut_grid": 1})
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -88,8 +88,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         if self.schedule == "adaptive" and self.after_eos == "return":
             raise ConfigError("sampler.after_eos", self.after_eos, "'continue' with sampler.schedule=adaptive, which makes "
                               "the last stage for every answer")
-        if self.cut_grid > 1 and self.cut == "entropy":
-            raise ConfigError("sampler.cut_grid", self.cut_grid, "1 with sampler.cut=entropy")
         if self.cut == "entropy" and config.blend.restarts_grid():
             raise ConfigError("sampler.cut", self.cut, "'current' or 'horizon' with blend.grid=cut, under which the entropy "
                               "depends on the cut")
@@ -157,9 +155,9 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         """Whether a chain ends with the stage in which its answer ends. Its law is then not that of the last stage."""
         return self.rule == "published" or self.after_eos == "return"
 
-    def cuts(self) -> GridCuts | EntropyCuts:
+    def cuts(self) -> UniformCuts | EntropyCuts:
         """Where a suffix may start."""
-        return EntropyCuts(self.entropy_power) if self.cut == "entropy" else GridCuts(self.cut_grid, self.cut == "horizon")
+        return EntropyCuts(self.entropy_power) if self.cut == "entropy" else UniformCuts(self.cut == "horizon")
 
     def move(self) -> Move:
         """The power of the target, and where a suffix may start."""

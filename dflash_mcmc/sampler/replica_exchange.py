@@ -14,7 +14,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.kernel import GridCuts, MetropolisStep, Move, mh_cost, result, stage_horizon, trace_entry, why_weights_rise
+from dflash_mcmc.kernel import MetropolisStep, Move, UniformCuts, mh_cost, result, stage_horizon, trace_entry, why_weights_rise
 from dflash_mcmc.ops import LARGEST, SMALLEST, Chain, Draw, SamplingParams, Steps, Together
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
@@ -90,7 +90,7 @@ class ReplicaExchange(Staged):
 
     def moves(self) -> tuple[Move, ...]:
         """The moves of each rung: its power, and where a suffix may start."""
-        return tuple(Move(alpha, GridCuts(1, self.cut == "horizon")) for alpha in self.alphas)
+        return tuple(Move(alpha, UniformCuts(self.cut == "horizon")) for alpha in self.alphas)
 
     def law(self) -> SamplingParams:
         """The proposal law of the output rung."""
@@ -110,7 +110,7 @@ class ReplicaExchange(Staged):
 
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
-        redrawn = GridCuts(1, self.cut == "horizon").mean_redrawn
+        redrawn = UniformCuts(self.cut == "horizon").mean_redrawn
         one = mh_cost(length, horizon, self.num_blocks, self.num_steps * self.local_steps, redrawn, stops=False)
         return ExpectedCost(*(value * len(self.alphas) for value in one))
 

@@ -224,7 +224,7 @@ WITHOUT_UPPER_BOUND = {
     "one after another, so that more take time alone": {
         "num_steps", "local_steps", "steps", "warmup_steps", "chain_steps", "num_draws", "agent_runs", "retries"},
     "a distance, or a limit": {
-        "cut_grid", "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
+        "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
         "max_restarts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",
         "max_waiting", "stream_tokens", "max_prompt_characters", "max_body_bytes", "max_connections"},
 }

@@ -133,7 +133,6 @@ def test_the_command_line_narrows_and_widens_a_named_sweep():
     (["sweep=equal_cost", "condition=greedy,blend_ps"], ("condition: given 'blend_ps'; allowed: options of",)),
     (["sweep=equal_cost", "sampler.num_steps=3"], ("sampler.num_steps: given '3'; allowed: no value",)),
     (["--cfg", "job", "-m", "seed=1,2"], ("--cfg", "one run")),
-    (["sweep=steps", "sampler.cut=entropy", "sampler.cut_grid=2"], ("sampler.cut_grid: given 2",)),
     (["-m", "sampler.alpha=interval(1,2)"], ("sampler.alpha=interval(1,2)", "range", "sweep=optuna")),
     (["seed=1,2"], ("seed: given several values", "-m before")),
     (["-m", "hydra/sweeper=nope"], ("hydra/sweeper: 'nope' is not installed", "basic")),

@@ -20,7 +20,7 @@ def sampler(early_reject: str, **changes) -> PowerMH:
     values = dict(alpha=4.0, proposal_temperature=None, num_blocks=1, num_steps=1, cut="current", proposal="base",
                   rule="exact", schedule="published", after_eos="continue", early_reject=early_reject, epsilon=1e-5,
                   rescore=False, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-                  presence_penalty=0.0, cut_grid=1)
+                  presence_penalty=0.0)
     return PowerMH(**{**values, **changes})
 
 

@@ -394,7 +394,7 @@ def test_interaction_uses_runs_that_differ_only_in_blend_and_sampler(tmp_path):
 
 
 @pytest.mark.parametrize(("field", "value"), [("dataset__fewshot", 4), ("dataset__system", "Be brief."),
-                                              ("sampler__cut_grid", 8)])
+                                              ("sampler__entropy_power", 2.0)])
 def test_runs_are_not_alike_if_only_one_of_them_has_a_setting(tmp_path, field, value):
     """An identity leaves out fields that are off."""
     for condition, more in (("ps", {}), ("blend_ps", {field: value})):

@@ -46,8 +46,6 @@ COSTS = [
     ("power_mh", MH, ExpectedCost(6, 10.5, 0, 4)),
     ("power_mh", {**MH, "rescore": True}, ExpectedCost(6, 10.5, 10.5, 7)),
     ("power_mh", {**MH, "cut": "horizon"}, ExpectedCost(6, 10.5 * 6 / 8, 0, 4)),
-    ("power_mh", {**MH, "cut_grid": 2}, ExpectedCost(6, 3 * 4, 0, 4)),
-    ("power_mh", {**MH, "cut_grid": 2, "cut": "horizon"}, ExpectedCost(6, 3 * 4 * 3 / 4, 0, 4)),
     ("multiple_try", {**MH, "num_tries": 4}, ExpectedCost(6, 42, 0, 13)),
     ("multiple_try", {**MH, "num_tries": 4, "cut": "horizon"}, ExpectedCost(6, 42 * 6 / 8, 0, 13)),
     ("replica_exchange", {**MH, "alphas": [1.0, 2.0, 4.0], "local_steps": 2}, ExpectedCost(18, 63, 0, 21)),

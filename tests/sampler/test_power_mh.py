@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
-from dflash_mcmc.config.identity import identity_hash, identity_of
+from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.engine.oracle.tabular import TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import ROUNDING
@@ -45,10 +45,6 @@ def engine_of(stop_ids=(0,), blend=None, vocab_size=3, seed=0, scale=0.5) -> Tab
 OPTIONS = {
     "cut_current": {},
     "cut_horizon": {"cut": "horizon"},
-    "cut_grid": {"cut_grid": 2},
-    "cut_grid_hot": {"cut_grid": 3, "proposal_temperature": 1.0},
-    "cut_grid_horizon": {"cut_grid": 2, "cut": "horizon"},
-    "cut_grid_mild": {"cut_grid": 3, "alpha": 1.2, "proposal_temperature": 1.0},
     "hot_proposal": {"proposal_temperature": 1.0},
     "cold_proposal": {"proposal_temperature": 0.15},
     "alpha_below_one": {"alpha": 0.5},
@@ -314,24 +310,6 @@ def _compose(engine, sampler, blocks, start=None):
             vector = vector @ matrix
         law = dict(zip(target.states, vector.tolist(), strict=True))
     return law
-
-
-def test_cuts_lie_on_the_grid_and_reach_every_state():
-    engine, sampler = engine_of((0,)), make(cut_grid=3, proposal_temperature=1.0)
-    target = power_target(engine, 4, sampler.alpha, sampler.law(), "base")
-    assert (np.linalg.matrix_power(transition_matrix(engine, sampler, 4, target), 2) > 0.0).all()
-    path = score(engine, target.states[-1], sampler.law(), "base")
-    cuts_made = {engine.run(sampler.step(path, 4, Key(seed))).cut for seed in range(20)}
-    assert cuts_made == set(range(0, path.length, 3))
-
-
-def test_a_grid_of_one_keeps_the_identity_of_older_folders(make_config):
-    plain, other = (identity_of(make_config("sampler=power_mh", f"sampler.cut_grid={grid}")) for grid in (1, 8))
-    assert "sampler.cut_grid" not in plain
-    assert other["sampler.cut_grid"] == 8
-    for refused in ("sampler.cut=entropy", "sampler.rule=published"):
-        with pytest.raises(ConfigError, match=r"sampler\.cut_grid: given 2; allowed: 1 with"):
-            make_config("sampler=power_mh", "sampler.cut_grid=2", refused).check()
 
 
 def published(seed: int = 1, vocab_size: int = 3) -> dict:

@@ -101,7 +101,7 @@ def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
 
 SOME = ("spans two tokens", "overlaps itself", "bytes of a character")
 POWER_MH = {"current": {}, "horizon": {"cut": "horizon"}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
-            "grid": {"cut_grid": 2}, "early": {"early_reject": "exact", "proposal": "matched"},
+            "early": {"early_reject": "exact", "proposal": "matched"},
             "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
 
 

@@ -45,8 +45,7 @@ def ways(quick: int = 3) -> list:
 def power_mh(**changes) -> PowerMH:
     values = dict(alpha=2.0, proposal_temperature=None, num_blocks=3, num_steps=2, cut="current", proposal="base",
                   rule="exact", schedule="published", after_eos="continue", early_reject="auto", epsilon=1e-5, rescore=False,
-                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
-                  cut_grid=1)
+                  top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
     return PowerMH(**{**values, **changes})
 
 
