@@ -15,7 +15,7 @@
     born late            attributes that a class sets first outside `__init__`
     small files          files under 60 lines with a single importer
 
-A limit is where the layout stands, so that it does not grow again. The aims are 320 files, 48,000 lines, and none of circles,
+A limit is where the layout stands, so that it does not grow again. The aims are 285 files, 48,000 lines, and none of circles,
 recurring classes and attributes born late.
 """
 
@@ -194,8 +194,8 @@ def figures() -> list[Figure]:
         Figure("longest file", files[-1][0], 600, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 80, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
-        Figure("files", len(parsed), 320),
-        Figure("lines", sum(length for length, _ in files), 57_100),
+        Figure("files", len(parsed), 305),
+        Figure("lines", sum(length for length, _ in files), 53_300),
     ]
 
 
