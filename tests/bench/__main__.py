@@ -1,6 +1,6 @@
 """Measures the engine's speed and memory. The results are printed as tables and written to bench.json.
 
-    python -m tests.bench                               all parts (half an hour on two cores)
+    python -m tests.bench                               the parts that need no GPU (at most half an hour on two cores)
     python -m tests.bench subjects=[tiny] parts=[a,c]   two parts, for the embedded model
 """
 
@@ -25,8 +25,8 @@ from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
-_PARTS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p")
-_WITH_DRAFT = ("h", "i", "j", "k")
+_PARTS = ("a", "c", "f", "g", "h", "i", "j", "n", "o", "p")
+_WITH_DRAFT = ("h", "i", "j")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,22 +36,18 @@ class Bench:
     subjects: list[str] = runtime(["tiny", "mid"], "models to measure: tiny (embedded), mid (random, 107 M parameters), "
                                   "smollm2 and smollm2_bfloat16 (after make smollm2), qwen3_4b (random, its shape, "
                                   "in bfloat16)")
-    parts: list[str] = runtime(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"], "parts to run: a published "
-                               "loop, b switches, c overhead, d slots, e decoding, f memory, g growth, h decoders, i chains "
-                               "by decoder, j speculation of transformers, k probe=speculative_mcmc, l several processes in "
-                               "one run, m draws asked for together, n rates and peak memory at size, o chains of equal "
-                               "length against generate, p the server")
+    parts: list[str] = runtime(["a", "c", "f", "g", "h", "i", "j", "o"], "parts to run: a published loop, c overhead, "
+                               "f memory, g growth, h decoders, i chains by decoder, j speculation of transformers, n rates "
+                               "and peak memory at size, o chains of equal length against generate, p the server")
     tiny_slots: int = runtime(256, "number of slots for the embedded model", ge=1)
     mid_slots: int = runtime(64, "number of slots for the mid-size model", ge=1)
-    most_slots: int = runtime(256, "largest number of slots in part d for the embedded model; the mid-size model uses "
-                              "mid_slots", ge=1)
     waves: int = runtime(4, "number of chains per slot", ge=1)
     blocks: int = runtime(16, "number of blocks of power_mh", ge=1)
     loop_chains: int = runtime(10, "number of chains of the loop over transformers.generate", ge=1)
     mid_horizon: int = runtime(64, "number of new tokens of the models other than the embedded one", ge=16)
     decoder_slots: list[int] = runtime([1, 4, 16], "numbers of slots in parts h and i")
     decoder_chains: int = runtime(16, "number of chains in parts h and j with one slot; part i uses half", ge=1)
-    draft_path: str = runtime(MISSING, "folder of the embedded model's draft for parts h to k")
+    draft_path: str = runtime(MISSING, "folder of the embedded model's draft for parts h to j")
     smollm2_draft: str | None = runtime(MISSING, "folder of a draft for smollm2; null measures what needs no draft")
     paths: Paths = dataclasses.field(default_factory=Paths)
 
@@ -83,8 +79,8 @@ def bench(plan: Bench) -> Path:
     for name in plan.subjects:
         draft = plan.draft_path if name == "tiny" else plan.smollm2_draft
         subject = subject_of(name, plan.mid_horizon, draft, plan.paths.outputs)
-        slots, most = (plan.tiny_slots, plan.most_slots) if name == "tiny" else (plan.mid_slots, plan.mid_slots)
-        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, most, plan.decoder_slots, plan.decoder_chains)
+        slots = plan.tiny_slots if name == "tiny" else plan.mid_slots
+        sizes = Sizes(slots, plan.waves, plan.loop_chains, plan.blocks, plan.decoder_slots, plan.decoder_chains)
         for part in plan.parts:
             started = time.perf_counter()
             rows = PARTS[part](subject, sizes)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from dflash_mcmc.blend import Blend
 from dflash_mcmc.decoder import Decoder
 from dflash_mcmc.draft import Draft
 from dflash_mcmc.engine.batching.batched import BatchedEngine
@@ -35,7 +34,6 @@ class Sizes(NamedTuple):
     loop_chains: int
     """Number of chains of the loop over `generate`."""
     blocks: int
-    most_slots: int
     decoder_slots: Sequence[int] = ()
     """Numbers of slots in the parts on decoders."""
     decoder_chains: int = 1
@@ -81,10 +79,6 @@ class Measurement(NamedTuple):
     @property
     def moved(self) -> float:
         return self._rate("moved")
-
-    @property
-    def abandoned(self) -> float:
-        return self._rate("abandoned")
 
     @property
     def accepted_length(self) -> float | None:
@@ -146,7 +140,7 @@ def temperature(value: float) -> Temperature:
 
 
 def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options: Options | None = None,
-        blend: Blend | None = None, horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
+        horizon: int | None = None, chains_per_prompt: int = 1, label: str = "",
         decoding: Decoding = PLAIN, first: int = 0) -> Measurement:
     """Measures a run of a sampler's chains. The engine is built and warmed up before the clock starts.
 
@@ -157,7 +151,7 @@ def run(subject: Subject, sampler: Sampler, slots: int, num_chains: int, options
     drafter = decoding.draft.load(subject.model) if decoding.draft else None
     speculation = decoding.decoder.speculation(drafter) if decoding.decoder else None
     asked = drafter if sampler.needs_draft else None
-    engine = BatchedEngine(subject.model, blend, slots, longest + horizon, options or Options(), longest, speculation, asked)
+    engine = BatchedEngine(subject.model, None, slots, longest + horizon, options or Options(), longest, speculation, asked)
 
     def chains() -> Iterator[tuple[int, Chain]]:
         for number in range(first, first + num_chains):

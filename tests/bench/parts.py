@@ -12,19 +12,17 @@ import numpy as np
 import psutil
 import torch
 from tqdm import tqdm
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 
-from dflash_mcmc.blend.layer import LayerBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.cache import cache_argument
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.plan import Workload, predict
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, at_size, decoders, equal_chains, measure, probes, published, serving, sharing, together
+from tests.bench import assisted, at_size, decoders, equal_chains, measure, published, serving
 from tests.bench.measure import Measurement, Sizes, power_mh, run, temperature
 from tests.bench.subject import Subject, subject_of
 
-_OFF = Options(read_ahead=1, skip_identical=False)
 _REPEATS = 20
 
 
@@ -50,34 +48,6 @@ def against_the_published_loop(subject: Subject, sizes: Sizes) -> list[dict]:
     return rows
 
 
-def switches(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(b) The effect of each switch alone and of all together. The last rows are for proposals of a blended target."""
-    slots = max(1, sizes.slots // 4)
-    chains, blocks = sizes.waves * slots, max(1, sizes.blocks // 4)
-    plain, early = (power_mh(num_blocks=blocks, early_reject=name) for name in ("off", "exact"))
-    eps, matched = power_mh(num_blocks=blocks, early_reject="eps"), power_mh(num_blocks=blocks, proposal="matched")
-    everything, blend = Options(), LayerBlend(beta=0.05, layer=-3, layers=None, norm="none")
-    cases = [
-        ("nothing", plain, _OFF, None),
-        ("batching", plain, _OFF, None),
-        ("+ prompts read ahead", plain, _OFF._replace(read_ahead=32), None),
-        ("+ early rejection", early, _OFF, None),
-        ("+ divergence skipping", plain, _OFF._replace(skip_identical=True), None),
-        ("everything", early, everything, None),
-        ("everything but read_ahead", early, everything._replace(read_ahead=1), None),
-        ("everything, attention=sdpa", early, everything._replace(attention="sdpa"), None),
-        ("blend, proposal=base in full", plain, everything, blend),
-        ("blend, proposal=base by eps", eps, everything, blend),
-        ("blend, proposal=matched, exact", matched, everything, blend),
-    ]
-    sizes_of = {name: (1, max(2, chains // (8 * slots))) if name == "nothing" else (slots, chains) for name, *_ in cases}
-    found = {name: run(subject, sampler, *sizes_of[name], options, mixed, label=name)
-             for name, sampler, options, mixed in cases}
-    batching = found["batching"].per_hour
-    return [{"switches": name, "slots": sizes_of[name][0], **_rates(got), "against batching": got.per_hour / batching,
-             "token-forwards": got.mean_token_forwards, "abandoned": got.abandoned} for name, got in found.items()]
-
-
 def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
     """(c) Duration of an engine step relative to a bare forward of the same model at the same batch and context."""
     rows, half = [], subject._replace(causal_lm=copy.deepcopy(subject.causal_lm).to(torch.bfloat16))
@@ -86,45 +56,6 @@ def overhead(subject: Subject, sizes: Sizes) -> list[dict]:
             bare, ours = _bare_forward(subject, batch, context), _engine_step(subject, batch, context)
             rows.append({"batch": batch, "context": context, "bare forward ms": 1e3 * bare, "engine step ms": 1e3 * ours,
                          "ratio": ours / bare, "bare forward in bfloat16 ms": 1e3 * _bare_forward(half, batch, context)})
-    return rows
-
-
-def slots(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(d) Rates by number of slots."""
-    rows, count = [], 1
-    while count <= sizes.most_slots:
-        chains = sizes.waves * count
-        drawn = run(subject, temperature(0.25), count, chains, label=f"temperature, {count} slots")
-        row = {"slots": count, "temperature tokens/s": drawn.tokens_per_second, "temperature problems/h": drawn.per_hour}
-        if subject.name == "tiny":
-            mh = run(subject, power_mh(num_blocks=sizes.blocks), count, chains, label=f"power_mh, {count} slots")
-            row |= {"power_mh tokens/s": mh.tokens_per_second, "power_mh problems/h": mh.per_hour,
-                    "power_mh / temperature time": mh.seconds / drawn.seconds, "utilisation": mh.counters.utilisation}
-        rows.append(row)
-        count *= 4
-    return rows
-
-
-def decoding(subject: Subject, sizes: Sizes) -> list[dict]:
-    """(e) Greedy and temperature decoding compared with `transformers.generate` in batches."""
-    from dflash_mcmc.sampler.greedy import Greedy
-
-    rows, batch, chains = [], 32, 32 * sizes.waves
-    shortest = min(map(len, subject.prompts))
-    level = subject._replace(prompts=[prompt[-shortest:] for prompt in subject.prompts])
-    for lengths, given in (("equal", level), ("ragged", subject)):
-        for name, sampler in (("greedy", Greedy(alpha=1.0)), ("temperature", temperature(0.25))):
-            stops = given.model.stop_ids
-            given.model.stop_ids = stops if lengths == "ragged" else ()
-            try:
-                theirs, tokens = _generate(given, batch, chains, name == "temperature", lengths == "ragged")
-                larger, more = _generate(given, 2 * batch, chains, name == "temperature", lengths == "ragged")
-                ours = run(given, sampler, batch, chains, label=f"{name}, {lengths}")
-            finally:
-                given.model.stop_ids = stops
-            rows.append({"decoding": name, "lengths": lengths, "generate tokens/s": tokens / theirs,
-                         "generate tokens/s, batch 64": more / larger, "engine tokens/s": ours.tokens_per_second,
-                         "faster": ours.tokens_per_second * theirs / tokens, "utilisation": ours.counters.utilisation})
     return rows
 
 
@@ -166,10 +97,8 @@ def growth(subject: Subject, sizes: Sizes) -> list[dict]:
 
 
 PARTS: dict[str, Callable[[Subject, Sizes], list[dict]]] = {
-    "a": against_the_published_loop, "b": switches, "c": overhead, "d": slots, "e": decoding, "f": memory, "g": growth,
-    "h": decoders.drawing, "i": decoders.chains, "j": assisted.against_transformers,
-    "k": probes.blocks_per_second, "l": sharing.sharing, "m": together.together, "n": at_size.rates,
-    "o": equal_chains.against_generate, "p": serving.server}
+    "a": against_the_published_loop, "c": overhead, "f": memory, "g": growth, "h": decoders.drawing, "i": decoders.chains,
+    "j": assisted.against_transformers, "n": at_size.rates, "o": equal_chains.against_generate, "p": serving.server}
 
 
 def _rates(got: Measurement) -> dict:
@@ -219,24 +148,6 @@ def _engine_step(subject: Subject, batch: int, context: int) -> float:
     finally:
         subject.model.stop_ids = stops
     return seconds
-
-
-@torch.inference_mode()
-def _generate(subject: Subject, batch: int, chains: int, sample: bool, stop: bool) -> tuple[float, int]:
-    """(seconds, number of tokens) of `generate` over batches of left-padded prompts. Tokens after a stop id do not count."""
-    stops = list(subject.model.stop_ids)
-    settings = GenerationConfig(max_new_tokens=subject.horizon, do_sample=sample, temperature=0.25 if sample else None,
-                                top_k=0 if sample else None, eos_token_id=stops or None, pad_token_id=0)
-    started, tokens = time.perf_counter(), 0
-    for first in tqdm(range(0, chains, batch), desc=f"{subject.name} generate", unit="batch", leave=False):
-        prompts = [subject.prompts[n % len(subject.prompts)] for n in range(first, min(first + batch, chains))]
-        longest = max(map(len, prompts))
-        given = torch.tensor(np.stack([np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]))
-        mask = torch.tensor(np.stack([np.arange(longest) >= longest - len(prompt) for prompt in prompts]), dtype=torch.int64)
-        drawn = subject.causal_lm.generate(given, attention_mask=mask, generation_config=settings)[:, longest:]
-        ended = torch.isin(drawn, torch.tensor(stops)).int() if stop else torch.zeros_like(drawn)
-        tokens += int((ended.cumsum(dim=-1) - ended == 0).sum())
-    return time.perf_counter() - started, tokens
 
 
 def _peak_bytes(name: str, horizon: int, slots: int) -> int:

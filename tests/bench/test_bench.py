@@ -20,7 +20,7 @@ from tests.bench.__main__ import Bench, main, table
 from tests.bench.subject import subject_of
 
 pytestmark = pytest.mark.usefixtures("random_weights")
-SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, most_slots=2, decoder_slots=(1, 2), decoder_chains=2)
+SMALL = measure.Sizes(slots=2, waves=1, loop_chains=1, blocks=2, decoder_slots=(1, 2), decoder_chains=2)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def drafted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_part_writes_its_rows(command, tmp_path):
-    done = command("tests.bench", "subjects=[tiny]", "parts=[a,c,f,j]", "tiny_slots=4", "most_slots=4", "waves=1",
+    done = command("tests.bench", "subjects=[tiny]", "parts=[a,c,f,j]", "tiny_slots=4", "waves=1",
                    "loop_chains=1", "blocks=2", "decoder_chains=2", timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "outputs/bench.json").read_text())
@@ -54,7 +54,7 @@ def test_every_part_writes_its_rows(command, tmp_path):
     assert "tiny: (a) The engine compared with " in done.stdout
 
 
-@pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, b"),
+@pytest.mark.parametrize(("override", "message"), [("parts=[x]", "parts: given ['x']; allowed: some of a, c"),
                                                    ("subjects=[]", "subjects: given []; allowed: some of tiny, mid"),
                                                    ("subjects=[smollm2]", "model.path: given "),
                                                    ("waves=0", "waves: given 0"),
@@ -151,7 +151,6 @@ def test_chains_of_equal_length_are_measured(drafted, monkeypatch):
 def test_numbers_in_tables_have_three_significant_digits():
     lines = table([{"a": "x", "b": 1234.5}, {"a": "y", "b": 0.012345}, {"a": "z", "b": None}]).splitlines()
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["1,234", "0.0123", "-"]
-    assert np.isfinite(float("0.0123"))
 
 
 def test_the_part_at_size_measures_every_case(monkeypatch):
