@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -30,11 +28,6 @@ class Component(ABC):
     """Whether the component cannot work without a draft."""
     takes_draft: ClassVar[bool] = False
     """Whether the component uses a draft where one is configured."""
-    retired: ClassVar[Mapping[str, object]] = MappingProxyType({})
-    """Fields that the component had, with the value under which older runs are those of today. The identity has them still, so
-    that those runs are continued."""
-    retired_off: ClassVar[Mapping[str, object]] = MappingProxyType({})
-    """The same for fields that identities left out at these values."""
 
     def check(self, config: Config) -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""

@@ -27,7 +27,6 @@ ROLES = ("identity", "runtime")
 _WORDS: dict[object, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false",
                              Any: "a word or a list of words", list[str]: "a list of texts (['A','B'])",
                              list[int]: "a list of whole numbers ([1,2])", list[float]: "a list of numbers ([0.5,1])"}
-_NEVER = object()
 
 
 class Spec(NamedTuple):
@@ -43,9 +42,6 @@ class Spec(NamedTuple):
     lt: float | None = None
     le: float | None = None
     choices: tuple[str, ...] | None = None
-    off: object = _NEVER
-    """The value at which the field changes nothing. The identity leaves out a field with this value, so a new field does not
-    change the identity of older runs."""
     inverse_of: str = ""
     """The field whose inverse this one takes where it is null. A value that is this inverse is shown as `1/<that field>`,
     because it varies only with it."""
@@ -66,18 +62,6 @@ class Spec(NamedTuple):
         zero = f"; in place of 0: {self.at_zero}" if self.at_zero else ""
         return words + (f"{each} " + " and ".join(bounds) if bounds else "") + (" or null" if optional else "") + zero
 
-    def in_older_runs(self) -> object:
-        """The value in runs that were made before the field was added; None if it was there from the start."""
-        return self.off if self.has_off() else None
-
-    def has_off(self) -> bool:
-        """Whether older runs, which lack the field, are those with its `off` value."""
-        return self.off is not _NEVER
-
-    def is_off(self, value: object) -> bool:
-        """Whether the field has the value at which it changes nothing."""
-        return self.has_off() and value == self.off
-
     def admits(self, value: object) -> bool:
         """Whether a value of the right type is within the bounds or among the choices."""
         if value is None:
@@ -96,7 +80,7 @@ class Spec(NamedTuple):
 
 
 def identity(default: T, help: str, **bounds: Any) -> T:
-    """A field that can change an output. A field that is added to a released component has `off=`: see Spec.
+    """A field that can change an output.
 
     Args:
         default: the value where none is given; MISSING if one must be given.
@@ -215,9 +199,8 @@ def takes_null(cls: Any, name: str) -> bool:
 
 
 def identity_values(node: Any) -> dict[str, object]:
-    """The values of the identity fields by dotted name, without fields at their `off` value."""
-    return {name: value for name, field, _, value in walk(node)
-            if spec_of(field).role == "identity" and not spec_of(field).is_off(value)}
+    """The values of the identity fields by dotted name."""
+    return {name: value for name, field, _, value in walk(node) if spec_of(field).role == "identity"}
 
 
 def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, object]:
@@ -254,7 +237,7 @@ def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, o
 def check_types(cls: Any, recorded: object, prefix: str) -> None:
     """Raises ConfigError for a recorded value whose type is not its field's.
 
-    An older version may have recorded fewer fields, others, null, and values outside of today's bounds.
+    Null is taken for any field: it has no effect there.
     """
     if not isinstance(recorded, Mapping):
         raise ConfigError(prefix.rstrip("."), recorded, f"the fields of {cls.__name__}")
@@ -270,7 +253,7 @@ def check_types(cls: Any, recorded: object, prefix: str) -> None:
 
 
 def restored(cls: type[T], values: Mapping[str, object]) -> T:
-    """An object of a dataclass with recorded values, which are not checked: an older version may have allowed others."""
+    """An object of a dataclass with recorded values, which are not checked."""
     bare = object.__new__(cls)
     for name, value in values.items():
         setattr(bare, name, value)

@@ -30,6 +30,7 @@ from dflash_mcmc.registry import GROUPS, components
 from dflash_mcmc.runner import loop
 from dflash_mcmc.store.described import read_problems
 from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.schema import to_line
 from dflash_mcmc.types import Cost
 from tests import processes
 from tests.composing import composed
@@ -525,7 +526,7 @@ def test_samples_and_texts_are_graded_as_a_run_grades_them(loaded, tmp_path):
 def test_a_table_has_the_units_of_a_probe(tmp_path):
     record = {"problem": "draws", "chain": 0, "draws": 2, "accepted": {"match": 1.0}, "counts": {"match": [2, 0]}}
     (tmp_path / "run.json").write_text(json.dumps({"identity": {"probe": "rejection_sampling"}, "sessions": [{}]}))
-    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "records.jsonl").write_bytes(to_line(record))
     assert dflash_mcmc.read(tmp_path).to_dict("records") == [{"run": tmp_path.name, **record}]
 
 

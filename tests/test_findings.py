@@ -167,7 +167,7 @@ BETAS = (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
 
 def source(identity: dict) -> str:
     """What a blend mixes in: layer 21, layer 12, or layer 21 in a random direction."""
-    return "random" if "blend.direction" in identity else "layer 12" if identity["blend.layer"] == 12 else "layer"
+    return "random" if identity["blend.direction"] == "random" else "layer 12" if identity["blend.layer"] == 12 else "layer"
 
 
 def test_the_curves_on_all_problems_follow_from_the_records():

@@ -19,6 +19,7 @@ from dflash_mcmc.regrade import NotRegraded, _graders, grader_config, main, regr
 from dflash_mcmc.report.reading import run_folders
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
+from dflash_mcmc.store.schema import to_line
 from tests.report import folders
 from tests.runs import execute
 
@@ -78,7 +79,8 @@ def test_a_run_is_regraded_and_the_old_run_is_unchanged(run, pool):
 def test_the_new_run_has_the_identity_and_summary_of_its_grader(run, pool):
     target = regrade(run, grader_config(["grader.timeout_seconds=4"]), pool).target
     old, new = (json.loads((folder / "run.json").read_text()) for folder in (run, target))
-    assert new["identity"] == {**old["identity"], "grader.timeout_seconds": 4.0, "grader.version": VERSION}
+    assert new["identity"] == {**old["identity"], "grader.timeout_seconds": 4.0, "grader.version": VERSION,
+                               "grader.extract": "boxed", "grader.until": []}
     assert new["sessions"][-1]["regraded"]["from"] == run.name
     assert set(new["sessions"][-1]["regraded"]["packages"]) == {"math-verify", "latex2sympy2_extended", "sympy"}
     summary = json.loads((target / "summary.json").read_text())
@@ -122,7 +124,7 @@ def append_records(folder, verdict: str, *keys: tuple[str, int], **rest) -> None
     records = [folders.record(problem, verdict, chain, text=r"\boxed{7}", gold="7", same_string=None, **rest)
                for problem, chain in keys]
     with (folder / "records.jsonl").open("a") as file:
-        file.write("".join(json.dumps(record) + "\n" for record in records))
+        file.write("".join(to_line(record).decode() for record in records))
 
 
 def test_an_old_run_is_graded_by_another_extraction_rule(run):
@@ -135,7 +137,7 @@ def test_an_old_run_is_graded_by_another_extraction_rule(run):
     assert (records["a", 1]["rule"], records["b", 0]["rule"]) == ("boxed/string", "nothing_extracted")
     identity = json.loads((found.target / "run.json").read_text())["identity"]
     assert identity["grader.extract"] == ["boxed", "last_number"]
-    assert "grader.extract" not in json.loads((back.target / "run.json").read_text())["identity"]
+    assert json.loads((back.target / "run.json").read_text())["identity"]["grader.extract"] == "boxed"
     assert back.target != found.target
 
 
@@ -161,7 +163,7 @@ def test_a_target_with_other_texts_is_an_error_of_one_line(run, pool):
     target = regrade(run, grader_config([]), pool).target
     changed = [{**record, "text": "another one"} if number == 0 else record
                for number, record in enumerate(read_records(target))]
-    (target / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
+    (target / "records.jsonl").write_bytes(b"".join(map(to_line, changed)))
     before = digests(target)
     with pytest.raises(UserError, match="has 1 samples with other texts") as refused:
         regrade(run, grader_config([]), pool)
@@ -293,7 +295,7 @@ def test_runs_without_texts_are_an_error(run, pool):
                           {**folders.identity("greedy"), "probe": "layer_rank"}, finished=False)
     with pytest.raises(NotRegraded, match="cannot be graded again: it has no texts"):
         regrade(probe, grader_config([]), pool)
-    (run / "records.jsonl").write_text(json.dumps({"problem": "a", "chain": 0, "layer": 3}) + "\n")
+    (run / "records.jsonl").write_bytes(to_line({"problem": "a", "chain": 0, "layer": 3}))
     with pytest.raises(UserError, match="line 1: level: given nothing; allowed: a value"):
         regrade(run, grader_config([]), pool)
     (run / "records.jsonl").write_text("")

@@ -16,7 +16,6 @@ from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
-from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import RUN, described, identity_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
@@ -158,8 +157,8 @@ def read(*folders: Folder) -> pd.DataFrame:
     The first column, `run`, is the run's label as in a report, or the name of the folder of a probe's run. Each setting in
     which the runs differ has a column, such as `sampler.alpha`, with its value in every run. The others are the fields of the
     records (`docs/reference/run-folder.md`), such as `problem`, `chain`, `verdict`, `gold`, `text` and `log_p`, and the
-    `question`, if the run has its problems. `finish_reason` of records of older versions is derived. `log_p` and `num_tokens`
-    of a record without a text (`not_drawn`, `too_long`) are NaN, so that means leave it out.
+    `question`, if the run has its problems. `log_p` and `num_tokens` of a record without a text (`not_drawn`, `too_long`) are
+    NaN, so that means leave it out.
 
     Args:
         folders: run folders, experiment folders, or results of `run`.
@@ -193,19 +192,12 @@ def _differing(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
 
 
 def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The records of a run with what they lack: derived values, and the question."""
+    """The records of a run and their questions; a sample without a text has no log p."""
     problems = read_problems(folder)
     for record in records:
         problem = problems.get(str(record.get("problem")))
-        yield {**record, **_derived(record), **({"question": problem["question"]} if problem else {})}
-
-
-def _derived(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a row that its record lacks or has otherwise. The records of probes have no text and stay as they are."""
-    if "verdict" not in record or "ended" not in record:
-        return {}
-    nothing = _NOTHING if record["verdict"] in UNDRAWN else {}
-    return {**nothing, "finish_reason": finishes.of_record(record)}
+        nothing = _NOTHING if record.get("verdict") in UNDRAWN else {}
+        yield {**record, **nothing, **({"question": problem["question"]} if problem else {})}
 
 
 def compare(a: Folder, b: Folder) -> Paired:

@@ -114,7 +114,7 @@ class LogitsBlend(Blend):
                            ge=-10, le=10)
     alpha_mask: float = identity(0.0, MASK_HELP, ge=0, le=1)
     space: Literal["logit", "probability"] = identity(
-        "logit", "what is mixed: logit = logits; probability = probabilities, for beta from 0 to 1", off="logit")
+        "logit", "what is mixed: logit = logits; probability = probabilities, for beta from 0 to 1")
 
     mixes_logits = True
 

@@ -39,12 +39,12 @@ class LayerBlend(Blend):
     beta: float = identity(0.05, "share of the layer's logits; below 0 the blend moves away from the layer", ge=-10, le=1)
     layer: int = identity(-3, "0-based decoder layer; negative counts from the end (-3 is 33 of 36)")
     layers: list[int] | None = identity(None, "several decoder layers, whose logits are averaged, instead of blend.layer; "
-                                        "null = blend.layer alone", off=None)
+                                        "null = blend.layer alone")
     norm: Literal["none", "final"] = identity(
         "none", "norm of the layer's hidden state before the head: none, as published; final = the model's final norm")
     direction: Literal["layer", "random"] = identity(
         "layer", "layer = the layer's hidden state; random = the same state turned by a fixed random rotation, a control with "
-        "equal norm", off="layer")
+        "equal norm")
 
     def check(self, config: Config) -> None:
         """Checks that the layers exist, where the model's configuration is available. Raises ConfigError."""

@@ -26,12 +26,12 @@ from yaml import YAMLError
 from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, Job, component_of, groups_of, parts_of, unused
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
-from dflash_mcmc.fields import check_types, default_of, has_spec, identity_values, restored, spec_of, specs_of, walk
+from dflash_mcmc.fields import check_types, default_of, identity_values, restored, spec_of, specs_of, walk
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics.rules import Vote
 from dflash_mcmc.store.described import CONFIG, hash_of, text_of
 
-IDENTITY_VERSION = 3
+IDENTITY_VERSION = 4
 """Increased when the meaning of a field changes, so that no run continues records with the old meaning."""
 _GROUPS = ("blend", "sampler", "decoder")
 """The groups whose fields a label names."""
@@ -61,13 +61,7 @@ def settings_of(config: Config) -> dict[str, object]:
     settings.update({name: value for name, value in identity_values(config).items() if name.partition(".")[0] not in idle})
     for group in used:
         component: Any = component_of(config, group)
-        settings.update({f"{group}.{name}": value for name, value in component.retired.items()})
-        specs = {field.name: spec_of(field) for field in dataclasses.fields(component) if has_spec(field)}
-        for name, value in component.canonical(config).items():
-            if name in specs and specs[name].is_off(value):  # older runs lack the field, and are continued
-                settings.pop(f"{group}.{name}", None)
-            else:
-                settings[f"{group}.{name}"] = value
+        settings.update({f"{group}.{name}": value for name, value in component.canonical(config).items()})
     return settings
 
 
@@ -324,13 +318,6 @@ def _component(group: str, fields: Mapping[str, object] | None) -> Any:
         return next((option.cls() for option in registered.values() if option.cls.is_null), None)
     cls = registered[str(fields["name"])].cls
     return restored(cls, {field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
-
-
-def completed(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity, with the fields that it leaves out because they are off (`Spec.off`)."""
-    off = {f"{group}.{name}": spec.off for group in GROUPS if (option := components(group).get(str(identity.get(group))))
-           for name, spec in specs_of(cast(Any, option.cls)).items() if spec.has_off() and spec.role == "identity"}
-    return {**off, **identity}
 
 
 def followed(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,18 +159,17 @@ class Dataset(ProblemSelection, Component):
                            "dataset/inputs/prompting.py), or a text in which {question} is replaced by the problem")
     prompt_file: str | None = runtime(None, "text file with the prompt; it replaces dataset.prompt, and its content is part "
                                       "of the identity; null takes dataset.prompt")
-    system: str | None = identity(None, "text of a system turn before everything else; null adds none", off=None)
-    fewshot: int = identity(0, "number of worked examples before each problem, which are never the problem itself", ge=0,
-                            off=0)
-    fewshot_seed: int = identity(0, "seed of the order in which examples are chosen, the same for all problems", off=0)
+    system: str | None = identity(None, "text of a system turn before everything else; null adds none")
+    fewshot: int = identity(0, "number of worked examples before each problem, which are never the problem itself", ge=0)
+    fewshot_seed: int = identity(0, "seed of the order in which examples are chosen, the same for all problems")
     fewshot_path: str | None = runtime(None, "file of the examples, in the format of the dataset's own; its content is part "
                                        "of the identity; null takes the dataset's other problems")
 
     stop: list[str] = identity([], "strings that end an answer: it ends at the first token at which its text contains one, "
-                               "and its text is what comes before; [] has none", off=[])
+                               "and its text is what comes before; [] has none")
 
     must_end: bool = identity(False, "whether the law has only answers that end within max_new_tokens, with a stop id or a "
-                              "string of stop; an answer that does not end is drawn again, at most 16 times", off=False)
+                              "string of stop; an answer that does not end is drawn again, at most 16 times")
 
     group = "dataset"
     answers_in_text: ClassVar[bool] = True

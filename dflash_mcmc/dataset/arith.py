@@ -52,7 +52,7 @@ class Arith(Dataset):
     that need more problems. A question can then come twice, about once in 1,000 problems.
     """
 
-    num_problems: int = identity(300, "number of generated problems", ge=1, le=100_000, off=NUM_TEST_PROBLEMS)
+    num_problems: int = identity(300, "number of generated problems", ge=1, le=100_000)
     max_new_tokens: int = 128
     prompt: str = "{question}"
 

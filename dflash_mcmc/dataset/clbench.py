@@ -34,7 +34,7 @@ class ClBench(FromFile):
     path: str | None = runtime(None, "JSON Lines file with messages and metadata.task_id; needed, since its place on the hub "
                                "is not known")
 
-    rubrics: bool = identity(False, "whether the gold answer is the list of rubrics; set where the run is graded", off=False)
+    rubrics: bool = identity(False, "whether the gold answer is the list of rubrics; set where the run is graded")
     max_new_tokens: int = 512
     prompt: str = "plain"
 

@@ -33,7 +33,7 @@ class SpeculativeMatch(SpeculativeDecoder):
             | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
-                                        "fault=finite_window alone", ge=1, off=None)
+                                        "fault=finite_window alone", ge=1)
 
     def check(self, config: Config) -> None:
         """Checks that a fault changes something and that a window belongs to `finite_window`. Raises ConfigError."""

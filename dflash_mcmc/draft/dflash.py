@@ -30,9 +30,9 @@ class DFlashDraft(CheckpointDraft):
                                       "was trained for, which is also the largest", ge=2)
     adapt: Literal["none", "context", "online"] = identity(
         "none", "whether the draft learns while it is used, by low-rank changes that begin anew with each chain: context = "
-        "from the prompt, before the answer; online = from blocks that the target has verified", off="none")
-    adapt_rank: int = identity(8, "rank of the changes", ge=1, le=256, off=None)
-    adapt_rate: float = identity(0.003, "learning rate of Adam", gt=0, le=1, off=None)
+        "from the prompt, before the answer; online = from blocks that the target has verified")
+    adapt_rank: int = identity(8, "rank of the changes", ge=1, le=256)
+    adapt_rate: float = identity(0.003, "learning rate of Adam", gt=0, le=1)
 
     presets = ("tiny", "smollm2")
     example = "z-lab/Qwen3-4B-DFlash-b16"

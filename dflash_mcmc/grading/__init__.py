@@ -93,7 +93,7 @@ class AnswerGrader(Grader):
 
     extract: Any = identity(MISSING, "how the answer is found in the text")
     until: list[str] = identity([], "texts that end the answer, such as '\\nQuestion:' where a base model invents a next "
-                                "question (\\n is a line feed)", off=[])
+                                "question (\\n is a line feed)")
 
 
     def check(self, config: Config) -> None:

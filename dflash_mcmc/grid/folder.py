@@ -45,8 +45,8 @@ class Point:
     """The hash of the run's identity."""
     folder: str
     """The run folder."""
-    num_asked: int | None = None
-    """Number of samples that the point requests; None in a grid of an older version."""
+    num_asked: int
+    """Number of samples that the point requests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Grid:
         events = []
         for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
             try:
-                event = from_line(line).value
+                event = from_line(line)
                 if fault := _event_schema().fault(event):
                     raise Damaged(fault)
             except Damaged as error:

@@ -67,9 +67,7 @@ def progress(grid: Grid, number: int) -> PointProgress:
     try:
         keys = submission.asked(snapshot.read_point(grid.point_file(number)))
     except UserError as error:  # what the point reads is gone; the records are not
-        if (asked := grid.points[number].num_asked) is None:
-            raise
-        done = len(recorded.verdicts)
+        asked, done = grid.points[number].num_asked, len(recorded.verdicts)
         return PointProgress(done, max(0, asked - done), submission.failed(recorded.verdicts), recorded.share_seconds,
                              f"{grid.points[number].label}: {error}; all recorded samples are counted")
     verdicts = {key: verdict for key, verdict in recorded.verdicts.items() if key in keys}

@@ -47,7 +47,7 @@ class HFModel(Model):
     chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
-                                 "{rope_type:yarn,factor:4.0}; null = the checkpoint's own", off=None)
+                                 "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
     def check(self, config: Config) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""

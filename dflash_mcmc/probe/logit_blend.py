@@ -73,7 +73,7 @@ class LogitBlendRecord(TypedDict):
     """Hard tokens."""
     sums: BlendSums
     agreement: NotRequired[dict[str, Agreement]]
-    """Sums over the hard tokens, by source. Records of an older version, and answers that were not read, have none."""
+    """Sums over the hard tokens, by source. Answers that were not read have none."""
     seconds: NotRequired[Annotated[float, Range(0)]]
     """Seconds of the measurement. An answer that was not read has none."""
 

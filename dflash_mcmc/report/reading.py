@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dflash_mcmc.config.identity import completed, configuration_of, hash_of, labels_of
+from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import restored
 from dflash_mcmc.registry import components
@@ -127,8 +127,6 @@ class Run(NamedTuple):
     """The condition, followed by settings that distinguish the run from the other runs of the report."""
     identity: dict[str, Any]
     """The settings that make up the identity, as in run.json."""
-    settings: dict[str, Any]
-    """The identity, with the fields that it leaves out because they are off."""
     config: dict[str, Any]
     """The content of config.yaml."""
     sessions: list[dict]
@@ -188,9 +186,6 @@ class Run(NamedTuple):
         """The sampler with the run's fields; None if it is older than this code's, or not installed here."""
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
-        if leaf is not None:
-            gone = {**leaf.cls.retired, **leaf.cls.retired_off}.items()
-            fields = {name: value for name, value in fields.items() if (name, value) not in gone}
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
         return cast("Sampler", restored(leaf.cls, fields))
@@ -243,7 +238,7 @@ def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
     condition = name_of_run(identity, config)
-    return Run(folder, str(config["name"]), condition, condition, identity, completed(identity), config, sessions, records,
+    return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
                *_expected(folder, config, sessions, records), _asked(folder, left_out if lenient else None)
                ), _few(left_out, folder)
 

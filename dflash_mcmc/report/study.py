@@ -113,9 +113,9 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
     also ignored if one of them is greedy, because greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
-    return all(key.partition(".")[0] in ignored or run.settings[key] == other.settings[key]
+    return all(key.partition(".")[0] in ignored or run.identity[key] == other.identity[key]
                or _has_no_effect(run, key) or _has_no_effect(other, key)
-               for key in run.settings.keys() & other.settings.keys())
+               for key in run.identity.keys() & other.identity.keys())
 
 
 def _has_no_effect(run: Run, key: str) -> bool:

@@ -152,7 +152,7 @@ def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
 
 def _cause(record: Record) -> str:
     """Why a text has no answer: it was cut off, or the grader's rule."""
-    is_cut = record["rule"] != extraction.UNFINISHED and finishes.of_record(record) == finishes.LENGTH
+    is_cut = record["rule"] != extraction.UNFINISHED and record["finish_reason"] == finishes.LENGTH
     return finishes.LENGTH if is_cut else record["rule"]
 
 

@@ -236,7 +236,7 @@ def metrics_of(record: Record) -> dict[str, float | None]:
     """The numbers of a sample that a tracker logs."""
     metrics: dict[str, float | None] = {
         "sample/correct": float(record["verdict"] == CORRECT), "sample/num_tokens": record["num_tokens"],
-        "sample/cut_off": float(finishes.of_record(record) == finishes.LENGTH),
+        "sample/cut_off": float(record["finish_reason"] == finishes.LENGTH),
         "sample/log_p": record["log_p"], "sample/seconds": record["seconds"],
         "sample/token_forwards": record["token_forwards"]}
     if record["proposals"]:

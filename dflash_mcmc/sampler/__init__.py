@@ -155,12 +155,12 @@ class Penalised(Truncated):
     repetition_penalty: float = identity(1.0, "draws divide the logits of tokens already present by this; 1 is off, as it "
                                          "always is in the target", ge=SMALLEST, le=LARGEST)
     frequency_penalty: float = identity(0.0, "draws subtract this from a token's logit for each time that it is in the answer "
-                                        "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
+                                        "so far; 0 is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
     presence_penalty: float = identity(0.0, "draws subtract this from the logits of tokens that are in the answer so far; 0 "
-                                       "is off, as it always is in the target", ge=-PENALTY, le=PENALTY, off=0.0)
+                                       "is off, as it always is in the target", ge=-PENALTY, le=PENALTY)
     penalty_counts: Literal["answer", "prompt+answer"] = identity(
         "answer", "tokens that frequency and presence penalty count: answer = as the OpenAI API and vLLM; prompt+answer = "
-        "those of the prompt too", off="answer")
+        "those of the prompt too")
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Leaves out what penalties count where none counts."""

@@ -45,8 +45,7 @@ class BestOfN(Truncated, AtTemperature):
     select: Literal["log_p", "mean_log_p", "power", "vote"] = identity(
         "power", "the draw that is kept: log_p = largest log p; mean_log_p = largest log p per token; power = drawn with "
         "weights exp(alpha * log p - log q); vote = one with the most frequent answer, where drawing stops at confidence")
-    confidence: float = identity(0.95, "posterior probability of the leading answer that ends select=vote", gt=0.5, lt=1,
-                                 off=0.95)
+    confidence: float = identity(0.95, "posterior probability of the leading answer that ends select=vote", gt=0.5, lt=1)
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
 

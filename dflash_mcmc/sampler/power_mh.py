@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -51,13 +50,13 @@ class PowerMH(Redraws, Penalised, ProposesAt):
 
     schedule: Literal["published", "adaptive"] = identity(
         "published", "stages of a chain: published = all num_blocks stages, also those after the answer has ended; adaptive = "
-        "horizons that double from length / num_blocks, and the last stage as soon as the answer has ended", off="published")
+        "horizons that double from length / num_blocks, and the last stage as soon as the answer has ended")
     cut: Literal["current", "horizon", "entropy"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence, with the length term (law B); "
         "horizon = any place up to the horizon, places past the end change nothing (law A); entropy = more often where the "
         "entropy of p rises")
     entropy_power: float = identity(4.0, "with cut=entropy: the weight of a place is the rise of the entropy there, to this "
-                                    "power; 0 gives all rises the same weight", ge=0, off=4.0)
+                                    "power; 0 gives all rises the same weight", ge=0)
     proposal: Literal["base", "matched"] = identity(
         "base", "logits that proposals are drawn from under a blend: base = without it, as published; matched = with it")
     rule: Literal["exact", "published"] = identity(
@@ -74,7 +73,6 @@ class PowerMH(Redraws, Penalised, ProposesAt):
                              "probability depends on the cut")
 
     can_rescore = True
-    retired_off = MappingProxyType({"cut_grid": 1})
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

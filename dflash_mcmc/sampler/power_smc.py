@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,6 @@ class PowerSMC(Truncated, AtTemperature):
         "place up to the horizon, places past the end change nothing")
 
     takes_draft = True
-    retired: ClassVar = {"fault": "none"}
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,6 @@ class ReplicaExchange(Staged):
         "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
         "where it holds, else off")
 
-    retired: ClassVar = {"fault": "none"}
 
     def check(self, config: Config) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

@@ -117,7 +117,7 @@ def read_problems(folder: Path) -> dict[str, ProblemText]:
     path, problems = folder / PROBLEMS, dict[str, ProblemText]()
     for line_number, line in enumerate(whole_lines(read_regular(path) or b""), start=1):
         try:
-            content = from_line(line).value
+            content = from_line(line)
             if fault := _schema().fault(content):
                 raise Damaged(fault)
         except Damaged as error:

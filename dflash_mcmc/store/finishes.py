@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG, UNDRAWN
+from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.types import Trajectory
 
 STOP_ID, STOP_STRING, LENGTH = "stop_id", "stop_string", "length"
@@ -20,16 +20,9 @@ def of_trajectory(drawn: Trajectory, stop_ids: Collection[int]) -> str:
     return STOP_ID if int(drawn.tokens[-1]) in stop_ids else STOP_STRING
 
 
-def of_record(record: Mapping[str, Any]) -> str:
-    """Why the sequence of a record ended. Records of older versions have only `ended`, and could have no stop strings."""
-    if record["verdict"] in UNDRAWN:
-        return record["verdict"]
-    return record.get("finish_reason") or (STOP_ID if record.get("ended") else LENGTH)
-
-
 def counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The number of records with each reason: `finish_reason/stop_id`, ..."""
-    reasons = [of_record(record) for record in records]
+    reasons = [record["finish_reason"] for record in records]
     return {f"finish_reason/{reason}": reasons.count(reason) for reason in REASONS}
 
 
@@ -37,7 +30,7 @@ def remark(summary: Mapping[str, Any], max_new_tokens: int | None) -> str:
     """How many answers of a run were cut off or ended at a stop string, in words; empty if none did.
 
     Args:
-        summary: has the keys of `counts`. Summaries of older versions lack them.
+        summary: has the keys of `counts`, if the run has samples.
     """
     cut, stopped = (summary.get(f"finish_reason/{reason}", 0) for reason in (LENGTH, STOP_STRING))
     drawn = cut + stopped + summary.get(f"finish_reason/{STOP_ID}", 0)

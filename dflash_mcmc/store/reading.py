@@ -116,10 +116,9 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
         before: number of lines of the file before this part.
         damaged: takes a sentence for each damaged line, which is left out; None raises.
     """
-    older = False
     for line_number, line in enumerate(lines, start=before):
         try:
-            record, checked = decoded(line, schema)
+            record = decoded(line, schema)
         except Damaged as error:
             if damaged is None:
                 raise UserError(f"{path}: line {line_number + 1}: {error}; repair=true in the command of the run moves "
@@ -127,23 +126,19 @@ def records_of(path: Path, lines: Iterable[bytes], before: int, schema: Schema,
                                 "--lenient") from error
             damaged.append(f"{path}: line {line_number + 1}: {error}")
             continue
-        older = older or not checked
         yield line_number, record
-    if older:
-        note(f"{path.parent}: has lines without a checksum, which an older version wrote; changes of their texts and numbers "
-             "on the disk cannot be seen")
 
 
-def decoded(line: bytes, schema: Schema) -> tuple[dict, bool]:
-    """The record of a line, and whether the line has a checksum. Raises Damaged."""
-    value, checked = from_line(line)
-    digest = value.pop(IDENTITY, schema.digest) if isinstance(value, dict) else schema.digest  # older lines lack it
+def decoded(line: bytes, schema: Schema) -> dict:
+    """The record of a line. Raises Damaged."""
+    value = from_line(line)
+    digest = value.pop(IDENTITY, schema.digest) if isinstance(value, dict) else schema.digest
     if schema.digest not in (None, digest):
         raise Damaged(f"{IDENTITY}: given {digest!r:.40}; allowed: {schema.digest!r}, the hash of this run: the record "
                       "belongs to another run")
     if fault := schema.fault(value):
         raise Damaged(fault)
-    return cast(dict, value), checked
+    return cast(dict, value)
 
 
 def record_line(record: Mapping[str, object], digest: str | None) -> bytes:
@@ -175,7 +170,7 @@ def _attempt_schema() -> Schema:
 
 def attempt_of(line: bytes) -> Attempt:
     """The attempt in a line. Raises Damaged."""
-    value, _ = from_line(line)
+    value = from_line(line)
     if fault := _attempt_schema().fault(value):
         raise Damaged(fault)
     return cast(Attempt, value)

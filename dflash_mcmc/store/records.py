@@ -30,7 +30,7 @@ SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
 RECORDS = "records.jsonl"
 IDENTITY = "identity"
-"""The key of a line with the hash of its run's identity, before the checksum. Records in memory lack it. Older lines, too."""
+"""The key of a line with the hash of its run's identity, before the checksum. Records in memory lack it."""
 DAMAGED = "records.damaged.jsonl"
 """The file to which `repair=true` moves damaged lines."""
 NUM_FILES = 4093
@@ -71,8 +71,8 @@ class Record(TypedDict):
     """Tokens of the answer, with all tokens of a stop string."""
     ended: bool
     """Whether the answer ends with a stop id or a stop string."""
-    finish_reason: NotRequired[Annotated[str, OneOf(finishes.REASONS)]]
-    """Why the sequence ended, one of `finishes.REASONS`. Older records lack it; `finishes.of_record` derives it."""
+    finish_reason: Annotated[str, OneOf(finishes.REASONS)]
+    """Why the sequence ended, one of `finishes.REASONS`."""
     log_p: float
     """Log probability of the answer under the target at temperature 1, in nats."""
     log_q: float | None
@@ -105,7 +105,7 @@ class Record(TypedDict):
     blocks_verified: NotRequired[Count]
     """Blocks that a decoder verified; only if a sampler drafts the others of `blocks_drafted`."""
     tokens_verified: NotRequired[Count]
-    """Tokens that these blocks gave. Older records lack it."""
+    """Tokens that these blocks gave."""
     tokens_shared: NotRequired[Count]
     """Positions at which draws asked for together had the same tokens, so that the target was evaluated once; only if any."""
     prompt_forwards: NotRequired[Count]
@@ -126,7 +126,7 @@ class Record(TypedDict):
     prefill_seconds: NotRequired[Annotated[float, Range(0)]]
     """The part of `share_seconds` in which prompts and prefixes were read; only of engines that measure it."""
     grade_seconds: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of the grader's work on this answer. It runs beside the engine. Older records lack it."""
+    """Seconds of the grader's work on this answer. It runs beside the engine."""
     tokens: NotRequired[list[Count]]
     """Token ids of the answer. This field and the next four are in the files only; a run does not keep them in memory."""
     sampling_mask: NotRequired[list[list[Count]]]
@@ -141,8 +141,8 @@ class Record(TypedDict):
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
-    grader: NotRequired[str]
-    """The grader and its version. Older records lack it."""
+    grader: str
+    """The grader and its version."""
     before: NotRequired[Annotated[dict[str, Any], Finite()]]
     """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
 
@@ -153,7 +153,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
     result = done.result or ChainResult(Trajectory.start(prompt))
     path, cost = result.trajectory, done.cost
     log_q = float(path.log_q.sum())
-    record: Record = {
+    record: dict[str, Any] = {
         "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
         "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
         "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
@@ -173,7 +173,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["prefill_seconds"] = round(done.prefill_seconds, 6)
     if grade.grade_seconds is not None:
         record["grade_seconds"] = round(grade.grade_seconds, 6)
-    record |= cast("Any", path.sampling_mask())
+    record |= path.sampling_mask()
     if result.measures:
         record["measures"] = dict(result.measures)
     if cost.blocks_verified:
@@ -189,8 +189,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
                    "adapt_seconds": round(done.adapt_seconds, 6)}
     if done.walk:
         record["walk"] = list(done.walk)
-    record["grader"] = grader
-    return record
+    return cast("Record", {**record, "grader": grader})
 
 
 def key_of(record: Mapping[str, Any]) -> SampleKey:
@@ -212,8 +211,8 @@ class UnitRecord(TypedDict):
 
 @cache
 def sample_schema() -> Schema:
-    """The schema of a sample's record. Records of early versions lack some keys."""
-    return Schema(Record, may_lack=("rule", "same_string", "walls"))
+    """The schema of a sample's record."""
+    return Schema(Record)
 
 
 @cache

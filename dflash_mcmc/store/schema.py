@@ -1,7 +1,7 @@
 """Lines of JSON with a checksum, and their schema: the annotations of a TypedDict with their bounds, checked by pydantic.
 
 A line is an object whose last key is `checksum`: 16 hexadecimal digits, the BLAKE2b digest of 8 bytes of what precedes
-`, "checksum"` in the line. Any JSON parser reads it. A line without the key was written by an older version.
+`, "checksum"` in the line. Any JSON parser reads it.
 
     {"problem": "a", "chain": 0, ..., "checksum": "0d4f26bea04a050c"}
 
@@ -26,13 +26,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, NotRequired, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 from dflash_mcmc.errors import reason_of
 
@@ -45,23 +45,11 @@ CHECKSUM = "checksum"
 _SIZE = 8
 _START, _END = f', "{CHECKSUM}": "'.encode(), b'"}'
 _LENGTH = len(_START) + 2 * _SIZE + len(_END)
-_MOST_CHANGED = 8
-"""Number of changed bytes up to which the end of a line is taken for a damaged checksum."""
-_DIGEST_AT_THE_END = re.compile(rb'"[0-9a-f]{%d}"\}$' % (2 * _SIZE))
-_LIKE_A_CHECKSUM = re.compile(rb'"[^"]{6,10}": ?"[^"]{14,18}"\s*\}?\s*$')
 _ZEROS = b"\0\0"
 
 
 class Damaged(ValueError):
     """A line that is no line of JSON, has changed since it was written, or does not fit the schema of its file."""
-
-
-class Decoded(NamedTuple):
-    """The content of a line."""
-
-    value: object
-    checked: bool
-    """Whether the line has a checksum."""
 
 
 def to_line(value: Mapping[str, object]) -> bytes:
@@ -75,26 +63,20 @@ def to_line(value: Mapping[str, object]) -> bytes:
     return content + _START + _digest(content) + _END + b"\n"
 
 
-def from_line(line: bytes) -> Decoded:
+def from_line(line: bytes) -> object:
     """The value of a line without its line feed. Raises Damaged."""
-    end = line[-_LENGTH:]
-    if end.startswith(_START) and end.endswith(_END):
-        content, digest = line[:-_LENGTH], end[len(_START):-len(_END)]
-        if _digest(content) != digest:
-            raise Damaged(f"{CHECKSUM}: given {digest.decode(errors='replace')!r}; allowed: {_digest(content).decode()!r}, "
-                          "that of the line's content: a part of the line has changed since it was written")
-        value = _parsed(line)
-        if isinstance(value, dict):
-            del value[CHECKSUM]
-        return Decoded(value, True)
-    if _is_like_a_checksum(end, line):
-        raise Damaged(f"{CHECKSUM}: given {end.decode(errors='replace')!r}; allowed: 16 hexadecimal digits at the end of the "
-                      "line")
+    content, end = line[:-_LENGTH], line[-_LENGTH:]
+    if not (end.startswith(_START) and end.endswith(_END)):
+        _parsed(line)  # says what is wrong with a line that is no JSON
+        raise Damaged(f"{CHECKSUM}: given a line without one; allowed: 16 hexadecimal digits under the last key of the line, "
+                      "as a run has written it")
+    if _digest(content) != (digest := end[len(_START):-len(_END)]):
+        raise Damaged(f"{CHECKSUM}: given {digest.decode(errors='replace')!r}; allowed: {_digest(content).decode()!r}, "
+                      "that of the line's content: a part of the line has changed since it was written")
     value = _parsed(line)
-    if isinstance(value, dict) and CHECKSUM in value:
-        raise Damaged(f"{CHECKSUM}: is not the last key, as in the lines of a run; allowed: the line as it was written, or "
-                      "without this key")
-    return Decoded(value, False)
+    if isinstance(value, dict):
+        del value[CHECKSUM]
+    return value
 
 
 def whole_lines(content: bytes) -> list[bytes]:
@@ -117,18 +99,6 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_SIZE).hexdigest().encode()
 
 
-def _is_like_a_checksum(end: bytes, line: bytes) -> bool:
-    """Whether a line ends in a checksum with some changed, missing or additional bytes."""
-    if len(end) == _LENGTH:
-        fixed = zip(end[:len(_START)] + end[-len(_END):], _START + _END, strict=True)
-        if sum(own != byte for own, byte in fixed) <= _MOST_CHANGED:
-            return True
-    if _DIGEST_AT_THE_END.search(line):  # under another key: a cut has joined the last field and the checksum
-        return True
-    tail = _LIKE_A_CHECKSUM.search(line, max(0, len(line) - 2 * _LENGTH))
-    return tail is not None and len(set(tail[0]) & set(b"0123456789abcdef")) >= _SIZE and CHECKSUM.encode()[:3] in tail[0]
-
-
 def _parsed(line: bytes) -> object:
     """The JSON value of a line. Raises Damaged."""
     try:
@@ -144,9 +114,8 @@ def _parsed(line: bytes) -> object:
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise Damaged(f"{repeated[:40]}: is given {names.count(repeated)} times in one object; allowed: once")
+        repeated, number = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise Damaged(f"{repeated[:40]}: is given {number} times in one object; allowed: once")
     return value
 
 
@@ -292,14 +261,12 @@ class Schema:
 
     Args:
         fields: TypedDicts; a field of a later one replaces that of an earlier one.
-        may_lack: required keys that older versions do not write.
         alone: keys beside which the other required keys may be absent: `failure` in the record of a probe.
         key: keys that are required always.
     """
 
-    def __init__(self, *fields: type, may_lack: Iterable[str] = (), alone: Iterable[str] = (), key: Iterable[str] = ()):
-        self._fields, self._may_lack = fields, frozenset(may_lack)
-        self._alone, self._key = frozenset(alone), frozenset(key)
+    def __init__(self, *fields: type, alone: Iterable[str] = (), key: Iterable[str] = ()):
+        self._fields, self._alone, self._key = fields, frozenset(alone), frozenset(key)
         self.digest: str | None = None
 
     def of_run(self, digest: str | None) -> Schema:
@@ -315,8 +282,7 @@ class Schema:
         from typing_extensions import TypedDict
 
         hints = {name: hint for each in self._fields for name, hint in get_type_hints(each, include_extras=True).items()}
-        fields = {name: NotRequired[hint] if name in self._may_lack else hint for name, hint in hints.items()}
-        line: Any = TypedDict("line", fields)  # type: ignore[misc]  # mypy wants fields that it can read
+        line: Any = TypedDict("line", hints)  # type: ignore[misc]  # mypy wants fields that it can read
         return TypeAdapter(with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))(line))
 
     def fault(self, value: object) -> str | None:

@@ -18,7 +18,6 @@ from dflash_mcmc.errors import reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
-from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import PROBLEMS, read_problems
 from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 
@@ -213,7 +212,7 @@ def artifact_name(*parts: str) -> str:
 def _row(record: dict) -> dict:
     acceptance = record["accepted"] / record["proposals"] if record.get("proposals") else None
     return {**record, "correct": record["verdict"] == "correct", "acceptance": acceptance,
-            "finish_reason": finishes.of_record(record)}
+            "finish_reason": record["finish_reason"]}
 
 
 def _table(rows: list[dict], columns: tuple[str, ...] | None = None) -> wandb.Table:

@@ -57,17 +57,15 @@ class Shape:
 class Heads:
     """The kind of network, and the sizes of what it has besides DFlash's tensors."""
 
-    network: Literal["dflash", "dspark", "dflash2", "eagle3"] = identity("dflash", "kind of network", off="dflash")
-    rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1,
-                                off=None)
-    markov_head: Literal["vanilla", "gated", "rnn"] = identity("vanilla", "kind of DSpark's Markov head", off="vanilla")
-    confidence: bool = identity(False, "whether DSpark has a confidence head", off=False)
-    top_k: int | None = identity(None, "candidates of DFlash 2's selector", ge=1, off=None)
-    kernel_size: int | None = identity(None, "taps of DFlash 2's convolutions", ge=1, off=None)
-    group_size: int | None = identity(None, "channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1,
-                                      off=None)
+    network: Literal["dflash", "dspark", "dflash2", "eagle3"] = identity("dflash", "kind of network")
+    rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1)
+    markov_head: Literal["vanilla", "gated", "rnn"] = identity("vanilla", "kind of DSpark's Markov head")
+    confidence: bool = identity(False, "whether DSpark has a confidence head")
+    top_k: int | None = identity(None, "candidates of DFlash 2's selector", ge=1)
+    kernel_size: int | None = identity(None, "taps of DFlash 2's convolutions", ge=1)
+    group_size: int | None = identity(None, "channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1)
     backbone: str | None = identity(None, "folder of a DFlash draft whose tensors the training starts from; null starts from "
-                                    "random ones", off=None)
+                                    "random ones")
 
     def check(self, plan: DraftPlan) -> None:
         """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
@@ -125,10 +123,9 @@ class DraftPlan:
         "each token (KL divergence); p_alpha = p to the power alpha, normalised (KL divergence)")
     alpha: float = identity(4.0, "exponent for target=p_alpha", gt=0)
     loss_ids: int | None = identity(None, "number of ids over which the loss normalises besides those of the step: half are "
-                                    "the most frequent ones, half are random and stand for the rest; null = all ids", ge=2,
-                                    off=None)
+                                    "the most frequent ones, half are random and stand for the rest; null = all ids", ge=2)
     init: str | None = identity(None, "folder of a draft with the same shape, whose weights the training starts from; null "
-                                "starts from random weights", off=None)
+                                "starts from random weights")
     anchors: int = identity(512, "blocks per sequence in a step, chosen at random in every epoch", ge=1, le=1_000_000)
     prompt_end: bool = identity(False, "whether the prompt's last token, where engines start drafting, may be an anchor too")
     loss_gamma: float | None = identity(None, "gamma in the weight exp(-(k - 1) / gamma) of slot k; null uses 7 for blocks of "

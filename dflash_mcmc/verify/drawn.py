@@ -239,16 +239,16 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
              for problem in prompts for chain in range(config.num_chains)}
 
     def known() -> dict[tuple[str, int], DrawnText | None]:
-        """The texts of the file that were asked for like this. Lines of older files lack some fields."""
+        """The texts of the file that were asked for like this."""
         return {key: _of_row(row, where, model, law) for where, row in kept_rows(file)
                 if (key := (row.get("problem"), row.get("chain"))) in every
-                and all(row.get(name, value) == value for name, value in every[key].items())}
+                and all(row.get(name) == value for name, value in every[key].items())}
 
     if there := known():
         note(f"{len(there)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
              "engine")
     wanted = [key for key in every if key not in there]
-    taken = {row.get("seed", place) for place, (_, row) in enumerate(kept_rows(file), config.seed)}  # older lines lack it
+    taken = {row.get("seed") for _, row in kept_rows(file)}
     seeds = dict(zip(wanted, (seed for seed in itertools.count(config.seed) if seed not in taken), strict=False))
     file.parent.mkdir(parents=True, exist_ok=True)
 

@@ -21,7 +21,7 @@ from dflash_mcmc.config.launcher import Slurm
 from dflash_mcmc.config.schema import Condition, Config, Paths
 from dflash_mcmc.config.sweep import objective_of
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, identity_values, restored, spec_of
+from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, restored, spec_of
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
@@ -262,24 +262,6 @@ def test_identity_does_not_change_with_the_rest(make_config):
     blended = identity_hash(make_config("blend=layer", "blend.layer=-3"))
     assert identity_hash(make_config("blend=layer", "blend.layer=5")) == blended
     assert identity_hash(make_config("blend=layer", "sampler.proposal=matched")) != blended
-
-
-def test_the_identity_leaves_out_a_field_that_is_off():
-    @dataclasses.dataclass
-    class Extended:
-        """Fields of a component and one that was added later."""
-
-        old: float = identity(1.0, "always there")
-        added: float = identity(0.0, "changes nothing at 0", off=0.0)
-
-    assert identity_values(Extended(old=1.0, added=0.0)) == {"old": 1.0}
-    assert identity_values(Extended(old=0.0, added=0.5)) == {"old": 0.0, "added": 0.5}
-
-
-def test_a_retired_field_stays_in_the_identity(make_config):
-    """Runs of a version that had `sampler.fault` are continued under the same hash."""
-    assert identity_of(make_config("condition=smc"))["sampler.fault"] == "none"
-    assert "sampler.fault" not in identity_of(make_config("condition=ps"))
 
 
 def test_identity_names_model_and_dataset_content(make_config):

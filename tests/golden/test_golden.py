@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
-
 import pytest
 
-from dflash_mcmc.grading import VERSION
-from dflash_mcmc.grading.math import MathGrader
 from tests.golden import runs
 
 TOLERANCE = 1e-4
 """Of a float, relative to the larger of 1 and its size: other processors sum in another order."""
-OLD_RUNS = Path(__file__).with_name("old_runs")
 
 QUICK = ("power_mh", "power_mh_eps", "best_of_n", "draft_mh_mixture", "draft_refine", "blend_layer_matched", "blend_draft_cut",
          "match_ngram", "rejection_block", "rejection_self", "temperature_penalty", "probe_deep_readout",
@@ -35,27 +28,6 @@ def test_the_stored_records_are_drawn_again(name, tmp_path):
     of_samples = [] if name.startswith("probe_") else runs.stored(name)["records"]
     assert [record.get("finish_reason") for record in drawn["records"]][:len(of_samples)] == [
         "stop_id" if record["ended"] else "length" for record in of_samples]
-
-
-def test_runs_of_an_older_version_are_continued(tmp_path, monkeypatch):
-    """Each folder was written with one of two problems. Its records stay byte for byte, and the missing ones are drawn.
-
-    The grader has the version of those runs: runs with grades of another version are not continued.
-    """
-    monkeypatch.setattr(MathGrader, "version", 4)
-    for name in ("power_mh", "probe_layer_rank"):
-        old, = OLD_RUNS.glob(f"default/{name.removeprefix('probe_')}-*")
-        new = shutil.copytree(old, tmp_path / name / "default" / old.name)
-        drawn = runs.draw(name, tmp_path / name)
-        assert drawn["folder"] == f"default/{old.name}"
-        stored = json.loads(json.dumps(runs.stored(name)).replace(f"math {VERSION}", "math 4"))
-        assert runs.differences(runs.as_stored(drawn), {**stored, "folder": drawn["folder"]}, TOLERANCE, name) == []
-        before, after = ((folder / "records.jsonl").read_bytes() for folder in (old, new))
-        assert after.startswith(before)
-        assert before.count(b"\n") == after.count(b"\n") / 2 == len(drawn["records"]) / 2
-        sessions = [json.loads((folder / "run.json").read_text())["sessions"] for folder in (old, new)]
-        assert sessions[1][:1] == sessions[0]
-        assert len(sessions[1]) == 2
 
 
 def test_a_difference_is_seen():

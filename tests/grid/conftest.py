@@ -80,7 +80,8 @@ def make_grid(tmp_path):
         launcher = changed(command.check_command(["-m", "hydra/launcher=slurm"]).launcher, fields)
         labels = [f"seed={number}" for number in range(points)]
         grid = Grid.create(tmp_path, "demo", ["python"], launcher, [
-            Point(label=label, overrides=[label], choices={}, digest="0" * 12, folder=str(tmp_path / "demo" / label))
+            Point(label=label, overrides=[label], choices={}, digest="0" * 12, folder=str(tmp_path / "demo" / label),
+                  num_asked=4)
             for label in labels])
         (grid.folder / "code").symlink_to(ROOT)
         return grid

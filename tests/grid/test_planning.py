@@ -26,6 +26,7 @@ from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.runner.tracking import readable_name, tags
+from dflash_mcmc.store.schema import to_line
 from tests import processes
 from tests.config.test_schema import companions
 from tests.test_names import PLUGIN, install
@@ -41,7 +42,7 @@ def planned(*arguments: str, outputs) -> list[submission.Planned]:
 
 def lay(folder, *keys, torn: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"problem": problem, "chain": chain, "verdict": verdict, "share_seconds": 2.0})
+    lines = [to_line({"problem": problem, "chain": chain, "verdict": verdict, "share_seconds": 2.0}).decode()[:-1]
              for problem, chain, verdict in keys]
     (folder / "records.1.jsonl").write_text("\n".join([*lines, torn]))
 
@@ -77,7 +78,7 @@ def test_the_rate_follows_what_was_drawn_lately(tmp_path):
     """Fifty samples of each process that still records; a file that stopped growing hours ago tells of another job."""
     def write(name: str, shares: list[float], hours_ago: float) -> None:
         path = tmp_path / name
-        path.write_text("".join(json.dumps({"problem": f"{name} {number}", "chain": 0, "share_seconds": share}) + "\n"
+        path.write_text("".join(to_line({"problem": f"{name} {number}", "chain": 0, "share_seconds": share}).decode()
                                 for number, share in enumerate(shares)))
         os.utime(path, (at := path.stat().st_mtime - 3600 * hours_ago, at))
 
@@ -100,7 +101,7 @@ def test_files_that_are_no_records_are_none(tmp_path):
 
 
 def test_a_corrupt_record_is_told(tmp_path):
-    (tmp_path / "records.jsonl").write_text('{"chain": 0}\n')
+    (tmp_path / "records.jsonl").write_bytes(to_line({"chain": 0}))
     with pytest.raises(UserError, match=r"records\.jsonl: line 1: problem: given nothing; allowed: a value"):
         submission.recorded(tmp_path)
 
@@ -135,7 +136,7 @@ def test_a_large_grid_is_planned_in_little_memory_without_the_models_libraries(t
     with (tmp_path / "tasks.jsonl").open("w") as file:
         for number in range(10_000):
             task = {"id": str(number), "question": f"How much is {number} + 1?", "answer": str(number + 1)}
-            file.write(json.dumps(task) + "\n")
+            file.write(to_line(task).decode())
     done = subprocess.run([sys.executable, "-c", LARGE], cwd=tmp_path, capture_output=True, text=True, check=True)
     print(done.stdout, done.stderr)
     pending, megabytes, torch, transformers = done.stdout.split()

@@ -10,6 +10,7 @@ import pytest
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, status, submission
 from dflash_mcmc.grid.folder import Grid, SlurmJob, find
+from dflash_mcmc.store.schema import to_line
 
 
 @pytest.fixture
@@ -24,9 +25,9 @@ def grid(make_grid, make_config) -> Grid:
         folder = Path(grid.points[number].folder)
         folder.mkdir(parents=True)
         keys = sorted(submission.asked(config))[: 3 + number]
-        (folder / "records.jsonl").write_text("".join(json.dumps({
+        (folder / "records.jsonl").write_bytes(b"".join(to_line({
             "problem": problem, "chain": chain, "share_seconds": 30.0,
-            "verdict": "not_drawn" if place == 0 else "correct"}) + "\n"
+            "verdict": "not_drawn" if place == 0 else "correct"})
             for place, (problem, chain) in enumerate(keys)))
     grid.jobs = [SlurmJob(id=f"7_{number}", point=number // 2, shard=number % 2, shards=2) for number in range(4)]
     grid.save()
@@ -129,9 +130,6 @@ def test_a_point_whose_model_is_gone_is_counted_by_its_records(grid, no_slurm, t
     path = grid.point_file(0)
     for old in [line for line in path.read_text().splitlines() if "assets/tiny" in line and "path:" in line]:
         path.write_text(path.read_text().replace(old, f"{old.partition(':')[0]}: {tmp_path}/gone"))
-    with pytest.raises(UserError, match="gone"):
-        status.progress(grid, 0)
-    grid.points[0].num_asked = 4
     assert status.progress(grid, 0)[:3] == (3, 1, 1)
     assert any("gone" in line and "all recorded samples are counted" in line for line in lines(status.table(grid)))
 

@@ -15,6 +15,7 @@ from dflash_mcmc.__main__ import main
 from dflash_mcmc.grid import snapshot, submission
 from dflash_mcmc.grid.__main__ import main as grid_main
 from dflash_mcmc.grid.folder import Grid, find
+from dflash_mcmc.store.schema import to_line
 from tests.runner.test_tracking import SECRETS, found_in
 
 POINTS = ("condition=greedy,temp", "dataset.limit=4", "tracker=none")
@@ -216,7 +217,7 @@ def complete(grid: Grid, point: int, count: int) -> None:
     folder = Path(grid.points[point].folder)
     folder.mkdir(parents=True, exist_ok=True)
     records = [{"problem": problem, "chain": chain, "verdict": "wrong", "share_seconds": 3.0} for problem, chain in keys]
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
     (folder / "summary.json").write_text(json.dumps({"num_samples": count}))
 
 

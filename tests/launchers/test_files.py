@@ -34,7 +34,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def records(folder: Path) -> list[dict]:
-    return [from_line(line).value for path in sorted(folder.glob("records*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [from_line(line) for path in sorted(folder.glob("records*.jsonl")) for line in path.read_bytes().splitlines()]
 
 
 def samples(folder: Path) -> list[tuple]:

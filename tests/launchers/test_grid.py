@@ -72,7 +72,7 @@ class Submitter:
 def records_of(folder: Path) -> list[dict]:
     """Records in the order of the samples, without an incomplete last line."""
     lines = [line for path in folder.glob("records*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
-    return sorted((from_line(line).value for line in lines), key=lambda record: (record["problem"], record["chain"]))
+    return sorted((from_line(line) for line in lines), key=lambda record: (record["problem"], record["chain"]))
 
 
 def keys(records: list[dict]) -> list[tuple[str, int]]:

@@ -433,7 +433,7 @@ def test_a_chosen_blend_is_one_more_source(result):
         for part in ("hard", "easy"):
             assert {name: cells for name, cells in own["sums"][part].items() if name != "blend"} == before["sums"][part]
     assert identity_of(chosen) == {**identity_of(config), "blend": "prompt", "blend.alpha_mask": 0.0, "blend.beta": -0.5,
-                                   "blend.prompt": None}
+                                   "blend.prompt": None, "blend.space": "logit"}
     row, = (row for row in config.probe.summarise(chosen, measured(chosen)).tables["agreement"] if row["source"] == "blend")
     assert row["layer"] is None
 

@@ -209,7 +209,7 @@ LINES = [record(f"p{number}", "correct", chain, text="so \\boxed{1}", grader=f"m
          for chain in range(2)]
 READERS = {"report": ("report.__main__", []), "regrade": ("regrade", ["grader.timeout_seconds=8"]), "runs": ("runs", []),
            "export": ("export", ["--to", "inspect"])}
-OF_A_GRID = ("grid.json", "points/0000.yaml")
+OF_A_GRID = ("grid.json",)
 OF_A_RUN = ("run.json", "summary.json", "config.yaml", "records.jsonl")
 
 
@@ -222,7 +222,7 @@ def grid_folder(place: Path) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     launcher = command.check_command(["-m", "hydra/launcher=slurm"]).launcher
     grid = Grid.create(place, "demo", ["python"], launcher, [Point(
-        label="seed=1", overrides=["seed=1"], choices={}, digest="0" * 12, folder=str(place / "demo" / "run"))])
+        label="seed=1", overrides=["seed=1"], choices={}, digest="0" * 12, folder=str(place / "demo" / "run"), num_asked=1)])
     write_point(grid.point_file(0), composed(place, "model=tiny", "dataset=arith"), ROOT_OF_CODE)
     return grid.folder
 
@@ -327,13 +327,6 @@ def test_a_setting_that_is_no_number_is_unknown_in_the_diagram(capsys, tmp_path)
         value = changed(value, ("identity", key), [[]], without=False)
     (folder / "run.json").write_text(json.dumps(value))
     assert ended(capsys, "report.__main__", [str(folder)])[0] == 0
-
-
-def test_a_grid_without_the_configuration_of_a_point_is_one_line(capsys, tmp_path):
-    folder = grid_folder(tmp_path / "here")
-    (folder / "points/0000.yaml").unlink()
-    line = refused_in_one_line(*ended(capsys, "grid.__main__", ["status", str(folder)]), "no point")
-    assert "points/0000.yaml: cannot be read as the configuration of a point" in line
 
 
 def test_a_component_whose_name_is_a_list_is_one_line(capsys, tmp_path):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from dflash_mcmc.config.identity import hash_of
+from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.store.schema import to_line
 
@@ -21,10 +22,12 @@ SESSION = {"started": "2026-11-21T19:47:49+00:00", "command": ["python"], "commi
 
 def record(problem: str, verdict: str = "correct", chain: int = 0, **rest) -> dict:
     """A line of `records.jsonl`."""
+    reason = verdict if verdict in UNDRAWN else "stop_id" if rest.get("ended", True) else "length"
     return {"problem": problem, "chain": chain, "level": 1, "subject": "Algebra", "verdict": verdict, "gold": "42",
-            "answer": {"correct": "42", "wrong": "41"}.get(verdict), "reason": "", "text": "...", "num_tokens": 600,
-            "ended": True, "log_p": -2.0, "log_q": -2.5, "proposals": 0, "accepted": 0, "moved": 0, "abandoned": 0,
-            "law_error": 0.0, "tokens_drawn": 600, "target_forwards": 600, "token_forwards": 700, "tokens_skipped": 0,
+            "answer": {"correct": "42", "wrong": "41"}.get(verdict), "rule": "", "reason": "", "same_string": None,
+            "walls": [], "text": "...", "num_tokens": 600, "ended": True, "finish_reason": reason, "grader": "math",
+            "log_p": -2.0, "log_q": -2.5, "proposals": 0, "accepted": 0, "moved": 0, "abandoned": 0, "law_error": 0.0,
+            "tokens_drawn": 600, "target_forwards": 600, "token_forwards": 700, "tokens_skipped": 0,
             "blocks_drafted": 0, "tokens_drafted": 0, "tokens_kept": 0, "seconds": 64.0, "share_seconds": 8.0,
             "tokens": [1, 2], "trace": [], **rest}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.probe.columns import meanings_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure, probed, published
@@ -19,7 +21,7 @@ from tests.report.folders import record, write
 from tests.runs import execute
 
 READOUT = {"probe.answers": "gold", "probe.context": "full"}
-DRAFT = {"name": "dflash", "revision": None, "dtype": "float32", "block_size": None}
+DRAFT = {"name": "dflash", **dataclasses.asdict(DFlashDraft(path="", dtype="float32"))}
 
 
 @pytest.fixture(scope="module")

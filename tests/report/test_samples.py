@@ -11,6 +11,7 @@ from dflash_mcmc.report.sections import samples
 from dflash_mcmc.report.sections.samples import section
 from dflash_mcmc.report.study import study_of
 from dflash_mcmc.store.described import PROBLEMS, as_lines
+from dflash_mcmc.store.schema import to_line
 from tests.refusals import refused
 from tests.report.folders import record, write
 
@@ -88,7 +89,7 @@ def test_questions_come_from_the_folder_of_the_run(tmp_path):
 
 def test_damaged_problems_are_an_error_and_left_out_if_lenient(tmp_path):
     run = write(tmp_path / "demo", "ps", [record("a")])
-    (run / PROBLEMS).write_text('{"id": "a"}\n')
+    (run / PROBLEMS).write_bytes(to_line({"id": "a"}))
     with refused("line 1: question: given nothing; allowed: a value; delete the file, and the next start of the run"):
         runs_of(tmp_path)
     (lenient,), left_out = read(run_folders([tmp_path]), lenient=True)

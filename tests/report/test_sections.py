@@ -13,7 +13,7 @@ from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, swept
-from dflash_mcmc.report.study import ProbeRun, Study, same_but, study_of
+from dflash_mcmc.report.study import ProbeRun, Study, study_of
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
 from tests.report.folders import identity, record, write
@@ -81,18 +81,6 @@ class TestSwept:
         assert [(row["num_steps"], row["accuracy"], row["n"], row["runs"]) for row in rows(section, "sweep_num_steps")] == [
             (0, 0.3, 20, 2), (2, 0.6, 20, 2)]
         assert [drawing.name for drawing in section.drawings] == ["fig_sweep_num_steps"]
-
-    def test_a_field_that_a_run_leaves_out_is_at_its_off_value(self, tmp_path):
-        """The identity of a run without worked examples has no field for them."""
-        for shots, correct in ((0, 2), (2, 6), (4, 6)):
-            made = identity("ps", **({"dataset__fewshot": shots} if shots else {}))
-            write(tmp_path / "demo", "ps", solved(correct), made)
-        study = study_over(tmp_path)
-        assert [(row["fewshot"], row["accuracy"]) for row in rows(swept.section(study), "sweep_fewshot")] == [
-            (0, 0.2), (2, 0.6), (4, 0.6)]
-        settings = {row["setting"]: {row[run.label] for run in study.runs} for row in rows(
-            configuration.section(study), "configuration")}
-        assert settings["dataset.fewshot"] == {0, 2, 4}
 
     def test_no_axes(self, tmp_path):
         for seed in (0, 1):
@@ -391,18 +379,6 @@ def test_interaction_uses_runs_that_differ_only_in_blend_and_sampler(tmp_path):
     write(tmp_path / "demo", "blend_ps", solved(9), identity("blend_ps", sampler__num_steps=10))  # no ps run has this
     (row,) = compared.interaction_section(study_over(tmp_path)).tables[0].rows
     assert (row["both_on"], row["interaction"]) == ("blend_ps beta=0.05 num_steps=2", 0.0)
-
-
-@pytest.mark.parametrize(("field", "value"), [("dataset__fewshot", 4), ("dataset__system", "Be brief."),
-                                              ("sampler__entropy_power", 2.0)])
-def test_runs_are_not_alike_if_only_one_of_them_has_a_setting(tmp_path, field, value):
-    """An identity leaves out fields that are off."""
-    for condition, more in (("ps", {}), ("blend_ps", {field: value})):
-        write(tmp_path / "demo", condition, solved(5), identity(condition, **more))
-    one, other = study_over(tmp_path).runs
-    assert not same_but(one, other, "blend")
-    assert not same_but(other, one, "blend")
-    assert same_but(one, other, "blend", field.partition("__")[0])
 
 
 def test_null_is_a_value_where_a_field_takes_it(tmp_path):

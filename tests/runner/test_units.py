@@ -77,7 +77,7 @@ def lengths(make_config, monkeypatch):
 
 
 def lines(folder) -> list[dict]:
-    return [from_line(line).value for line in (folder / RECORDS).read_bytes().splitlines()]
+    return [from_line(line) for line in (folder / RECORDS).read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize("cls", PROBES, ids=lambda cls: cls.__name__)

@@ -21,6 +21,7 @@ from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.locks import closed
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
+from dflash_mcmc.store.schema import to_line
 from tests.processes import HANG, ROOT
 
 
@@ -74,7 +75,7 @@ def test_a_corrupt_line_in_the_middle_is_refused_with_its_number(tmp_path):
 def test_a_repeated_record_counts_once_and_is_told(tmp_path, capsys):
     """A file server that takes a live process for dead gives its claims away; the sample is the same."""
     write(tmp_path, record("a"), record("b"))
-    (tmp_path / "records.1.jsonl").write_text(json.dumps(record("b", seconds=2.0)) + "\n" + json.dumps(record("c")) + "\n")
+    (tmp_path / "records.1.jsonl").write_text((to_line(record("b", seconds=2.0)) + to_line(record("c"))).decode())
     with RunStore.open(tmp_path) as store:
         assert store.records == [record("a"), record("b"), record("c")]
         assert store.places == [(0, 0), (0, 1), (1, 1)]
@@ -276,7 +277,7 @@ def test_what_a_dead_process_left_is_not_mistaken_for_what_a_live_one_writes(tmp
 def test_a_copied_folder_without_its_lock_file_is_whole(tmp_path, another):
     write(tmp_path / "one", record("a"))
     (tmp_path / "one" / "lock").unlink()
-    (tmp_path / "one" / "records.3.jsonl").write_text(json.dumps(record("b")) + "\n")
+    (tmp_path / "one" / "records.3.jsonl").write_bytes(to_line(record("b")))
     with RunStore.open(tmp_path / "one") as store:
         assert store.recorded() == {("a", 0), ("b", 0)}
 
@@ -389,7 +390,7 @@ class Full:
 def test_a_torn_line_of_any_process_is_not_read(tmp_path):
     write(tmp_path, record("a"))
     other = tmp_path / "records.1.jsonl"
-    other.write_text(json.dumps(record("b")) + "\n" + '{"problem": "c"')
+    other.write_text(to_line(record("b")).decode() + '{"problem": "c"')
     with RunStore.open(tmp_path) as store:
         assert store.recorded() == {("a", 0), ("b", 0)}
 

@@ -52,7 +52,7 @@ def test_a_start_of_another_shape_is_one_line(plan):
 
 def test_the_start_is_known_by_its_content(plan, tmp_path):
     base, given = plan(), plan(f"init={SHIPPED}")
-    assert "init" not in identity_of(base)
+    assert identity_of(base)["init"] is None
     assert run_folder(given) != run_folder(base)
     moved = tmp_path / "moved"
     moved.mkdir()

@@ -27,7 +27,7 @@ class ChoiceGrader(AnswerGrader):
 
     extract: Any = identity("auto", "where the letter is found: boxed, hashes (#### B), answer_is, last_line, last_letter "
                             "(the last (B)), a list of them, of which the first that exists decides, or auto for boxed, "
-                            "answer_is and last_line", off="auto")
+                            "answer_is and last_line")
     letters: str = identity("ABCDEFGHIJ", "letters of the choices, such as ABCDE")
 
     def check(self, config: Config) -> None:

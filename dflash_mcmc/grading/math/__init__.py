@@ -26,7 +26,7 @@ class MathGrader(AnswerGrader):
     sources = auto = tuple(extraction.RULES)
 
     extract: Any = identity("boxed", "how the answer is found: boxed, hashes (#### 12), answer_is, last_number, a list of "
-                            "them in order of preference, or auto for all of them in this order", off="boxed")
+                            "them in order of preference, or auto for all of them in this order")
 
     timeout_seconds: float = identity(8.0, "limit on processor time; an answer that takes longer has the verdict timeout",
                                       gt=0)

@@ -39,7 +39,6 @@ from dflash_mcmc.grading import verdicts
 from dflash_mcmc.harness.inspect_ai.requests import STOP_REASONS
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.outcomes import accuracy, outcomes
-from dflash_mcmc.store import finishes
 from dflash_mcmc.store.described import ProblemText, read_problems
 from dflash_mcmc.store.files import make_folder
 from dflash_mcmc.store.records import Record
@@ -118,12 +117,12 @@ def _sample(record: Record, problem: ProblemText | None, model: str, grader: str
     if record["verdict"] not in verdicts.UNDRAWN:
         answer = ChatMessageAssistant(content=record["text"], model=model, source="generate")
         messages.append(answer)
-        reason = STOP_REASONS[finishes.of_record(record)]
+        reason = STOP_REASONS[record["finish_reason"]]
         output = ModelOutput(
             model=model, choices=[ChatCompletionChoice(message=answer, stop_reason=reason)],  # type: ignore[arg-type]
             usage=ModelUsage(output_tokens=record["num_tokens"], total_tokens=record["num_tokens"]), time=record["seconds"])
     metadata = {name: value for name, value in record.items() if name not in _ELSEWHERE}
-    metadata |= {"finish_reason": finishes.of_record(record), **({"prompt": problem["prompt"]} if problem else {})}
+    metadata |= {"finish_reason": record["finish_reason"], **({"prompt": problem["prompt"]} if problem else {})}
     return EvalSample(id=record["problem"], epoch=record["chain"] + 1, input=asked, target=record["gold"], messages=messages,
                       output=output, scores={grader: score}, metadata=metadata, total_time=record["seconds"],
                       model_usage={model: output.usage} if output.usage else {})

@@ -65,7 +65,7 @@ class DeepReadout(AnswerProbe):
         "previous block (for the first block, the prompt's); prompt = only the prompt's")
     reinject_every: int | None = identity(None, "adds the mode reinject: masks, where every block whose number (from 0) is a "
                                           "positive multiple of this number sees the prompt's features once more; null leaves "
-                                          "the mode out", ge=1, off=None)
+                                          "the mode out", ge=1)
 
     record_type = ReadoutRecord
     tables_in = f"{__name__}.tables"

@@ -57,8 +57,8 @@ class RejectionSampling(Probe):
 
     laws: Literal["auto", "synthetic", "draft"] = identity(
         "auto", "where the laws come from: synthetic, or draft for the chosen draft and target; auto takes draft for a draft "
-        "whose tokens depend on each other", off="synthetic")
-    anchor: int = identity(0, "generated tokens before the block, drawn greedily, with laws=draft", ge=0, off=0)
+        "whose tokens depend on each other")
+    anchor: int = identity(0, "generated tokens before the block, drawn greedily, with laws=draft", ge=0)
     vocab_size: int = identity(12, "number of tokens in the vocabulary", ge=2, le=1_000_000)
     # At this seed argmax_proposal deviates as much as in the document; the median of 1,000 seeds is 0.19.
     law_seed: int = identity(890, "seed of the logits of target and draft; `seed` is the seed of the draws")

@@ -52,7 +52,7 @@ def _settings(run: Run) -> dict[str, object]:
     return {"model": str(model.get("path") or run.component("model")).rstrip("/").rpartition("/")[2],
             "problems": len(run.problems), "chains": run.num_chains,
             "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
-            **{key: value for key, value in run.settings.items() if key not in (*_LEFT_OUT, "model")}}
+            **{key: value for key, value in run.identity.items() if key not in (*_LEFT_OUT, "model")}}
 
 
 def _differences(columns: Mapping[str, Mapping[str, object]]) -> ReportTable:
@@ -94,10 +94,9 @@ def extra_parameters(run: Run) -> int | None:
     if component is None or component.name == "none":
         return 0 if run.component("draft") == "none" else None
     cls: Any = component.cls
-    specs = specs_of(cls)
-    fields = {name: values.get(name, spec.in_older_runs()) for name, spec in specs.items() if name in values or spec.has_off()}
+    fields = {name: values[name] for name in specs_of(cls) if name in values}
     with suppress(ConfigError):  # the folder is on the machine of the run
-        return restored(cls, fields).checkpoint_size().parameters if len(fields) == len(specs) else None
+        return restored(cls, fields).checkpoint_size().parameters if len(fields) == len(specs_of(cls)) else None
     return None
 
 

@@ -101,7 +101,7 @@ def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
 
 def _letters(record: Record) -> str:
     """Verdict and reason of the end, a letter each."""
-    return _LETTERS[VERDICTS.index(record["verdict"])] + _LETTERS[finishes.REASONS.index(finishes.of_record(record))]
+    return _LETTERS[VERDICTS.index(record["verdict"])] + _LETTERS[finishes.REASONS.index(record["finish_reason"])]
 
 
 def _content(samples: Sequence[Sequence[Record]], asked: AskedProblem | None, longest: int | None) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _axes(runs: Sequence[Run]) -> list[str]:
     """Identity fields with several numeric values: fields of the sampler come first, then fields of the blend."""
     values: dict[str, set] = {}
     for run in runs:
-        for key, value in run.settings.items():
+        for key, value in run.identity.items():
             if key not in _NO_AXES and isinstance(value, (int, float)) and not isinstance(value, bool):
                 values.setdefault(key, set()).add(value)
     varying = [key for key, found in values.items() if len(found) > 1]
@@ -91,9 +91,9 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
     """The runs that have these axes, in groups. The runs of a group differ only in the axes and in the seed."""
     parts: dict[str, dict[tuple[float, ...], list[Run]]] = {}
     for run in runs:
-        values = tuple(run.settings[axis] for axis in axes if isinstance(run.settings.get(axis), (int, float)))
+        values = tuple(run.identity[axis] for axis in axes if isinstance(run.identity.get(axis), (int, float)))
         if len(values) == len(axes):
-            rest = {key: value for key, value in followed(run.settings).items() if key not in (*axes, "seed")}
+            rest = {key: value for key, value in followed(run.identity).items() if key not in (*axes, "seed")}
             parts.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(values, []).append(run)
     return [_Swept(axes, dict(sorted(part.items()))) for part in parts.values()]
 
