@@ -195,7 +195,7 @@ class Blended:
         self._agreement = [record["agreement"] for record in records if "agreement" in record]
 
     def agreement(self) -> list[dict]:
-        """A row for each source, over the hard tokens; none if a record is of an older version."""
+        """A row for each source, over the hard tokens; none if an answer was not read."""
         if len(self._agreement) < self.problems.size:
             return []
         return AGREEING.rows(BlendCase(self, name, 1.0, np.array([sums[name] for sums in self._agreement]), AGREEMENT)
