@@ -81,15 +81,6 @@ def test_more_candidates_do_not_replace_rollouts():
     assert distance(make(num_candidates=3)) == pytest.approx(ERRORS[0], abs=1e-12)
 
 
-def test_many_candidates_and_rollouts_to_the_end_come_close():
-    """The same toy model, sampled: 400 draws from p^3 itself have a total variation of about 0.05."""
-    sampler = make(num_candidates=16, rollout_length=1)
-    draws = [tuple(ENGINE.run(sampler.chain(PROMPT, 2, Key(seed))).trajectory.tokens.tolist()) for seed in range(400)]
-    target = power_target(ENGINE, 2, 3.0, sampler.law(), "blended")
-    assert total_variation({x: draws.count(x) / len(draws) for x in set(draws)},
-                           dict(zip(target.states, target.probability, strict=True))) < 0.1
-
-
 def test_the_record_has_the_effective_size_of_candidates():
     done = ENGINE.run(make(num_candidates=4, rollout_length=2, num_rollouts=3).chain(PROMPT, HORIZON, Key(0)))
     assert 0.25 <= done.measures["candidate_ess"] <= 1.0

@@ -38,11 +38,6 @@ def test_each_form_leaves_the_power_law_invariant(form, cut, changes):
     assert max(errors(make(form=form, cut=cut, **changes), horizon=2 if "num_tries" in changes else 3)) < EXACT
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_exact_for_three_tokens(form):
-    assert max(errors(make(form=form), ENGINE, 2)) < EXACT
-
-
 @pytest.mark.parametrize("stops", [(), (0, 2)])
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
@@ -54,21 +49,6 @@ def test_each_form_is_exact_with_truncation_and_other_stop_ids(form, stops):
 def test_each_form_is_exact_under_a_blend(form):
     engine = TabularEngine(TabularModel(2, (0,), seed=7), LayerBlend(beta=0.4, layer=0, layers=None, norm="final"))
     assert max(errors(make(form=form), engine)) < EXACT
-
-
-def test_the_noise_chooses_in_proportion_to_the_weights():
-    """Gumbel noise from real keys, against the enumerated choice: a chi-square of 3 degrees of freedom over 20,000 keys."""
-    weights = np.array([0.5, 0.2, 0.05, 0.25])
-    wins = np.bincount([Key(n).contest(4).winner(np.log(weights)) for n in range(20_000)], minlength=4)
-    assert np.sum((wins - 20_000 * weights) ** 2 / (20_000 * weights)) < 16.3  # p = 0.001
-
-
-def test_the_lead_decides_between_two():
-    for n in range(50):
-        contest = Key(n).contest(2)
-        lead = contest.lead(0, 1)
-        assert contest.winner(np.array([0.0, lead + 1e-9])) == 1
-        assert contest.winner(np.array([0.0, lead - 1e-9])) == 0
 
 
 @pytest.mark.parametrize("cut", ["current", "horizon"])
@@ -118,21 +98,3 @@ def test_abandoned_tries_are_a_share():
         assert done.measures["abandoned_tries"] == pytest.approx(abandoned / 3)
         seen.add(abandoned)
     assert len(seen) >= 3
-
-
-def test_one_try_of_the_first_form_is_power_mh():
-    """The acceptance ratio is that of Metropolis-Hastings."""
-    engine, sampler = ENGINE, make(form="multiple_try", num_tries=1)
-    from tests.sampler.test_power_mh import make as power_mh
-
-    other = power_mh(alpha=3.0, proposal_temperature=0.6, cut="current", early_reject="off")
-    target = power_target(engine, 2, 3.0, sampler.law(), "blended")
-    np.testing.assert_allclose(transition_matrix(engine, sampler, 2, target), transition_matrix(engine, other, 2, target),
-                               atol=1e-12)
-
-
-def test_more_tries_move_more():
-    target = power_target(ENGINE, 2, 3.0, make().law(), "blended")
-    stays = [float(target.probability @ np.diag(transition_matrix(ENGINE, make(num_tries=tries), 2, target)))
-             for tries in (1, 2)]
-    assert stays[0] > stays[1]

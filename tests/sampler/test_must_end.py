@@ -223,15 +223,6 @@ def test_lookahead_to_the_end_prefers_candidates_whose_rollouts_end():
     assert law[1, 1] < 0.7 * plain[1, 1]
 
 
-def test_a_chain_comes_closer_with_more_steps():
-    target, errors = ended(MODEL, power_law(MODEL, 3, 4.0, product_law(MODEL, 3))), []
-    for steps in range(3):
-        law, _ = again(of_power_mh.make(num_steps=steps, num_blocks=1, proposal_temperature=1.0), MODEL, 3, 1)
-        errors.append(total_variation(law, target))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.5 * errors[0]
-
-
 def test_without_an_end_the_last_try_has_its_own_log_p():
     """A model that never ends: the result is that of the last key, with the log p and the trace of the model."""
     model = TabularModel(2, (), seed=4)

@@ -85,8 +85,8 @@ STOPS = {"one_stop": (0,), "two_stops": (0, 2), "no_stop": ()}
 
 
 @pytest.mark.parametrize(("options", "stop_ids"), [
-    pytest.param(OPTIONS[name], ids, id=f"{stops}-{name}", marks=[pytest.mark.slow] * (not ids and name != "top_k"))
-    for name in OPTIONS for stops, ids in STOPS.items()])  # every option takes longest without a stop id
+    pytest.param(OPTIONS[name], ids, id=f"{stops}-{name}")
+    for name in OPTIONS for stops, ids in STOPS.items() if ids or name == "top_k"])  # without a stop id each takes seconds
 def test_step_leaves_the_power_target_invariant(options, stop_ids):
     engine = engine_of(stop_ids)
     check_step(engine, make(**options), target_by_hand(engine, 4, options))
@@ -138,19 +138,17 @@ def drawn(engine, sampler) -> dict:
 
 
 EARLY = {name: options for name, options in OPTIONS.items()
-         if name not in ("cold_proposal", "alpha_below_one", "repetition_penalty", "count_penalties")}
+         if name not in ("hot_proposal", "cold_proposal", "alpha_below_one", "repetition_penalty", "count_penalties")}
 
 
-@pytest.mark.parametrize("options", [pytest.param(options, id=name, marks=[pytest.mark.slow] * (name == "hot_proposal"))
-                                     for name, options in EARLY.items()])
-@pytest.mark.parametrize("stop_ids", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=["one_stop", "two_stops"])
-def test_early_rejection_leaves_the_power_target_invariant(options, stop_ids):
+@pytest.mark.parametrize("options", EARLY.values(), ids=EARLY)
+def test_early_rejection_leaves_the_power_target_invariant(options):
     """The transition matrix equals that without early rejection."""
-    engine, target = engine_of(stop_ids), target_by_hand(engine_of(stop_ids), 4, options)
+    engine, target = engine_of(), target_by_hand(engine_of(), 4, options)
     early = make(early_reject="exact", **options)
     matrix = check_step(engine, early, target)
     assert np.abs(matrix - transition_matrix(engine, make(**options), 4, target)).max() <= EXACT
-    if options in ({}, {"cut": "horizon"}, {"proposal_temperature": 1.0}):
+    if options in ({}, {"cut": "horizon"}):
         assert abandons(engine, early, target)
 
 
@@ -216,11 +214,10 @@ def test_only_eps_is_part_of_the_identity(make_config):
     assert identity_hash(make_config("sampler=power_mh", "sampler.epsilon=0.01")) == hashes["off"]
 
 
-@pytest.mark.parametrize("epsilon", [pytest.param(0.3, marks=pytest.mark.slow), 0.03])
 @pytest.mark.parametrize("options", [{"proposal_temperature": 2.0}, {"repetition_penalty": 2.0, "proposal_temperature": 1.5},
                                      {"proposal_temperature": 2.0, "cut": "horizon"}], ids=["hot", "penalty", "horizon"])
-def test_eps_changes_each_step_by_at_most_epsilon(options, epsilon):
-    engine, target = engine_of((0,)), target_by_hand(engine_of((0,)), 4, options)
+def test_eps_changes_each_step_by_at_most_epsilon(options):
+    epsilon, engine, target = 0.03, engine_of((0,)), target_by_hand(engine_of((0,)), 4, options)
     eps, full = make(early_reject="eps", epsilon=epsilon, **options), make(**options)
     matrices = [transition_matrix(engine, sampler, 4, target) for sampler in (eps, full)]
     errors = 0.5 * np.abs(matrices[0] - matrices[1]).sum(axis=1)
@@ -244,25 +241,6 @@ def test_eps_reports_its_bound():
     assert result.law_error == pytest.approx(6e-3)
     assert engine_of((0,)).run(make(early_reject="eps", epsilon=0.6, num_steps=3).chain(PROMPT, 4, Key(0))).law_error == 1.0
     assert engine_of((0,)).run(make(early_reject="exact").chain(PROMPT, 4, Key(0))).law_error == 0.0
-
-
-def test_blend_changes_the_target():
-    plain, blended = engine_of(seed=1), engine_of(seed=1, blend=LayerBlend(beta=0.5, layer=0, layers=None, norm="none"))
-    laws = [target_by_hand(plain, 4, {}).probability, target_by_hand(blended, 4, {}, (0.5, "none")).probability]
-    assert 0.5 * np.abs(laws[0] - laws[1]).sum() > WRONG
-    sampler = make()
-    assert np.allclose(power_target(blended, 4, 4.0, sampler.law(), "base").probability, laws[1], atol=EXACT)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_repeated_steps_converge_to_the_target(seed):
-    engine, sampler = engine_of((0, 2), seed=seed), make(proposal_temperature=0.5)
-    target = power_target(engine, 4, sampler.alpha, sampler.law(), sampler.source())
-    matrix = transition_matrix(engine, sampler, 4, target)
-    for _ in range(40):
-        matrix = matrix @ matrix
-        matrix /= matrix.sum(axis=1, keepdims=True)
-    assert 0.5 * np.abs(matrix - target.probability).sum(axis=1).max() <= 1e-9
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
@@ -312,36 +290,13 @@ def _compose(engine, sampler, blocks, start=None):
     return law
 
 
-def published(seed: int = 1, vocab_size: int = 3) -> dict:
-    engine = engine_of((0,), seed=seed, vocab_size=vocab_size)
-    sampler = make(rule="published", num_blocks=2, num_steps=1, proposal_temperature=0.5)
-    return law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
-
-
-TWO_OR_THREE_TOKENS = [*((seed, 2) for seed in range(3)),
-                       *(pytest.param(seed, 3, marks=pytest.mark.slow) for seed in range(3))]
-
-
-@pytest.mark.parametrize(("seed", "vocab_size"), TWO_OR_THREE_TOKENS)
-def test_published_rule_equals_the_published_kernel(seed, vocab_size):
+@pytest.mark.parametrize("seed", range(3))
+def test_published_rule_equals_the_published_kernel(seed):
     """Compares the law with that of the published code, computed by `tests/laws.py`."""
-    model = engine_of((0,), seed=seed, vocab_size=vocab_size).model
-    expected = published_law(model, 4.0, 0.5, blocks=2, block_length=2, steps=1)
-    assert total_variation(published(seed=seed, vocab_size=vocab_size), expected) <= EXACT
-
-
-@pytest.mark.slow
-def test_published_rule_misses_the_target_however_long_it_runs():
-    """Its proposals can only shorten a sequence, so most of the mass ends in short sequences without a stop id."""
-    engine, options = engine_of((0,), seed=1), {"proposal_temperature": 0.5}
-    target = target_by_hand(engine, 4, options)
-    exact = dict(zip(target.states, target.probability.tolist(), strict=True))
-    long = published_law(engine.model, 4.0, 0.5, blocks=1, block_length=4, steps=200)
-    matrix = np.linalg.matrix_power(transition_matrix(engine, make(**options), 4, target), 200)
-    start = q_by_hand(engine, 4, options)
-    ours = np.array([start[state] for state in target.states]) @ matrix
-    assert total_variation(long, exact) > 0.3
-    assert total_variation(dict(zip(target.states, ours.tolist(), strict=True)), exact) < 0.1
+    engine = engine_of((0,), seed=seed, vocab_size=2)
+    sampler = make(rule="published", num_blocks=2, num_steps=1, proposal_temperature=0.5)
+    law = law_of(lambda key: engine.run(sampler.chain(PROMPT, 4, key)).trajectory)
+    assert total_variation(law, published_law(engine.model, 4.0, 0.5, blocks=2, block_length=2, steps=1)) <= EXACT
 
 
 def test_the_public_helpers_work_as_documented():

@@ -16,11 +16,9 @@ from dflash_mcmc.testing import (
     PROMPT,
     balance_error,
     invariance_error,
-    law_of,
     mean_of,
     power_target,
     score,
-    total_variation,
     transition_matrix,
 )
 from dflash_mcmc.types import Trajectory
@@ -63,12 +61,6 @@ def error(sampler, engine=ENGINE, horizon=2):
 def test_the_weights_are_unbiased(changes):
     assert error(make(**changes)) < EXACT
     assert error(make(**changes), SMALL, 3) < EXACT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"ramp": 3}], ids=str)
-def test_the_weights_are_unbiased_for_three_tokens(changes):
-    assert error(make(**changes), ENGINE, 3) < EXACT
 
 
 @pytest.mark.parametrize("stops", [(), (0, 2)])
@@ -166,16 +158,6 @@ def test_ancestors_are_followed_through_every_resampling(monkeypatch):
         assert (done.measures["ancestors"], done.measures["resamplings"]) == (len(set(roots)), len(recorded))
 
 
-def test_particles_shrink_the_error_of_the_returned_law():
-    """The returned law is biased for finite N. More particles bring it nearer to p^alpha."""
-    target = power_target(SMALL, 2, 3.0, SamplingParams(), "blended")
-    expected = dict(zip(target.states, target.probability, strict=True))
-    samplers = [make(num_particles=number) for number in (1, 2, 3)]
-    laws = [law_of(lambda key, sampler=sampler: SMALL.run(sampler.chain(PROMPT, 2, key)).trajectory) for sampler in samplers]
-    errors = [total_variation(law, expected) for law in laws]
-    assert errors[0] > errors[1] > errors[2] > WRONG
-
-
 def test_each_step_of_pimh_compares_with_the_estimate_of_its_state():
     """A step alone is told log Z of its state. A chain keeps it: that of the latest accepted run."""
     sampler, key, start = make(wrapper="pimh", num_steps=12, ess_threshold=0.6), Key(6), Trajectory.start(PROMPT)
@@ -194,12 +176,6 @@ def test_the_ramp_begins_at_the_power_one():
     sampler = make(ramp=4, block_size=2, temperature=None)
     first = next(sampler.chain(PROMPT, 4, Key(0)))
     assert [draw.params.temperature for draw in first.operations] == [0.5, 0.5]
-
-
-def test_one_particle_draws_the_same_whatever_the_size_of_a_block():
-    """The identity leaves the size of a block out, so that it must change nothing."""
-    runs = [ENGINE.run(make(num_particles=1, block_size=size).chain(PROMPT, 3, Key(5))) for size in (1, 2, 3)]
-    assert len({(run.trajectory.tokens.tobytes(), run.measures["resamplings"]) for run in runs}) == 1
 
 
 def test_one_particle_is_drawn_to_the_end_whatever_the_blocks():

@@ -17,7 +17,7 @@ from dflash_mcmc.sampler.replica_exchange import ReplicaExchange, Rungs
 from dflash_mcmc.testing import PROMPT, law_of, power_target, product_target, score, total_variation
 from dflash_mcmc.types import Trajectory
 
-EXACT, WRONG = 1e-12, 1e-3
+EXACT = 1e-12
 TWO = TabularEngine(TabularModel(2, (0,), seed=4))
 THREE = TabularEngine(TabularModel(3, (0,), seed=4, scale=1.5))
 _END = -1
@@ -74,18 +74,6 @@ def test_a_round_leaves_the_product_of_powers_invariant(cut, changes):
         assert joint_error(TWO, make(cut=cut, **changes), horizon, round_of(TWO, horizon)) < EXACT
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", ["current", "horizon"])
-def test_a_round_is_exact_for_three_tokens(cut):
-    assert joint_error(THREE, make(cut=cut), 2, round_of(THREE, 2)) < EXACT
-
-
-@pytest.mark.slow
-def test_a_round_is_exact_for_three_rungs():
-    sampler = make(alphas=[1.0, 2.0, 4.0], temperatures=None)
-    assert joint_error(TWO, sampler, 2, round_of(TWO, 2)) < EXACT
-
-
 @pytest.mark.parametrize("stops", [(), (0,), (0, 2)])
 def test_ordered_swaps_of_three_rungs_are_exact(stops):
     engine = TabularEngine(TabularModel(3, stops, seed=2, scale=1.5))
@@ -116,23 +104,16 @@ def output(sampler, rungs, key):
     return TWO.run(sampler.round(rungs, 2, key)).paths[sampler.output_rung]
 
 
-def likeliest(sampler, rungs, key):
-    """A chain that returns the likeliest of its states."""
-    return max(TWO.run(sampler.round(rungs, 2, key)).paths, key=lambda path: path.log_p.sum())
-
-
-@pytest.mark.parametrize(("chosen", "error"), [(output, 0.0), (likeliest, WRONG)])
-def test_the_output_rung_has_its_power(chosen, error):
-    """The likeliest of all rungs has another law, although each rung has the right one."""
+def test_the_output_rung_has_its_power():
     sampler = make()
     targets = [power_target(TWO, 2, alpha, law, "blended") for alpha, law in zip(sampler.alphas, sampler.laws(), strict=True)]
     law = {}
     for (first, p), (second, q) in itertools.product(*(zip(t.states, t.probability, strict=True) for t in targets)):
         start = rungs_at(TWO, sampler, [first, second])
-        for tokens, chance in law_of(lambda key, start=start: chosen(sampler, start, key)).items():
+        for tokens, chance in law_of(lambda key, start=start: output(sampler, start, key)).items():
             law[tokens] = law.get(tokens, 0.0) + p * q * chance
     distance = 0.5 * sum(abs(law[tokens] - p) for tokens, p in zip(targets[1].states, targets[1].probability, strict=True))
-    assert distance < EXACT if not error else distance > error
+    assert distance < EXACT
 
 
 @pytest.mark.parametrize("rung", [1, 2])

@@ -22,10 +22,6 @@ from dflash_mcmc.testing import (
 )
 from dflash_mcmc.types import Trajectory
 from tests.laws import power_law, product_law
-from tests.sampler import test_best_of_n as of_best_of_n
-from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_lookahead as of_lookahead
 from tests.sampler import test_multiple_try as of_multiple_try
 from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
@@ -99,17 +95,16 @@ def step_errors(engine: TabularEngine, sampler, horizon: int) -> float:
     return max(invariance_error(matrix, target), balance_error(matrix, target))
 
 
-SOME = ("spans two tokens", "overlaps itself", "bytes of a character")
 POWER_MH = {"current": {}, "horizon": {"cut": "horizon"}, "entropy": {"cut": "entropy", "entropy_power": 2.0},
             "early": {"early_reject": "exact", "proposal": "matched"},
             "early_hot": {"early_reject": "exact", "proposal": "matched", "proposal_temperature": 1.0}}
 
 
-@pytest.mark.parametrize(("name", "horizon"), [
-    (SOME[0], 3), (SOME[1], 3), *(pytest.param(name, 4, marks=pytest.mark.slow) for name in SOME)])
+@pytest.mark.parametrize("name", ["spans two tokens", "overlaps itself"])
 @pytest.mark.parametrize("options", POWER_MH.values(), ids=POWER_MH)
-def test_power_mh(name, horizon, options):
-    assert step_errors(engine_of(name), of_power_mh.make(**options), horizon) <= EXACT
+def test_power_mh(name, options):
+    """The kernels of the other samplers: `test_must_end.py`, with a stop string too."""
+    assert step_errors(engine_of(name), of_power_mh.make(**options), 3) <= EXACT
 
 
 def test_power_mh_under_a_blend():
@@ -122,15 +117,10 @@ def pair() -> TabularEngine:
     return TabularEngine(TabularModel(2, (), seed=4, stop=("ab",), texts=(b"a", b"b")))
 
 
-@pytest.mark.parametrize("form", of_multiple_try.FORMS)
-def test_multiple_try(form):
-    assert step_errors(pair(), of_multiple_try.make(form=form), 3) <= EXACT
-
-
 def test_multiple_try_makes_the_same_choices_with_early_rejection():
     for seed in range(20):
         samplers = (of_multiple_try.make(early_reject=early, num_steps=4, num_blocks=2) for early in ("exact", "off"))
-        early, full = (engine_of(SOME[0]).run(sampler.chain(PROMPT, 4, Key(seed))) for sampler in samplers)
+        early, full = (engine_of("spans two tokens").run(sampler.chain(PROMPT, 4, Key(seed))) for sampler in samplers)
         assert (early.trajectory.tokens.tolist(), early.accepted) == (full.trajectory.tokens.tolist(), full.accepted)
 
 
@@ -139,52 +129,11 @@ def test_power_smc_weights_are_unbiased(changes):
     assert of_power_smc.error(of_power_smc.make(**changes), pair(), 3) <= 1e-11
 
 
-@pytest.mark.parametrize("cut", ["start", "current"])
-def test_conditional_smc(cut):
-    assert step_errors(pair(), of_power_smc.make(wrapper="csmc", cut=cut), 3) <= 1e-11
-
-
-def replicas(move, horizon: int) -> float:
-    engine = pair()
-    return of_replica_exchange.joint_error(engine, of_replica_exchange.make(), horizon, move(engine, horizon))
-
-
 def test_swaps_of_replica_exchange():
-    assert replicas(lambda *_: of_replica_exchange.swaps, 3) <= EXACT
-
-
-@pytest.mark.slow
-def test_a_round_of_replica_exchange():
-    assert replicas(of_replica_exchange.round_of, 3) <= EXACT
-
-
-def test_lookahead_without_rollouts_is_a_low_temperature():
-    """Candidates of one token from p^alpha have the same weight."""
-    sampler = of_lookahead.make()
-    law = law_of(lambda key: pair().run(sampler.chain(PROMPT, 3, key)).trajectory)
-    assert total_variation(law, product_law(pair().model, 3, temperature=1 / 3)) <= EXACT
-
-
-@pytest.mark.parametrize("select", of_best_of_n.SELECTS)
-def test_best_of_n(select):
-    model = model_of("inside a token")
-    law = of_best_of_n.drawn(of_best_of_n.make(select=select, num_candidates=2), TabularEngine(model))
-    assert total_variation(law, of_best_of_n.expected(select, 2, model)) <= EXACT
+    assert of_replica_exchange.joint_error(pair(), of_replica_exchange.make(), 3, of_replica_exchange.swaps) <= EXACT
 
 
 DRAFT = TabularDraft(3, 2, seed=7, scale=0.7)
-
-
-@pytest.mark.parametrize("proposal", ["draft", pytest.param("mixture", marks=pytest.mark.slow)])
-def test_draft_mh(proposal):
-    for name in SOME[:2]:
-        assert step_errors(engine_of(name, draft=DRAFT), of_draft_mh.make(proposal=proposal), 3) <= EXACT
-
-
-@pytest.mark.parametrize("options", [{}, {"cut": "confidence"}, {"proposal_temperature": 1.0, "early_reject": "exact"}],
-                         ids=str)
-def test_draft_refine(options):
-    assert step_errors(engine_of("spans two tokens", draft=DRAFT), of_draft_refine.make(**options), 3) <= EXACT
 
 
 def speculation_of(verification: str):

@@ -35,8 +35,7 @@ def law_under(sampler: Temperature, engine: TabularEngine) -> dict:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("stop_ids", [(0,), (1, 3), ()])
-@pytest.mark.parametrize("blend", [None, (0.4, "none"), (0.4, "final")])
+@pytest.mark.parametrize(("stop_ids", "blend"), [((0,), None), ((1, 3), (0.4, "none")), ((), (0.4, "final"))])
 def test_exact_law(options, stop_ids, blend):
     model = TabularModel(VOCAB, stop_ids, seed=4)
     mixed = None if blend is None else LayerBlend(beta=blend[0], layer=0, layers=None, norm=blend[1])
