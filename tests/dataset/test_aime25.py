@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from dflash_mcmc.errors import UserError
-
 ANSWERS = (70, 588, 16, 117, 279, 504, 821, 77, 62, 81, 259, 510, 204, 60, 735,
            468, 49, 82, 106, 336, 293, 237, 610, 149, 907, 113, 19, 248, 104, 240)
 """Answers of AIME I and II 2025, in the order of the examination."""
@@ -24,8 +20,6 @@ def test_all_real_problems(make_config, shared_data):
 
 def test_rows_are_numbered(make_config, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"problem": q, "answer": "007"}) + "\n" for q in "pq"))
-    overrides = ("dataset=aime25", f"dataset.path={tmp_path}/rows.jsonl")
-    problems = make_config(*overrides, "dataset.check_rows=false").dataset.problems()
+    config = make_config("dataset=aime25", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
+    problems = config.dataset.problems()
     assert [tuple(problem[:3]) for problem in problems] == [("aime25-00", "p", "007"), ("aime25-01", "q", "007")]
-    with pytest.raises(UserError, match="has 2 rows; allowed: the benchmark's 30"):
-        make_config(*overrides).dataset.problems()

@@ -26,12 +26,6 @@ def test_problems_never_change(make_config):
 GOLDEN = "4ef88c84db1a977b3e41f1f768468937"
 
 
-def test_limit_keeps_the_first_problems_and_the_fingerprint(make_config):
-    some, every = make_config("dataset.limit=7").dataset, make_config().dataset
-    assert some.problems() == every.problems()[:7]
-    assert some.fingerprint() == every.fingerprint()
-
-
 def test_more_problems_continue_the_embedded_ones(make_config):
     few, many = make_config().dataset, make_config("dataset.num_problems=320").dataset
     assert len(many.problems()) == 320

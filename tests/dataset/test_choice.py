@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dflash_mcmc.config.identity import identity_of
@@ -32,18 +30,6 @@ def test_shards_equal_those_of_the_documents_code():
     assert len(document) == 104
 
 
-def test_selected_ids_keep_the_order_of_the_dataset(make_config):
-    dataset = make_config("dataset.ids=[arith-030,arith-004]").dataset
-    assert ids_of(dataset) == ["arith-004", "arith-030"]
-    assert dataset.num_chosen() == 2
-
-
-def test_limit_applies_after_ids_and_shards(make_config):
-    assert ids_of(make_config("dataset.ids=[arith-030,arith-004]", "dataset.limit=1").dataset) == ["arith-004"]
-    assert ids_of(make_config("dataset.shards=[1]", "dataset.num_shards=100", "dataset.limit=2").dataset) == [
-        "arith-001", "arith-101"]
-
-
 def test_the_selection_is_not_part_of_the_identity(make_config):
     every = make_config("sampler=greedy")
     for choice in (["dataset.ids=[arith-004]"], ["dataset.shards=[1]", "dataset.num_shards=2"], ["dataset.limit=9"]):
@@ -66,15 +52,3 @@ def test_the_selection_is_not_part_of_the_identity(make_config):
 def test_bad_values_are_errors_of_one_line(make_config, choice, message):
     with refused(message):
         make_config(*choice).dataset.problems()
-
-
-@pytest.mark.parametrize(("name", "row"), [
-    ("math500", {"problem": "q", "answer": "1", "level": 1, "subject": "s", "solution": ""}),
-    ("gsm8k", {"question": "q", "answer": "#### 1"})])
-def test_datasets_from_files_have_the_same_fields(make_config, tmp_path, name, row):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "unique_id": str(n)}) + "\n" for n in range(6)))
-    source = (f"dataset={name}", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false")
-    every = ids_of(make_config(*source).dataset)
-    picked = make_config(*source, "dataset.shards=[1]", "dataset.num_shards=3").dataset
-    assert ids_of(picked) == [every[1], every[4]]
-    assert picked.num_chosen() == 2

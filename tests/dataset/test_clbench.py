@@ -66,30 +66,12 @@ def test_it_has_no_gold_solutions(tasks, make_config, tmp_path):
         make_config(*PROBED, "probe.answers=gold", f"dataset.path={tmp_path}/rows.jsonl")
 
 
-def test_a_path_is_required(make_config, tmp_path):
-    with refused("dataset.path: given None", "JSON Lines"):
-        make_config(*PROBED)
-    with refused("dataset.path", "exists"):
-        make_config(*PROBED, f"dataset.path={tmp_path}/none.jsonl").dataset.problems()
-
-
 @pytest.mark.parametrize("wrong", [
     row("a", ("system", "s")), row("a"), row("a", ("user", None)), {**row("a", ("user", "u")), "messages": "text"},
 ], ids=["no user", "no turns", "no text", "no list"])
 def test_a_row_without_a_conversation_is_refused(tasks, wrong):
     with refused("row 0 has no conversation"):
         tasks(wrong).dataset.problems()
-
-
-def test_ids_of_tasks_are_unique(tasks):
-    with refused("'a' occurs twice"):
-        tasks(row("a", ("user", "u")), row("a", ("user", "v"))).dataset.problems()
-    with refused("None for its id"):
-        tasks({**row("a", ("user", "u")), "metadata": {"context_id": "c"}}).dataset.problems()
-    missing = row("a", ("user", "u"))
-    del missing["metadata"]
-    with refused("lacks the field 'metadata'"):
-        tasks(missing).dataset.problems()
 
 
 def test_all_sample_tasks(make_config, shared_data):

@@ -23,12 +23,6 @@ def test_a_row_without_a_final_answer_is_refused(make_config, tmp_path):
         make_config("dataset=gsm8k", f"dataset.path={tmp_path}/rows.jsonl", "dataset.check_rows=false").dataset.problems()
 
 
-def test_another_number_of_rows_is_refused(make_config, tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "answer": "#### 2"}) + "\n")
-    with pytest.raises(UserError, match=r"has 1 rows; allowed: the benchmark's 1319, or any number with dataset.check"):
-        make_config("dataset=gsm8k", f"dataset.path={tmp_path}/rows.jsonl").dataset.problems()
-
-
 def test_all_real_problems(make_config, shared_data):
     dataset = make_config("dataset=gsm8k", f"dataset.path={shared_data}/gsm8k/test.jsonl").dataset
     problems = dataset.problems()

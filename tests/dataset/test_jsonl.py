@@ -109,17 +109,6 @@ def test_subsets(made):
         assert dataset.fingerprint() == made(rows, *ALL).dataset.fingerprint()
 
 
-def test_a_benchmark_can_be_read_as_a_plain_file(make_config, shared_data):
-    """The problems equal those of `dataset=math500`."""
-    file = f"dataset.path={shared_data}/math500/test.jsonl"
-    fields = ("question_field=problem", "id_field=unique_id", "level_field=level", "subject_field=subject",
-              "solution_field=solution")
-    as_file = make_config("dataset=jsonl", file, *(f"dataset.{field}" for field in fields)).dataset
-    benchmark = make_config("dataset=math500", file).dataset
-    assert as_file.problems() == benchmark.problems()
-    assert as_file.fingerprint() == benchmark.fingerprint()
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ("question,answer\nHow much is 1,000 + 1?,1001\n", "line 2 has another number of values"),
     ("question,answer\nWhat is 1 + 1?\n", "line 2 has another number of values"),

@@ -6,9 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.launchers import faults, faults_on_slurm
+from tests.launchers import faults
 from tests.launchers.faults import Campaign
-from tests.launchers.test_grid import Submitter
 
 
 @pytest.fixture
@@ -34,18 +33,6 @@ def test_some_faults(campaign, tmp_path):
 def test_150_faults(campaign, tmp_path, capsys):
     for number in range(25):
         faults.disturb(campaign, tmp_path / f"sweep-{number}", faults=6)
-        with capsys.disabled():
-            print(f"\n{campaign.injected.total()} faults: {dict(campaign.injected)}; wrong: {len(campaign.wrong)}", flush=True)
-    assert not campaign.wrong, "\n".join(campaign.wrong)
-
-
-@pytest.mark.slow
-def test_50_faults_of_a_cluster(slurm, campaign, tmp_path, capsys):
-    for number in range(10):
-        folder = tmp_path / f"grid-{number}"
-        folder.mkdir()
-        faults_on_slurm.disturb(campaign, Submitter(slurm, folder), faults=5)
-        slurm.reset()
         with capsys.disabled():
             print(f"\n{campaign.injected.total()} faults: {dict(campaign.injected)}; wrong: {len(campaign.wrong)}", flush=True)
     assert not campaign.wrong, "\n".join(campaign.wrong)

@@ -310,20 +310,3 @@ def test_a_killed_supervisor_is_started_again_by_the_jobs_shell(submitter, refer
     submitter.cluster.wait_until(lambda: submitter.events()["0000-0"] == ["started", "started"], "the second start")
     submitter.wait()
     check_complete(submitter, reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_shares_of_four_jobs(submitter, capsys, seed):
-    """Prints the number of samples of each of four jobs for the notebook. It depends on how the machine divides its cores."""
-    submitter.submit("experiment=demo", "condition=ps", "tracker=none", "hardware=slurm_cpu", "cpus=1", "memory_gb=1",
-                     "hardware.num_slots=4", "sampler.num_blocks=8", "dataset.limit=240", f"seed={seed}", "shards=4",
-                     "array_parallelism=4")
-    submitter.wait()
-    (point,) = submitter.grid().points
-    shares = [path.read_bytes().count(b"\n") for path in sorted(Path(point.folder).glob("records*.jsonl"))]
-    (records,) = submitter.records()
-    assert len(set(keys(records))) == len(records) == 240
-    assert len(shares) == 4
-    with capsys.disabled():
-        print(f"\nseed {seed}: shares {shares}; largest deviation {100 * max(abs(share / 60 - 1) for share in shares):.1f} %")

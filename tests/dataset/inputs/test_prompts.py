@@ -12,7 +12,7 @@ import pytest
 
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
 from dflash_mcmc.dataset.inputs.conversations import Conversation, messages_of, tools_of
-from dflash_mcmc.dataset.inputs.prompting import TEMPLATES, resolve
+from dflash_mcmc.dataset.inputs.prompting import TEMPLATES
 from dflash_mcmc.engine.batching import prompt_encoder
 from dflash_mcmc.runner.build import first_prompt, prompts
 from tests.refusals import refused
@@ -49,10 +49,6 @@ def test_a_name_and_its_text_have_the_same_identity(make_config, name):
     assert identity_of(named)["dataset.prompt"] == plain(named)["dataset"]["prompt"] == TEXTS[name]
 
 
-def test_every_template_has_another_identity(make_config):
-    assert len({identity_hash(make_config(f"dataset.prompt={name}")) for name in TEXTS}) == len(TEXTS)
-
-
 @pytest.mark.parametrize(("dataset", "name"), [("math500", "document"), ("gsm8k", "document"), ("aime24", "boxed"),
                                                ("aime25", "boxed"), ("arith", "plain")])
 def test_default_templates_of_the_datasets(make_config, dataset, name):
@@ -67,30 +63,12 @@ def test_an_unknown_template_is_an_error_of_one_line(make_config, given, message
         make_config(f"dataset.prompt={given}")
 
 
-def test_a_custom_text_is_not_changed():
-    assert resolve("{x} {question}\\{") == "{x} {question}\\{"
-
-
-def test_first_prompt_in_chat(make_config):
-    """The embedded tokenizer has the chat template of Qwen3."""
-    config = make_config("dataset.prompt=paper", "dataset.limit=3", "dataset.ids=[arith-007,arith-002]")
-    question = config.dataset.problems()[0].question
-    assert config.dataset.problems()[0].id == "arith-002"
-    assert first_prompt(config) == ("<|im_start|>user\n" + TEXTS["paper"].replace("{question}", question)
-                                    + "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-
-
 def test_first_prompt_equals_the_prompt_of_the_run(make_config):
     for override in ("model.chat=true", "model.chat=false", "model.enable_thinking=true"):
         config = make_config("dataset.limit=1", "dataset.prompt=boxed", override)
         model = config.model.load("cpu")
         [tokens] = prompts(config, model, config.dataset.problems()).values()
         assert model.tokenizer.decode(tokens) == first_prompt(config)
-
-
-def test_first_prompt_as_bare_text(make_config):
-    config = make_config("model.chat=false", "dataset.limit=1", "dataset.prompt='Q: {question}'")
-    assert first_prompt(config) == "Q: " + config.dataset.problems()[0].question
 
 
 def test_first_prompt_shows_the_special_tokens_of_bare_text(make_config, tmp_path):
