@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.stats
@@ -22,7 +22,6 @@ from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.speculative.test_speculator import network
 from tests.laws import conditional
 
-_SWAPS = 2000
 _EXPECTED = 5.0
 """Smallest expected count of a cell in a chi-square test."""
 
@@ -76,29 +75,3 @@ def chi_square(found: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], floa
         large -= 1
     expected, observed = (np.append(column[:large], column[large:].sum()) for column in np.array(cells).T)
     return float(scipy.stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
-
-
-def swapped(statistic: Callable[[np.ndarray, np.ndarray], float], one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """A paired permutation test of arrays (pairs, ...): (p-value, standard deviations above the mean under the null).
-
-    Under the null hypothesis both members of a pair have the same law, so they can be swapped. Tokens of one answer may be
-    dependent, because whole answers are swapped.
-    """
-    generator, seen = np.random.default_rng(0), statistic(one, other)
-    swaps = generator.random((_SWAPS, len(one), *[1] * (one.ndim - 1))) < 0.5
-    null = np.array([statistic(np.where(swap, other, one), np.where(swap, one, other)) for swap in swaps])
-    return (1 + np.sum(null >= seen)) / (1 + _SWAPS), (seen - null.mean()) / null.std()
-
-
-def two_histograms(one: np.ndarray, other: np.ndarray) -> float:
-    """Two-sample chi-square statistic of counts (answers, cells). Rare cells are pooled."""
-    table = np.stack([one.sum(axis=0), other.sum(axis=0)])
-    rare = table.sum(axis=0) < 2 * _EXPECTED
-    table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    return float(((table - expected) ** 2 / np.where(expected > 0, expected, 1.0)).sum())
-
-
-def two_means(one: np.ndarray, other: np.ndarray) -> float:
-    """Absolute difference of the two means."""
-    return abs(float(one.mean() - other.mean()))

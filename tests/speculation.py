@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.ops import Draw, SamplingParams
@@ -32,12 +30,11 @@ LAWS = {
 }
 
 
-def slow_ones(temperatures: tuple[float | None, ...], slow: float | None) -> list:
-    """All combinations of draft, temperature and law. Those that take seconds, with `temperature == slow`, are marked slow."""
-    return [pytest.param(draft, temperature, law, marks=[pytest.mark.slow] * (
-                draft != "point" and temperature == slow and law in ("temperature", "penalty")))
-            for draft in ("parallel", "sequential", "point") for temperature in temperatures
-            for law in LAWS if law not in ("counts", "prompt")]
+def combinations(temperatures: tuple[float | None, ...], slow: float | None) -> list:
+    """Combinations of draft, temperature and law, without those that take seconds, with `temperature == slow`."""
+    return [(draft, temperature, law) for draft in ("parallel", "sequential", "point") for temperature in temperatures
+            for law in ("temperature", "filters", "penalty", "greedy")
+            if draft == "point" or temperature != slow or law in ("filters", "greedy")]
 
 
 def speculative_error(speculation: Speculation, law: SamplingParams, horizon: int = HORIZON,

@@ -23,8 +23,6 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
 from dflash_mcmc.testing import (
-    PROMPT,
-    law_of,
     power_target,
     total_variation,
 )
@@ -42,7 +40,6 @@ from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
 from tests.sampler import test_temperature as of_temperature
-from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 WRONG = 1e-3
@@ -126,8 +123,7 @@ def test_temperature_has_the_law_by_hand(name, stop_ids):
 
 
 @pytest.mark.parametrize("name", BLENDS)
-@pytest.mark.parametrize("early", ["off", "exact"])
-@pytest.mark.parametrize("cut", ["current", "horizon"])
+@pytest.mark.parametrize(("early", "cut"), [("off", "current"), ("exact", "horizon")])
 def test_power_mh_leaves_the_power_target_by_hand_invariant(name, early, cut):
     engine, beside = tables(name)
     target = of_power_mh.target_by_hand(engine, 3, {}, beside, beside)
@@ -144,24 +140,12 @@ def test_power_mh_may_propose_without_the_blend(name):
 
 
 @pytest.mark.parametrize("name", BLENDS)
-@pytest.mark.parametrize("changes", [{}, {"resampling": "systematic"}, {"ramp": 2}], ids=str)
-def test_the_weights_of_power_smc_are_unbiased(name, changes):
+def test_the_weights_of_power_smc_are_unbiased(name):
     engine, beside = tables(name)
     p = product_law(engine.model, 2, beside)
-    expected, found = {x: share**3.0 for x, share in p.items()}, of_power_smc.weights_of(of_power_smc.make(**changes), engine)
+    expected, found = {x: share**3.0 for x, share in p.items()}, of_power_smc.weights_of(of_power_smc.make(), engine)
     assert found.keys() == expected.keys()
     assert max(abs(found[x] - expected[x]) for x in expected) / sum(expected.values()) < 1e-11
-
-
-@pytest.mark.parametrize("wrapper", ["pimh", "csmc"])
-def test_wrapped_power_smc_tends_to_the_power_target(wrapper):
-    """The law of a chain is nearer to p^alpha than that of one run; exact kernels are in tests/sampler."""
-    engine, beside = tables("masked_ensemble", size=2)
-    power = power_law(engine.model, 2, 3.0, product_law(engine.model, 2, beside), beside)
-    far, near = (total_variation(power, law_of(lambda key, sampler=sampler: engine.run(
-        sampler.chain(PROMPT, 2, key)).trajectory)) for sampler in (
-            of_power_smc.make(), of_power_smc.make(wrapper=wrapper, num_steps=1)))
-    assert near < far
 
 
 @pytest.mark.parametrize("name", BLENDS)
@@ -190,12 +174,8 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
-QUICK = {"match": ("contrastive", "masked_probabilities"), "match_sampled": ("ensemble", "probabilities"),
-         "rejection": ("masked", "experts"), "block": ("masked_ensemble", "masked_experts")}
-
-
 @pytest.mark.parametrize(("name", "decoder"), [
-    pytest.param(name, rule, marks=[pytest.mark.slow] * (name not in QUICK[rule])) for rule in RULES for name in BLENDS])
+    ("contrastive", "match"), ("probabilities", "match_sampled"), ("masked", "rejection"), ("masked_ensemble", "block")])
 def test_a_decoder_changes_no_law(name, decoder):
     check_decoder(*tables(name, speculation=speculation(decoder)))
 
@@ -253,9 +233,8 @@ def run(*given, sampler="power_mh", order=None, **options):
 
 
 @pytest.mark.parametrize(("name", "sampler"), [
-    *((name, "power_mh_early") for name in ENGINE_BLENDS), ("contrastive", "power_mh"), ("masked", "truncated"),
-    *(pytest.param("contrastive", sampler, marks=pytest.mark.slow) for sampler in SAMPLERS if sampler != "power_mh"),
-    *(pytest.param("masked", sampler, marks=pytest.mark.slow) for sampler in SAMPLERS if not sampler.startswith("power_mh"))])
+    ("ensemble", "power_mh_early"), ("masked", "power_mh_early"), ("contrastive", "power_mh"), ("masked", "truncated"),
+    *(pytest.param("contrastive", sampler, marks=pytest.mark.slow) for sampler in SAMPLERS if sampler != "power_mh")])
 def test_batched_is_reference(qwen3, amateur, name, sampler):
     blend, parts = ENGINE_BLENDS[name], LanguageModel(qwen3, stop_ids=STOPS)
     parts.forbid(range(amateur.config.vocab_size, 61))
@@ -338,10 +317,10 @@ def test_the_plan_counts_the_companions_cache(qwen3, amateur):
     assert found.step > without.step
 
 
-@pytest.mark.parametrize(("strength", "alpha_mask"), [(0.5, 0.1), (4.0, 0.3)])
 @torch.inference_mode()
-def test_greedy_contrastive_decoding_is_a_plain_loop_on_transformers(strength, alpha_mask):
+def test_greedy_contrastive_decoding_is_a_plain_loop_on_transformers():
     """200 tokens of O'Brien and Lewis's scores, written with log probabilities; the mask and the amateur have effects."""
+    strength, alpha_mask = 4.0, 0.3
     expert, amateur = (random_model(family, 1.0, max_position_embeddings=320) for family in ("qwen3", "llama"))
 
     def scores(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -364,7 +343,7 @@ def test_greedy_contrastive_decoding_is_a_plain_loop_on_transformers(strength, a
     assert found[0].tokens.tolist() == tokens[len(PROMPTS[0]) :][:reached]
     assert reached == 200
     assert changed > 5
-    assert masked > 5 or strength < 1.0
+    assert masked > 5
 
 
 def test_numbers_that_are_not_finite_end_the_chain(qwen3):
@@ -419,20 +398,6 @@ def test_content_and_precision_are_the_identity(make_config, tmp_path):
     assert len(hashes) == len(changes)
 
 
-def test_auto_of_a_folder_is_its_default(make_config, tmp_path):
-    folder = tmp_path / "models" / "smollm2"
-    shutil.copytree(make_config(*GIVEN).blend.model, folder)
-    given = "blend=model", f"blend.model={folder}"
-    null, auto, other = (identity_hash(make_config(*given, *more)) for more in (
-        [], ["blend.dtype=auto"], ["blend.dtype=float32"]))
-    assert null == auto != other
-
-
-def test_contrastive_is_the_preset_of_the_paper(make_config):
-    blend = make_config("blend=contrastive", "blend.model=tiny", "sampler.proposal=matched").blend
-    assert (blend.beta, blend.alpha_mask) == (-0.5, 0.1)
-
-
 @pytest.mark.parametrize(("given", "line"), [
     (["blend=model"], r"blend.model: not given; allowed: a text \(the other model, as model= takes it"),
     ([*GIVEN, "blend.model=/nowhere/model"], r"blend.model: given '/nowhere/model'; allowed: a folder that exists, or a hub"),
@@ -450,14 +415,6 @@ def test_contrastive_is_the_preset_of_the_paper(make_config):
 def test_what_is_refused(make_config, given, line):
     with pytest.raises(UserError, match=line):
         make_config(*given)
-
-
-def test_a_mask_would_make_a_chain_from_the_base_meaningless():
-    """The refusal is necessary: a draw without the blend reaches a sequence of probability zero."""
-    engine, beside = tables("masked")
-    support = product_law(engine.model, 3, beside)
-    drawn = of_power_mh.drawn(engine, of_power_mh.make(proposal="base"))
-    assert sum(share for tokens, share in drawn.items() if tokens not in support) > WRONG
 
 
 def another_tokenizer(make_config, folder, change) -> str:

@@ -34,7 +34,6 @@ from tests.sampler import test_power_mh as of_power_mh
 from tests.sampler import test_power_smc as of_power_smc
 from tests.sampler import test_replica_exchange as of_replica_exchange
 from tests.sampler import test_temperature as of_temperature
-from tests.sampler.test_draft_mh_decoder import RULES
 from tests.targets import RememberingReference, random_model, rows_do_not_depend_on_the_batch
 
 WRONG = 1e-3
@@ -94,10 +93,8 @@ def test_samplers_with_a_draft_are_exact(name):
         check_chain(engine, beside, sampler)
 
 
-@pytest.mark.parametrize("decoder", [
-    pytest.param(decoder, marks=[pytest.mark.slow] * (decoder != "rejection")) for decoder in RULES])
-def test_a_decoder_changes_no_law(decoder):
-    check_decoder(*tables("masked", speculation=speculation(decoder)))
+def test_a_decoder_changes_no_law():
+    check_decoder(*tables("masked", speculation=speculation("rejection")))
 
 
 # The batched engine.

@@ -35,13 +35,6 @@ def test_a_draft_that_learns_from_verified_blocks_keeps_the_law(rule):
     assert speculative_error(speculation(rule, learning()), LAWS["temperature"], 3, SMALL) <= 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "law", "temperature"), [
-    *((rule, "filters", None) for rule in RULES), ("token", "penalty", 1.3), ("block", "penalty", 1.3)])
-def test_the_law_is_kept_under_filters_and_penalties(rule, law, temperature):
-    assert speculative_error(speculation(rule, learning(True), temperature), LAWS[law], 3, SMALL) <= 1e-12
-
-
 def test_the_draft_has_learned_something():
     """Otherwise the tests of the laws would show nothing."""
     engine = TabularEngine(SMALL, None, speculation("token", draft := learning()))

@@ -16,12 +16,8 @@ MODEL = TabularModel(3, (0,), seed=0, scale=0.5)
 DRAFT = TabularDraft(3, 2, seed=4)
 
 
-def sampler(early_reject: str, **changes) -> PowerMH:
-    values = dict(alpha=4.0, proposal_temperature=None, num_blocks=1, num_steps=1, cut="current", proposal="base",
-                  rule="exact", schedule="published", after_eos="continue", early_reject=early_reject, epsilon=1e-5,
-                  rescore=False, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
-                  presence_penalty=0.0)
-    return PowerMH(**{**values, **changes})
+def sampler(early_reject: str) -> PowerMH:
+    return PowerMH(num_blocks=1, num_steps=1, early_reject=early_reject)
 
 
 def matrix_and_target(rule, sampler, **options):
@@ -37,17 +33,10 @@ RULES = {"match": (rules.match, {"shared_noise": True, "temperature": 0.0}),
 
 
 @pytest.mark.parametrize(("name", "early_reject"), [
-    ("match", "exact"), ("match_sampled", "exact"), ("block", "exact"), ("match", "off"), ("match_sampled", "off"),
-    *(pytest.param(*case, marks=pytest.mark.slow)
-      for case in (("rejection", "exact"), ("rejection", "off"), ("block", "off")))])
+    ("match", "exact"), ("match_sampled", "off"), ("rejection", "off"), ("block", "exact")])
 def test_power_mh_keeps_its_law(name, early_reject):
     rule, options = RULES[name]
     matrix, target = matrix_and_target(rule, sampler(early_reject), **options)
     plain = transition_matrix(TabularEngine(MODEL), sampler("off"), HORIZON, target)
     assert np.abs(matrix - plain).max() <= 1e-12  # the same transition matrix, not only the same invariant law
     assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= 1e-12
-
-
-def test_a_faulty_rule_changes_the_transition_matrix():
-    matrix, target = matrix_and_target(rules.reject_then_p, sampler("off"), shared_noise=False, temperature=None)
-    assert invariance_error(matrix, target) > 1e-4

@@ -11,7 +11,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw
 from dflash_mcmc.testing import PROMPT, EnumeratedKey, Enumerator
 from dflash_mcmc.types import Trajectory
-from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, slow_ones, speculative_error
+from tests.speculation import DRAFTS, LAWS, MODEL, SMALL, combinations, speculative_error
 
 
 def rule(draft, temperature=None, fault=None, verification="token"):
@@ -20,7 +20,7 @@ def rule(draft, temperature=None, fault=None, verification="token"):
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize(("draft", "temperature", "law"), slow_ones((None, 0.0), slow=None))
+@pytest.mark.parametrize(("draft", "temperature", "law"), combinations((None, 0.0), slow=None))
 def test_law_is_exact(draft, verification, temperature, law):
     assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], horizon=2) <= 1e-12
 
@@ -33,10 +33,9 @@ def test_law_is_exact_among_three_tokens(draft, verification, temperature, law):
     assert speculative_error(rule(draft, temperature, verification=verification), LAWS[law], 2, SMALL) <= 1e-12
 
 
-@pytest.mark.parametrize(("verification", "horizon"), [
-    ("token", 3), ("block", 3), *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("token", "block"))])
-def test_law_is_exact_over_several_blocks(verification, horizon):
-    assert speculative_error(rule("small", verification=verification), LAWS["temperature"], horizon, SMALL) <= 1e-12
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_law_is_exact_over_several_blocks(verification):
+    assert speculative_error(rule("small", verification=verification), LAWS["temperature"], 3, SMALL) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
@@ -47,17 +46,9 @@ def test_faults_are_caught(draft, name):
 
 def test_the_fault_of_block_verification_is_caught():
     """It is small, since both residuals are alike where a prefix is kept that the draft proposes too rarely."""
-    wrong, right = (rule("parallel", fault=fault, verification="block") for fault in ("block_residual", None))
+    wrong = rule("parallel", fault="block_residual", verification="block")
     assert speculative_error(wrong, LAWS["temperature"], horizon=2) > 1e-3
-    assert speculative_error(right, LAWS["temperature"], horizon=2) <= 1e-12
     assert list(rules.BLOCK) == ["block_residual"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["argmax_proposal", "reject_then_p", "residual_by_draft_noise"])
-@pytest.mark.parametrize("draft", ["parallel", "sequential"])
-def test_faults_are_caught_among_four_tokens(draft, name):
-    assert speculative_error(rule(draft, fault=name), LAWS["temperature"], horizon=2) > 0.005
 
 
 @pytest.mark.parametrize(("name", "law"), [("unprocessed_draft", "filters"), ("late_penalty", "penalty")])

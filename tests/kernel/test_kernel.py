@@ -212,18 +212,6 @@ def test_trajectories_without_entropies_are_refused():
         kernel.cut_probabilities(path, 1.0)
 
 
-def test_early_rejection_changes_nothing_and_saves_tokens():
-    engine = TabularEngine(TabularModel(4, (0,), seed=3, scale=2.0))
-    abandoned = 0
-    for seed in range(60):
-        samplers = (entropy_cut(num_steps=4, early_reject=mode, proposal_temperature=1.0) for mode in ("off", "exact"))
-        off, on = (engine.run(sampler.chain(PROMPT, 8, Key(seed))) for sampler in samplers)
-        np.testing.assert_array_equal(on.trajectory.tokens, off.trajectory.tokens)
-        assert (on.accepted, on.moved) == (off.accepted, off.moved)
-        abandoned += on.abandoned
-    assert abandoned > 50
-
-
 def test_the_power_of_jumps_is_part_of_the_identity_only_with_entropy_cuts(tmp_path):
     from dflash_mcmc.config.identity import identity_of
 
