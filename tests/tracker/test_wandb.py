@@ -185,7 +185,7 @@ def test_another_project_and_a_disabled_run_are_noted_apart(monkeypatch):
 def test_sessions_without_a_connection_share_no_step(tmp_path, folders):
     """Uploads of sessions with equal steps replace each other. The second session is that of a start after a kill."""
     info = RunInfo("0a1d", "e", "c", {}, tmp_path, "c", ())
-    record = {"verdict": "correct", "problem": "p", "chain": 0, "num_tokens": 1}
+    record = {"verdict": "correct", "problem": "p", "chain": 0, "num_tokens": 1, "finish_reason": "stop_id"}
     for counts, records in (((1, 2), []), ((), [record] * 2), ((3, 4), [record] * 4)):
         run = offline(tmp_path).start(info)
         for count in counts:
