@@ -66,7 +66,7 @@ def test_guided_power_sampling_has_the_shards_of_the_document(make_config, share
     assert len(chosen) == 104
 
 
-@pytest.mark.parametrize("condition", ["greedy", "temp", "ps"])
+@pytest.mark.parametrize("condition", ["base", "temp", "ps"])
 def test_power_sampling_paper_has_the_setting_of_the_paper(make_config, condition):
     config = make_config("experiment=power_sampling_paper", f"condition={condition}")
     assert (config.name, config.model.path, config.model.chat) == ("power_sampling_paper", "Qwen/Qwen2.5-Math-7B", False)
@@ -76,6 +76,7 @@ def test_power_sampling_paper_has_the_setting_of_the_paper(make_config, conditio
         assert (config.sampler.num_blocks, config.sampler.num_steps, config.sampler.alpha) == (16, 10, 4.0)
     else:  # these samplers have no steps
         assert not hasattr(config.sampler, "num_steps")
+        assert config.sampler.law().temperature == {"base": 1.0, "temp": 0.25}[condition]
     assert make_config("experiment=power_sampling_paper", "sampler.num_steps=3").sampler.num_steps == 3
     assert make_config("condition=ps").sampler.num_steps == 2
 

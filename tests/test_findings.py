@@ -354,8 +354,8 @@ def test_the_decomposition_follows_from_the_records():
     folders = dict(re.findall(r"^\| `([^`]+)` \| `([\w-]+)` \|$", page, re.MULTILINE))
     shares = {}
     for name, chains, correct, total, accuracy, log_p, proposals, accepted, moved, forwards in re.findall(
-            r"^\| `([^`]+)` \| (\d) \| (\d+) of ([\d,]+) \| ([\d.]+) \| (\S+) \| ([\d.]+) \| (\S+) \| (\S+) \| (\d+) \|$", page,
-            re.MULTILINE):
+            r"^\| `([^`]+)` \| (\d) \| (\d+) of ([\d,]+) \| ([\d.]+) \| (\S+) \| ([\d.]+) \| (\S+) \| (\S+) \| (\d+) \|$",
+            page, re.MULTILINE):
         draws = {problem: [of[chain]["verdict"] == "correct" for chain in range(int(chains))]
                  for problem, of in runs[folders[name]].draws.items()}
         records = [record for of in runs[folders[name]].draws.values() for record in of.values()]
@@ -368,8 +368,8 @@ def test_the_decomposition_follows_from_the_records():
                                                 f"{found['token_forwards']:.0f}")
         for key, shown in (("accepted", accepted), ("moved", moved)):
             assert shown == (f"{100 * found[key] / found['proposals']:.1f}" if found["proposals"] else "-")
-    differences = re.findall(r"^\| `([^`]+)` over `([^`]+)` \| ([+\d.]+) \[([\d.]+), ([\d.]+)\] \| (\d+), (\d+) \| ([\d.]+) \| "
-                             r"([\d.]+) \|$", page, re.MULTILINE)
+    differences = re.findall(r"^\| `([^`]+)` over `([^`]+)` \| ([+\d.]+) \[([\d.]+), ([\d.]+)\] \| (\d+), (\d+) \| "
+                             r"([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(differences) == 2
     for index, (a, b, points, low, high, more, fewer, p, holm) in enumerate(differences):
         by_problem = [shares[a][problem] - shares[b][problem] for problem in shares[a]]

@@ -26,8 +26,8 @@ class Published(NamedTuple):
     """Full reference of the source."""
     setting: str
     accuracy: dict[str, IntervalEstimate]
-    """Accuracies by method (greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps). They have Wilson's intervals if
-    the counts are known."""
+    """Accuracies by method (base, greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps). They have Wilson's
+    intervals if the counts are known."""
 
 
 def published_settings() -> dict[str, dict[str, object]]:

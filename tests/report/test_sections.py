@@ -427,14 +427,14 @@ def test_only_runs_over_the_same_problems_are_on_one_front(tmp_path):
 
 
 def test_runs_are_matched_to_published_methods(tmp_path):
-    """Temperature 1 is not a low temperature; power samplers of different settings are not compared."""
+    """Temperature 1 is the base and no low temperature; power samplers of different settings are not compared."""
     write(tmp_path / "demo", "greedy", solved(5))
     write(tmp_path / "demo", "temp", solved(5), identity("temp", sampler__temperature=1.0))
     write(tmp_path / "demo", "ps", solved(6))
     write(tmp_path / "demo", "draft_blend_ps", solved(9), identity("draft_blend_ps", sampler__alpha=8.0))
     section = compared.section(study_over(tmp_path))
     own = {row["method"] for row in rows(section, "published") if row["model"] == "these runs"}
-    assert own == {"greedy", "power sampling"}
+    assert own == {"base (temperature 1)", "greedy", "power sampling"}
     assert "blend_sources" not in {table.name for table in section.tables}
     write(tmp_path / "other", "greedy", solved(5), identity("greedy", model__content="e" * 32))  # of another model
     write(tmp_path / "other", "ps", solved(6))
@@ -442,7 +442,7 @@ def test_runs_are_matched_to_published_methods(tmp_path):
     write(tmp_path / "demo", "blend_ps", solved(9))
     section = compared.section(study_over(tmp_path))
     assert {row["method"] for row in rows(section, "published") if row["model"] == "these runs"} == {
-        "greedy", "power sampling", "blend, power sampling"}
+        "base (temperature 1)", "greedy", "power sampling", "blend, power sampling"}
 
 
 def test_rates_are_shares_of_proposals(tmp_path):
@@ -481,13 +481,13 @@ def test_published_rows_equal_the_papers():
 
     found = {(paper.model, paper.source): paper for paper in published()}
     paper = found["Qwen2.5-Math-7B", "Karan & Du 2025"]
-    assert paper.accuracy["ps"].value == 0.748
+    assert {name: of.value for name, of in paper.accuracy.items()} == {"base": 0.496, "temp": 0.69, "ps": 0.748, "grpo": 0.785}
     assert "arXiv 2510.14901, Table 1" in paper.text
     assert found["Qwen3-4B", "guided power sampling document"].accuracy["blend_ps"] == wilson(81, 104)
     assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "its project later"].accuracy.items()} == {
         "greedy": 83.0, "blend_greedy": 82.4, "ps": 85.4, "blend_ps": 86.6, "draft_blend_ps": 85.2}
     assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "power tempering"].accuracy.items()} == {
-        "standard": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}
+        "base": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}
     assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())
 
 

@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = {"greedy": "greedy", "temp": "low temperature", "ps": "power sampling", "grpo": "GRPO (trained)",
-           "blend_greedy": "blend, greedy", "blend_ps": "blend, power sampling",
-           "draft_blend_ps": "draft blend, power sampling", "standard": "plain sampling",
-           "tempering": "parallel power tempering", "vote": "majority vote"}
-_OF_ONE_SOURCE = ("standard", "tempering", "vote")
+METHODS = {"base": "base (temperature 1)", "greedy": "greedy", "temp": "low temperature", "ps": "power sampling",
+           "grpo": "GRPO (trained)", "blend_greedy": "blend, greedy", "blend_ps": "blend, power sampling",
+           "draft_blend_ps": "draft blend, power sampling", "tempering": "parallel power tempering", "vote": "majority vote"}
+_OF_ONE_SOURCE = ("tempering", "vote")
 """Methods that no other column has; the figure leaves them out."""
-_ROLES = {"greedy": ("greedy", "none"), "temp": ("temperature", "none"), "ps": ("power_mh", "none"),
-          "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer"), "draft_blend_ps": ("power_mh", "draft")}
-_IMPROVEMENTS = (("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"), ("blend_greedy", "greedy"), ("blend_ps", "greedy"),
-                 ("blend_ps", "ps"), ("draft_blend_ps", "ps"))
+_ROLES = {"base": ("temperature", "none"), "greedy": ("greedy", "none"), "temp": ("temperature", "none"),
+          "ps": ("power_mh", "none"), "blend_greedy": ("greedy", "layer"), "blend_ps": ("power_mh", "layer"),
+          "draft_blend_ps": ("power_mh", "draft")}
+_IMPROVEMENTS = (("ps", "base"), ("temp", "base"), ("ps", "greedy"), ("temp", "greedy"), ("ps", "temp"),
+                 ("blend_greedy", "greedy"), ("blend_ps", "greedy"), ("blend_ps", "ps"), ("draft_blend_ps", "ps"))
 _HERE = "these runs"
 _TEXT = """
-Published values are quoted without change: {sources}. The first row of the paper's table, which the document calls greedy, is
-"Base" in the paper. The sources give no intervals for differences; those of these runs are Student's over problems, adjusted
-for few problems. The percentage in parentheses after a difference in points is the change relative to the accuracy that it
-starts from.
+Published values are quoted without change: {sources}. The first row of the paper's table is "Base", a draw at temperature 1
+(`generate` with `do_sample=True`); the document calls it greedy. The sources give no intervals for differences; those of these
+runs are Student's over problems, adjusted for few problems. The percentage in parentheses after a difference in points is the
+change relative to the accuracy that it starts from.
 """
 _OTHER_DATA = ("Published results are on {theirs}, these runs on {ours}: compare the directions of differences, not their "
                "sizes.")
@@ -78,9 +78,11 @@ def section(study: Study) -> Section | None:
 
 
 def _candidates(study: Study) -> dict[str, list[Run]]:
-    """The runs that could represent each method. A low-temperature run has a temperature below 1."""
+    """The runs that could represent each method. The base has temperature 1, and a low-temperature run one below."""
     candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
-    candidates["temp"] = [run for run in candidates["temp"] if float(run.identity.get("sampler.temperature") or 1.0) < 1.0]
+    of = {id(run): float(run.identity.get("sampler.temperature") or 1.0) for run in candidates["temp"]}
+    candidates["temp"] = [run for run in candidates["temp"] if of[id(run)] < 1.0]
+    candidates["base"] = [run for run in candidates["base"] if of[id(run)] == 1.0]
     return {role: runs for role, runs in candidates.items() if runs}
 
 
@@ -188,7 +190,8 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for index, method in enumerate(methods):
-        style: dict[str, Any] = {"color": figure.PALETTE[index], "marker": figure.MARKERS[index], "markersize": 6,
+        style: dict[str, Any] = {"color": figure.PALETTE[index % len(figure.PALETTE)],
+                                 "marker": figure.MARKERS[(index + index // len(figure.PALETTE)) % len(figure.MARKERS)], "markersize": 6,
                                  "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
