@@ -25,7 +25,7 @@ from dflash_mcmc.process.machine import cpu_model
 from dflash_mcmc.store.files import write_atomically
 
 _SUBJECTS = ("tiny", "mid", "smollm2", "smollm2_bfloat16", "qwen3_4b")
-_PARTS = ("a", "c", "f", "g", "h", "i", "j", "n", "o", "p")
+_PARTS = ("a", "c", "f", "g", "h", "i", "j", "n", "o")
 _WITH_DRAFT = ("h", "i", "j")
 
 
@@ -38,7 +38,7 @@ class Bench:
                                   "in bfloat16)")
     parts: list[str] = runtime(["a", "c", "f", "g", "h", "i", "j", "o"], "parts to run: a published loop, c overhead, "
                                "f memory, g growth, h decoders, i chains by decoder, j speculation of transformers, n rates "
-                               "and peak memory at size, o chains of equal length against generate, p the server")
+                               "and peak memory at size, o chains of equal length against generate")
     tiny_slots: int = runtime(256, "number of slots for the embedded model", ge=1)
     mid_slots: int = runtime(64, "number of slots for the mid-size model", ge=1)
     waves: int = runtime(4, "number of chains per slot", ge=1)

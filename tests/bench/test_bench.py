@@ -15,7 +15,7 @@ import transformers
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.rng import Key
-from tests.bench import assisted, at_size, decoders, equal_chains, measure, pair, published, random_checkpoint, serving
+from tests.bench import assisted, at_size, decoders, equal_chains, measure, pair, published, random_checkpoint
 from tests.bench.__main__ import Bench, main, table
 from tests.bench.subject import subject_of
 
@@ -191,23 +191,6 @@ def test_random_drafts_load(tmp_path, drafted):
     random_checkpoint.write(tmp_path / "made", Path(drafted.draft.path) / "config.json", dtype=torch.float32)
     made = checkpoint.load(tmp_path / "made", None, "cpu")
     assert made.shape == checkpoint.load(Path(drafted.draft.path), None, "cpu").shape
-
-
-@pytest.mark.slow
-def test_the_server_is_compared_with_sample(monkeypatch):
-    """Greedy answers that differ from those of `dflash_mcmc.sample` are an error of the measurement."""
-    monkeypatch.setattr(serving, "_CLIENTS", (1, 3))
-    monkeypatch.setattr(serving, "_A_CLIENT", {1: 1, 3: 2})
-    monkeypatch.setattr(serving, "_TURNS", 1)
-    subject = subject_of("tiny", 64)._replace(horizon=12)
-    rows = serving.server(subject, SMALL)
-    assert [(row["clients"], row["sampler"], row["requests"]) for row in rows] == [
-        (1, "greedy", 1), (1, "power_mh", 1), (3, "greedy", 6), (3, "power_mh", 6)]
-    assert all(row["server / sample"] > 0 for row in rows)
-    monkeypatch.setattr(serving, "_sampled", lambda *_: serving._LoadSpent(1.0, 1, ["another"]))
-    with pytest.raises(RuntimeError, match="greedy answers are not those"):
-        serving.server(subject, SMALL)
-    assert serving.server(subject_of("mid", 12), SMALL) == []
 
 
 @pytest.mark.slow

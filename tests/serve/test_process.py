@@ -57,17 +57,6 @@ def wait_until_live(port: int) -> None:
         pass
 
 
-def test_the_first_sigterm_finishes_the_requests():
-    with serving("condition=ps") as (process, port):
-        connection = asked(port, sampler={"num_steps": 40})
-        wait_until_live(port)
-        process.send_signal(signal.SIGTERM)
-        reply = connection.getresponse()
-        assert reply.status == 200
-        assert json.loads(reply.read())["choices"][0]["finish_reason"] in ("stop", "length")
-        assert process.wait(HANG) == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_at_once(number):
     with serving("condition=ps", "serve.max_steps=1000000") as (process, port):
@@ -161,39 +150,3 @@ def test_slow_clients_hold_up_nobody():
         while health(port)["waiting"] + health(port)["live"]:
             time.sleep(0.01)
         assert asked(port).getresponse().status == 200
-
-
-def test_10_000_requests():
-    """Good and bad requests on eight connections; the memory of the server does not grow with their number."""
-    async def client(port: int, count: int) -> list[int]:
-        def many() -> list[int]:
-            connection, found = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG), []
-            for number in range(count):
-                body = {"prompt": QUESTION, **({"max_tokens": 1} if number % 2 else {"n": number * 10**6, "x": 1})}
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-                reply = connection.getresponse()
-                reply.read()
-                found.append(reply.status)
-            connection.close()
-            return found
-
-        return await asyncio.to_thread(many)
-
-    async def all_of(port: int, count: int) -> list[list[int]]:
-        return await asyncio.gather(*(client(port, count) for _ in range(8)))
-
-    def resident(process: subprocess.Popen) -> int:
-        with open(f"/proc/{process.pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    with serving("condition=greedy") as (process, port):
-        drain = threading.Thread(target=process.stderr.read)
-        drain.start()
-        asyncio.run(all_of(port, 250))
-        before = resident(process)
-        found = asyncio.run(all_of(port, 1000))
-        assert [sum(statuses.count(status) for statuses in found) for status in (200, 400)] == [4000, 4000]
-        assert resident(process) < before + 50 * 2**20
-        process.terminate()
-        assert process.wait(HANG) == 0
-        drain.join()

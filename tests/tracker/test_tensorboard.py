@@ -1,4 +1,4 @@
-"""`tracker=tensorboard`: TensorBoard's own reader reads the logged data. A resumed run is one run."""
+"""`tracker=tensorboard`: TensorBoard's own reader reads the logged data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.tracker import RunInfo
 from dflash_mcmc.tracker.tensorboard import TensorBoardTracker
-from tests.runs import execute
 
 
 def read(folder) -> EventAccumulator:
@@ -22,24 +20,6 @@ def read(folder) -> EventAccumulator:
 def text(found: EventAccumulator, name: str) -> str:
     """The text that was logged last under a name."""
     return found.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_one_run(make_config):
-    for limit in (2, 5):
-        result = execute(make_config("tracker=tensorboard", "condition=ps", "sampler.num_blocks=4", f"dataset.limit={limit}"))
-    found = read(result.folder)
-    records = read_records(result.folder)
-    logged = found.Scalars("sample/log_p")
-    assert [event.step for event in logged] == [1, 2, 3, 4, 5]
-    assert [event.value for event in logged] == pytest.approx([record["log_p"] for record in records], rel=1e-6)
-    for end in ("", "_low", "_high"):
-        value = result.summary[f"accuracy{end}"]
-        assert found.Scalars(f"running/accuracy{end}")[-1].value == pytest.approx(value)
-        assert found.Scalars(f"summary/accuracy{end}")[-1].value == pytest.approx(value)
-    rows = text(found, "samples").splitlines()[2:]
-    assert [row.split("|")[1].strip() for row in rows] == [record["problem"] for record in records]
-    assert "dataset=arith" in text(found, "run")
 
 
 def test_tables_and_figures(tmp_path):

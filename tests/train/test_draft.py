@@ -91,15 +91,6 @@ def test_the_loss_falls_and_the_result_is_loaded_like_any_draft(plan, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [("target=p_alpha", "alpha=2", "precision=float32"),
-                                       pytest.param(("target=p", "rows_at_once=3"), marks=pytest.mark.slow)])
-def test_the_loss_falls_for_distributions(plan, overrides):
-    folder = draft.train(plan("steps=20", "evaluate_every=10", "learning_rate=0.01", *overrides))
-    first, second = evaluations(folder)
-    assert second["loss"] < first["loss"] - 0.3
-
-
-@pytest.mark.slow
 def test_two_processes_end_with_the_weights_of_one(plan, tmp_path):
     small = ("steps=2", "precision=float32", "evaluate_every=2")
     alone = load_file(draft.train(plan(*small)) / "model.safetensors")

@@ -63,12 +63,6 @@ def test_the_loss_falls_and_model_path_loads_the_result(plan, make_config):
     assert execute(make_config(f"model.path={folder}", "sampler=greedy", "dataset.limit=2")).summary["num_samples"] == 2
 
 
-@pytest.mark.slow
-def test_export_writes_to_the_given_folder(plan, tmp_path):
-    assert embedded.train(plan(f"export={tmp_path / 'there'}", "steps=2")) == tmp_path / "there"
-    assert (tmp_path / "there" / "model.safetensors").is_file()
-
-
 def test_learning_rate_warms_up_is_constant_and_falls_to_zero(plan):
     made = plan("steps=100", "warmup_steps=10", "decay_fraction=0.3", "learning_rate=2.0")
     rates = [embedded.learning_rate(made, step) for step in range(101)]

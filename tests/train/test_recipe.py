@@ -150,7 +150,6 @@ def test_questions_of_a_file(tmp_path, capsys):
 
 # A loss over some ids: with all ids it is the loss itself, and with random ones the sum over the vocabulary has no bias.
 
-OBJECTIVE = Objective("tokens", 1.0, 2.0)
 OBJECTIVES = pytest.mark.parametrize("objective", [Objective(name, 3.0, 2.0) for name in ("tokens", "p", "p_alpha")],
                                      ids=lambda objective: objective.target)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -118,11 +116,3 @@ def test_power_mh_draws_from_the_power_of_the_law(small, early_reject):
     assert p_value(counts, {tokens: value - norm for tokens, value in power.items()}) > ENOUGH
     assert p_value(counts, law) < REFUSED
     assert any(done.result.abandoned for done in results) == (early_reject == "exact")
-
-
-def test_uniforms_cover_both_tokens_of_a_draw(small):
-    """The tokens of a draw have uniforms of their own."""
-    _, target = small
-    results = engine_of(target, 64, max_num_seqs=64).run((seed, drawn(SamplingParams(1e6), seed)) for seed in range(200))
-    pairs = {tuple(done.result.trajectory.tokens.tolist()) for done in results}
-    assert len(pairs & set(itertools.product(range(VOCABULARY), repeat=2))) > VOCABULARY * (VOCABULARY - 1) * 0.8
