@@ -123,7 +123,7 @@ class TestComposed:
     @pytest.mark.parametrize(("experiment", "fields"), [
         ("speculative_mcmc_probe", {
             "model.path": "Qwen/Qwen3-4B", "model.dtype": "bfloat16", "draft.path": "z-lab/Qwen3-4B-DFlash-b16",
-            "probe.alpha": 4.0, "probe.num_samples": 100, "probe.chain_steps": 10, "probe.position_edges": [10, 30],
+            "probe.alpha": 4.0, "probe.num_samples": 100, "probe.position_edges": [10, 30],
             "dataset.limit": 50, "dataset.max_new_tokens": 3072, "hardware.device": "cuda"}),
         ("deep_readout_diagnostic", {
             "model.path": "Qwen/Qwen3-4B", "draft.path": "z-lab/Qwen3-4B-DFlash-b16", "probe.answers": "gold",

@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
+_LONGEST = 3
+"""Longest suffix, in tokens, that is looked up. Three is the usual size in prompt lookup decoding."""
+
 
 @register("draft", "ngram")
 @dataclass(slots=True, kw_only=True)
 class NgramDraft(Draft):
-    """Proposes the tokens after the last occurrence of the latest tokens in prompt or generation. It has no density."""
+    """Proposes the tokens after the last occurrence of the latest tokens in prompt or generation. It has no density.
+
+    The longest suffix of at most three tokens that occurs before counts.
+    """
 
     num_drafted: int = identity(7, "number of tokens of a block", ge=1, le=1024)
-    longest: int = identity(3, "longest suffix, in tokens, that is looked up; the longest one found counts", ge=1, le=1024)
 
     has_density = False
 
@@ -35,4 +40,4 @@ class NgramDraft(Draft):
         """The drafter; it needs no weights."""
         from dflash_mcmc.engine.speculative.drafter import NgramDrafter
 
-        return NgramDrafter(self.num_drafted, self.longest)
+        return NgramDrafter(self.num_drafted, _LONGEST)

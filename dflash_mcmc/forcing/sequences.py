@@ -240,23 +240,21 @@ class Predictors(NamedTuple):
     """int64 (count, n): the state that predicts each token."""
 
 
-def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: int, tokens: np.ndarray,
-               share: bool = True) -> Predictors:
-    """Reads continuations, int64 (count, n), of a prefix.
+def predictors(model: LanguageModel, cache: Cache, last: torch.Tensor, length: int, tokens: np.ndarray) -> Predictors:
+    """Reads continuations, int64 (count, n), of a prefix. Common beginnings are read once.
 
     Args:
         cache: the cache of a sequence, one row; its first `length` tokens are the prefix.
         last: (hidden,), the state of the prefix's last token.
-        share: read common beginnings once; False reads each continuation separately.
     """
     read = tokens[:, :-1]  # the last token predicts nothing
-    order = np.lexsort(read.T[::-1]) if share and read.shape[1] else np.arange(len(read))
+    order = np.lexsort(read.T[::-1]) if read.shape[1] else np.arange(len(read))
     hidden, which = [last[None]], np.zeros(tokens.shape, dtype=np.int64)
     # Attention scores between two continuations are wasted. After a long prefix this limit keeps them to at most half of all.
     limit = min(max(length, 256), _ROWS_AT_ONCE)
     count = 1
-    for rows in _parts(read[order], limit, share):
-        nodes = _Nodes.of(read[order[rows]], share)
+    for rows in _parts(read[order], limit):
+        nodes = _Nodes.of(read[order[rows]])
         hidden.append(Tree(model, cache, length).read(nodes.parents, nodes.tokens))
         which[order[rows], 1:] = count + nodes.which
         count += len(nodes.tokens)
@@ -272,15 +270,14 @@ class _Nodes(NamedTuple):
     """int64, in the shape of the rows: the node of each token."""
 
     @classmethod
-    def of(cls, rows: np.ndarray, share: bool) -> _Nodes:
+    def of(cls, rows: np.ndarray) -> _Nodes:
         node_of: dict[tuple[int, int], int] = {}
         nodes = cls([], [], np.empty(rows.shape, dtype=np.int64))
         for index, row in enumerate(rows.tolist()):
             node = PREFIX
             for position, token in enumerate(row):
                 parent = node
-                name = (parent, token) if share else (index, position)
-                node = node_of.setdefault(name, len(node_of))
+                node = node_of.setdefault((parent, token), len(node_of))
                 if node == len(nodes.tokens):
                     nodes.parents.append(parent)
                     nodes.tokens.append(token)
@@ -288,13 +285,13 @@ class _Nodes(NamedTuple):
         return nodes
 
 
-def _parts(rows: np.ndarray, limit: int, share: bool) -> Iterator[slice]:
+def _parts(rows: np.ndarray, limit: int) -> Iterator[slice]:
     """Consecutive slices of the rows. The tree of a slice has at most `limit` nodes, unless the slice is a single row."""
     width = rows.shape[1]
     if not width:
         return
     differs = rows[1:] != rows[:-1]
-    new = np.where(differs.any(axis=1), width - differs.argmax(axis=1), 0) if share else np.full(len(rows) - 1, width)
+    new = np.where(differs.any(axis=1), width - differs.argmax(axis=1), 0)
     start, total = 0, width
     for row, more in enumerate(new.tolist(), start=1):
         total += more

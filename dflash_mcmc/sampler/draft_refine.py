@@ -24,6 +24,9 @@ from dflash_mcmc.types import ExpectedCost, Trajectory
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
 
+_FLOOR = 0.1
+"""With cut=confidence: the weight of a place whose token has probability 1. Above 0, so that every place can be a cut."""
+
 
 @register("sampler", "draft_refine")
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class DraftRefine(Redraws, ProposesAt):
     invariant. The law of the result is p^alpha in the limit of many steps, and the draft's law without steps.
 
     With `cut=current` all places are equally likely. With `cut=confidence` place t is chosen in proportion to
-    `floor` + 1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
+    1.1 - p(x_t | x_<t). Tokens that the target finds unlikely are then redrawn more often.
     """
 
     start_temperature: float = identity(1.0, "temperature of the draft's blocks, at which each stage starts", ge=SMALLEST,
@@ -46,8 +49,6 @@ class DraftRefine(Redraws, ProposesAt):
     cut: Literal["current", "confidence"] = identity(
         "current", "where a suffix may start: current = any place of the current sequence; confidence = any place, and more "
         "often one whose token the target finds unlikely")
-    floor: float = identity(0.1, "with cut=confidence: the weight of a place whose token has probability 1; a place whose "
-                            "token has probability 0 has this weight + 1", gt=0)
     early_reject: Literal["auto", "off", "exact"] = identity(
         "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
         "where it holds, else off")
@@ -70,8 +71,7 @@ class DraftRefine(Redraws, ProposesAt):
 
     def canonical(self, config: Config) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
-        values = {**ProposesAt.canonical(self, config), "early_reject": None}
-        return values if self.cut == "confidence" else {**values, "floor": None}
+        return {**ProposesAt.canonical(self, config), "early_reject": None}
 
     def rejects_early(self) -> bool:
         """Whether a proposal may be abandoned before it is complete."""
@@ -83,7 +83,7 @@ class DraftRefine(Redraws, ProposesAt):
 
     def cuts(self) -> ConfidenceCuts:
         """Where a suffix may start."""
-        return ConfidenceCuts(self.floor if self.cut == "confidence" else None)
+        return ConfidenceCuts(_FLOOR if self.cut == "confidence" else None)
 
     def move(self) -> Move:
         """The power of the target, and where a suffix may start."""

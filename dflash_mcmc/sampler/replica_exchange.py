@@ -40,8 +40,8 @@ class ReplicaExchange(Staged):
     """Metropolis-Hastings chains on p^alpha_1, ..., p^alpha_K, which exchange their states.
 
     Law: the product of p^alpha_k over the rungs, at the horizon of the stage. Each round leaves it invariant. The result is
-    the state of the rung `output`, which is fixed beforehand. A round has `local_steps` Metropolis-Hastings steps on every
-    rung: each chooses a cut, draws the suffix again from p^(1/temperature_k), and accepts it as `power_mh` does. Then the
+    the state of the rung `output`, which is fixed beforehand. A round has a Metropolis-Hastings step on every
+    rung: it chooses a cut, draws the suffix again from p^(1/temperature_k), and accepts it as `power_mh` does. Then the
     pairs (1, 2), (2, 3), ... exchange their states, in this order, with probability
     min(1, exp((alpha_{k+1} - alpha_k) (log p(x_k) - log p(x_{k+1})))). A swap needs no forward: each token has log q under
     the proposal laws of all rungs. p is the (blended) target.
@@ -53,7 +53,6 @@ class ReplicaExchange(Staged):
     output: int = identity(-1, "rung of the result, from 1; -1 is the last")
     num_blocks: int = 4
     num_steps: int = identity(4, "rounds of each stage", ge=0)
-    local_steps: int = identity(1, "Metropolis-Hastings steps of every rung in a round", ge=1)
     cut: Literal["current", "horizon"] = identity(
         "current", "where the suffix of a step starts: current = any place of the state; horizon = any place up to the "
         "horizon, places past the end change nothing")
@@ -110,7 +109,7 @@ class ReplicaExchange(Staged):
     def expected_cost(self, length: float, horizon: int) -> ExpectedCost:
         """Mean cost of a chain whose answers have `length` tokens on every rung."""
         redrawn = UniformCuts(self.cut == "horizon").mean_redrawn
-        one = mh_cost(length, horizon, self.num_blocks, self.num_steps * self.local_steps, redrawn, stops=False)
+        one = mh_cost(length, horizon, self.num_blocks, self.num_steps, redrawn, stops=False)
         return ExpectedCost(*(value * len(self.alphas) for value in one))
 
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
@@ -122,12 +121,11 @@ class ReplicaExchange(Staged):
             block_key, stage = key.fold_in("block", block), stage_horizon(block, self.num_blocks, horizon)
             ladder = yield from self._extend(ladder, stage, block_key)
             for sweep in range(1, self.num_steps + 1):
-                for local in range(self.local_steps):
-                    before = ladder
-                    ladder, rung_steps = yield from self.local_step(ladder, stage, block_key.fold_in("local", sweep, local))
-                    steps += rung_steps
-                    trace += [{**trace_entry(step, block, sweep, old.length), "rung": rung + 1}
-                              for rung, (step, old) in enumerate(zip(rung_steps, before.paths, strict=True))]
+                before = ladder
+                ladder, rung_steps = yield from self.local_step(ladder, stage, block_key.fold_in("local", sweep, 0))
+                steps += rung_steps
+                trace += [{**trace_entry(step, block, sweep, old.length), "rung": rung + 1}
+                          for rung, (step, old) in enumerate(zip(rung_steps, before.paths, strict=True))]
                 ladder, swapped = self.swap(ladder, block_key.fold_in("swap", sweep))
                 swaps.append(swapped)
                 replicas.swap(swapped)
@@ -138,9 +136,8 @@ class ReplicaExchange(Staged):
                                         "born": float(ladder.born[self.output_rung] + 1)})
 
     def round(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:
-        """A round from complete states of horizon `horizon`: local steps of every rung, and the swaps."""
-        for local in range(self.local_steps):
-            ladder, _ = yield from self.local_step(ladder, horizon, key.fold_in("local", local))
+        """A round from complete states of horizon `horizon`: a local step of every rung, and the swaps."""
+        ladder, _ = yield from self.local_step(ladder, horizon, key.fold_in("local", 0))
         return self.swap(ladder, key.fold_in("swap"))[0]
 
     def _extend(self, ladder: Rungs, horizon: int, key: Key) -> Steps[Rungs]:

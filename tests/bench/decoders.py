@@ -27,7 +27,7 @@ _PLAIN_TEMPERATURE = 0.25
 """The only temperature for a subject without a draft."""
 _SHORT_BLOCK = 4
 """Blocks of a quarter of the draft's are measured if they are not shorter."""
-_NGRAM = NgramDraft(num_drafted=7, longest=3)
+_NGRAM = NgramDraft(num_drafted=7)
 
 
 class Case(NamedTuple):

@@ -215,14 +215,14 @@ def test_every_field_is_classified_and_explained(cls):
 
 WITHOUT_UPPER_BOUND = {
     "names of things": {
-        "seed", "fewshot_seed", "law_seed", "options_seed", "layer", "layers", "target_layers", "mask_token_id", "loss_ids",
+        "seed", "fewshot_seed", "options_seed", "layer", "layers", "target_layers", "mask_token_id", "loss_ids",
         "output", "position_edges", "shards", "num_shards"},
     "at most what is there, and more is refused or changes nothing": {
-        "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "ramp", "rollout_length", "anchor", "block_size",
+        "limit", "num", "held_out", "fewshot", "top_k", "num_blocks", "ramp", "rollout_length", "block_size",
         "num_features", "intermediate_size", "num_heads", "num_key_heads", "head_dim", "rank", "kernel_size", "group_size",
         "long_tokens", "agent_tokens", "agent_answer", "reinject_every", "max_model_len", "max_num_batched_tokens"},
     "one after another, so that more take time alone": {
-        "num_steps", "local_steps", "steps", "warmup_steps", "chain_steps", "num_draws", "agent_runs", "retries"},
+        "num_steps", "steps", "warmup_steps", "num_draws", "agent_runs", "retries"},
     "a distance, or a limit": {
         "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
         "max_restarts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",

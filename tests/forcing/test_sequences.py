@@ -145,10 +145,10 @@ def alone(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor
     return torch.stack([row[length - 1 : -1] for row in rows])
 
 
-def together(model: LanguageModel, length: int, tokens: np.ndarray, share: bool = True) -> torch.Tensor:
+def together(model: LanguageModel, length: int, tokens: np.ndarray) -> torch.Tensor:
     reading = sequences.read(model, PREFIX[None], keep_cache=True)
     with torch.no_grad():
-        found = predictors(model, reading.cache, reading.hidden[0, length - 1], length, tokens, share)
+        found = predictors(model, reading.cache, reading.hidden[0, length - 1], length, tokens)
     assert reading.cache.layers[0].keys.shape[2] == 20, "the prefix is only looked at"
     return found.hidden[torch.from_numpy(found.which)]
 
@@ -161,8 +161,7 @@ def test_each_is_read_as_if_alone(family, length, tokens, monkeypatch):
     expected = alone(model, length, tokens)
     for at_once in (512, 6, 1):
         monkeypatch.setattr(sequences, "_ROWS_AT_ONCE", at_once)
-        for share in (True, False):
-            torch.testing.assert_close(together(model, length, tokens, share), expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(together(model, length, tokens), expected, atol=2e-4, rtol=1e-3)
 
 
 def test_what_is_shared_is_read_once():
@@ -170,10 +169,9 @@ def test_what_is_shared_is_read_once():
     reading = sequences.read(model, PREFIX[None], keep_cache=True)
     begins = {tuple(row[:length]) for row in ALIKE.tolist() for length in range(4)}  # the empty beginning is the prefix
     with torch.no_grad():
-        counts = [len(predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE, share).hidden)
-                  for share in (True, False)]
+        shared = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE)
         single = predictors(model, reading.cache, reading.hidden[0, 19], 20, ALIKE[:, :1])
-    assert counts == [len(begins), 1 + 40 * 3]
+    assert len(shared.hidden) == len(begins)
     assert len(single.hidden) == 1
     assert not single.which.any()
 

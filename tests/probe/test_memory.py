@@ -27,7 +27,7 @@ draft = DFlash(DFlashShape(hidden_size=32, num_layers=1, num_heads=32, num_key_h
                            "rope_theta": 1e4}, max_positions=4096, sliding=(None,)))
 drafter = DFlashDrafter(draft.eval(), model, 16)
 probe = SpeculativeMCMC(alpha=4.0, draft_temperatures=[0.25], num_samples=2, weights="joint", autoregressive=True,
-                        timed_rows=0, chain_steps=10, position_edges=[10, 30])
+                        timed_rows=0, position_edges=[10, 30])
 tokens = np.random.default_rng(0).integers(0, 151_000, 200 + int(sys.argv[1]))
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 before = peak()

@@ -39,10 +39,9 @@ MISTAKES = [
     ("probe=logit_blend probe.beta=0.1", "probe.beta: ", "did you mean 'betas'"),
     ("experiment=rejection_sampling probe=rejection_samplin", "probe: ", "did you mean 'rejection_sampling'"),
     ("experiment=rejection_sampling probe.vocab_size=1", "probe.vocab_size: ", "1; allowed: a whole number >= 2"),
-    ("experiment=rejection_sampling probe.agreement=1.5", "probe.agreement: ", "1.5; allowed: a number >= -1 and <= 1"),
     ("experiment=rejection_sampling probe.num_draws=750",
      "probe.num_draws: ", "750; allowed: a multiple of probe.chunk_size=500"),
-    ("experiment=rejection_sampling probe.law_sed=1", "probe.law_sed: ", "did you mean 'law_seed'"),
+    ("experiment=rejection_sampling probe.vocab_siz=1", "probe.vocab_siz: ", "did you mean 'vocab_size'"),
 ]
 """Command line, start of the line, and a part of it."""
 

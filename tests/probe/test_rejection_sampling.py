@@ -153,7 +153,7 @@ def test_the_identity_has_only_the_probes_fields(config, monkeypatch):
     found = identity_of(config)
     assert all(name in ("version", "seed", "probe") or name.startswith("probe.") for name in found)
     assert identity_of(replace(config, probe=replace(config.probe, num_draws=500))) == found
-    assert identity_of(replace(config, probe=replace(config.probe, law_seed=1))) != found
+    assert identity_of(replace(config, probe=replace(config.probe, temperature=1.0))) != found
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_the_laws_follow_the_draft(tmp_path):
     for found in (own, asked):
         assert found["probe.laws"] == "draft"
         assert any(name.startswith("draft.") for name in found)
-    assert "probe.laws" not in none
+    assert none["probe.laws"] == "synthetic"
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram"])
@@ -188,7 +188,7 @@ def test_the_laws_of_a_draft_need_a_checkpoint(draft):
 
 
 def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, capsys):
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.anchor=3", "dataset.limit=1",
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "dataset.limit=1",
                       "probe.num_draws=2000", "probe.chunk_size=1000")
     (problem,) = config.dataset.problems()
     prompt = build.prompts(config, config.model.load("cpu"), [problem])[problem.id]
@@ -207,13 +207,16 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
     assert "assumed: prompts of " in told
 
 
-def test_an_anchor_beyond_the_positions_is_refused(tmp_path):
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", "probe.anchor=1024")
-    with pytest.raises(UserError, match=r"probe.anchor: given 1024; allowed: at most \d+ \(problem arith-000 takes") as caught:
+def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
+    """The prompt leaves one position less than a block takes."""
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
+    room = 1024 - config.draft.load(config.model.load("cpu")).num_drafted
+    for length in (room, room + 1):
+        monkeypatch.setattr(build, "encoded", lambda *_, length=length: {"arith-000": np.full(length, 5)})
+        if length == room:
+            measured(config.probe, config)
+    with pytest.raises(UserError, match=rf"dataset: .*; allowed: a shorter prompt, or .* .*takes {room + 1} of"):
         measured(config.probe, config)
-    model, most = config.model.load("cpu"), int(str(caught.value).split("at most ")[1].split()[0])
-    prompt = build.encoded(config, model, config.dataset.problems()[:1])
-    assert sum(map(len, prompt.values())) + most + config.draft.load(model).num_drafted == model.max_positions == 1024
 
 
 def test_the_laws_of_a_draft_need_a_small_vocabulary(tmp_path, monkeypatch):

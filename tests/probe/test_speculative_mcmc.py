@@ -188,22 +188,9 @@ def test_options_have_their_effects(probe_config):
     assert seed["proposals"]["1"]["joint"] != kept["1"]["joint"]
 
 
-@pytest.mark.slow
-def test_sharing_prefixes_changes_no_number(probe_config):
-    one = ("dataset.ids=[arith-001]", "dataset.limit=null")
-    shared, apart = (records_of(execute(probe_config(*one, f"name={share}", f"probe.share_prefixes={share}")))["arith-001"]
-                     for share in ("true", "false"))
-    assert list(shared["proposals"]) == list(apart["proposals"])
-    for name, found in shared["proposals"].items():
-        for weights in ("reference", "joint"):
-            for column, values in found.get(weights, {}).items():
-                np.testing.assert_allclose(values, apart["proposals"][name][weights][column], rtol=1e-4, atol=1e-4)
-
-
 def test_runtime_fields_leave_the_identity(probe_config):
     plain = identity_of(probe_config())
-    assert plain == identity_of(probe_config("probe.share_prefixes=false"))
-    assert plain == identity_of(probe_config("probe.timed_rows=8", "probe.chain_steps=3", "probe.position_edges=[1,2]"))
+    assert plain == identity_of(probe_config("probe.timed_rows=8", "probe.position_edges=[1,2]"))
     assert plain == identity_of(probe_config("probe.draft_temperatures=[0.25,1,0.5]")), "null is these"
     assert plain != identity_of(probe_config("probe.num_samples=13"))
 
@@ -266,8 +253,8 @@ def made_record(problem: str, acceptance: list[float], log_w: list[float], block
             "seconds_target": seconds[0], "seconds_draft": seconds[1], "timed_rows": timed_rows}
 
 
-def summary_of(records: list[dict], timed_rows: int = 8, chain_steps: int = 10) -> Summary:
-    return tables.summary(records, num_samples=100, chain_steps=chain_steps, position_edges=(1, 3), timed_rows=timed_rows)
+def summary_of(records: list[dict], timed_rows: int = 8) -> Summary:
+    return tables.summary(records, num_samples=100, position_edges=(1, 3), timed_rows=timed_rows)
 
 
 def test_tables_by_hand():
@@ -302,10 +289,7 @@ def test_tables_by_hand():
 
 
 def test_a_chain_of_one_step_cannot_move_three_times():
-    """All blocks are accepted, so that the median rate is 1."""
-    (row,) = summary_of([made_record("a", [1.0], [0.0]), made_record("b", [1.0], [0.0])], chain_steps=1).tables["convergence"]
-    assert (row["steps"], row["median_once"], row["blocks_once"]) == (1, 1.0, 1.0)
-    assert (row["median_three_times"], row["blocks_three_times"]) == (0.0, 0.0)
+    assert [weighing.chance_of_moves(1.0, steps=1, least=least) for least in (1, 3)] == [1.0, 0.0]
 
 
 def test_all_tables_have_the_same_median():

@@ -209,7 +209,7 @@ VERIFYING = ("probe=sampled_verify", "sampler=temperature", "probe.temperatures=
     (("probe=logit_blend", "blend=dola"), 1.15), (("probe=logit_blend", "blend=prompt"), 1.15),
     (("probe=deep_readout", "probe.context=block", "probe.reinject_every=2"), 1.15),
     (("probe=speculative_mcmc", "probe.timed_rows=2"), 1.4),
-    (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "probe.share_prefixes=false"), 1.15),
+    (("probe=speculative_mcmc", "probe.timed_rows=0", "probe.num_samples=8", "assumed.shared=0.8"), 1.15),
     (("probe=difficulty", "sampler=best_of_n", "sampler.num_candidates=3"), 1.15)])
 def test_units_of_probes_cost_what_is_estimated_for_their_lengths(make_config, metered, overrides, factor):
     config = make_config(*PROBED, *overrides)

@@ -51,8 +51,8 @@ def errors(engine, sampler) -> float:
 
 
 CUTS = {"current": {}, "confidence": {"cut": "confidence"},
-        "confidence_warm": {"cut": "confidence", "floor": 0.02, "proposal_temperature": 0.6, "alpha": 2.0},
-        "confidence_mild": {"cut": "confidence", "alpha": 1.5, "proposal_temperature": 1.0, "floor": 0.02},
+        "confidence_warm": {"cut": "confidence", "proposal_temperature": 0.6, "alpha": 2.0},
+        "confidence_mild": {"cut": "confidence", "alpha": 1.5, "proposal_temperature": 1.0},
         "hot": {"proposal_temperature": 1.5, "alpha": 0.8}}
 
 

@@ -23,7 +23,6 @@ MISTAKES = [
      "blend.grid: given 'cut'; allowed: absolute; or sampler=power_mh"),
     ("sampler=draft_refine draft=tiny sampler.early_reject=exact sampler.proposal_temperature=2",
      "sampler.early_reject: given 'exact'; allowed: auto, off, since the proposal's temperature 2 is not between"),
-    ("sampler=draft_refine draft=tiny sampler.floor=0", "sampler.floor: given 0.0; allowed: a number > 0"),
     ("sampler=best_of_n sampler.select=vote grader=code",
      "sampler.select: given 'vote'; allowed: log_p, mean_log_p or power with grader=code"),
     ("sampler=lookahead sampler.num_candidates=1", "sampler.num_candidates: given 1"),

@@ -25,7 +25,7 @@ _END = -1
 
 
 def make(**changes):
-    values = dict(alphas=[1.0, 3.0], temperatures=[0.9, 0.5], output=-1, num_blocks=1, num_steps=1, local_steps=1,
+    values = dict(alphas=[1.0, 3.0], temperatures=[0.9, 0.5], output=-1, num_blocks=1, num_steps=1,
                   cut="current", early_reject="off")
     return ReplicaExchange(**{**values, **changes})
 

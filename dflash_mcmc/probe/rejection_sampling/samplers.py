@@ -1,6 +1,6 @@
 """The samplers of the probe on two kinds of laws: one drafted token with synthetic logits, and the first two of a real block.
 
-The laws of a draft are tables over the vocabulary, because the prompt and the anchor are fixed: the target's and the draft's
+The laws of a draft are tables over the vocabulary, because the prompt is fixed: the target's and the draft's
 law of the first token, and their laws of the second token after each first one.
 
 The tables and the figure: frequencies, deviations, and the largest deviation over the number of draws. A sampler is a decoder,
@@ -144,7 +144,7 @@ def samplers() -> dict[str, Speculation]:
 
 @torch.inference_mode()
 def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
-    """The laws after the first problem's prompt and `probe.anchor` greedy tokens. Raises UserError."""
+    """The laws after the first problem's prompt. Raises UserError."""
     model = config.model.load(device)
     if model.vocab_size > _LARGEST_VOCABULARY:
         raise ConfigError("model", name_of(config.model), f"a vocabulary of at most {_LARGEST_VOCABULARY} tokens with "
@@ -153,14 +153,11 @@ def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
     problem = config.dataset.problems()[0]
     prompt = build.encoded(config, model, [problem])[problem.id]
     room = (model.max_positions or math.inf) - len(prompt) - drafter.num_drafted
-    if probe.anchor > room:
-        allowed = f"at most {room}" if room >= 0 else "a shorter prompt, or a model with more positions"
-        raise ConfigError("probe.anchor", probe.anchor, f"{allowed} (problem {problem.id} takes {len(prompt)} of the model's "
-                          f"{model.max_positions} positions, and a block {drafter.num_drafted})")
+    if room < 0:
+        raise ConfigError("dataset", name_of(config.dataset), f"a shorter prompt, or a model with more positions (problem "
+                          f"{problem.id} takes {len(prompt)} of the model's {model.max_positions} positions, and a block "
+                          f"{drafter.num_drafted})")
     prefix = torch.from_numpy(prompt).to(device)[None]
-    for _ in range(probe.anchor):
-        token = model.logits(sequences.read(model, prefix).hidden[:, -1]).argmax(dim=-1)
-        prefix = torch.cat([prefix, token[:, None]], dim=1)
     reading = sequences.read(model, prefix, drafter.tapped_layers)
     hidden = _hidden(model, drafter, reading, prefix)
     base, vocabulary = drafter.logits(hidden)[0, :_DRAFTED], model.vocab_size

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
 _CANNOT_MASK = "flash_attention_2"
+_LONG_TEMPERATURE, _AGENT_TEMPERATURE = 0.7, 1.0
+"""Temperatures of the long generations and of the agent's answers, as in the document."""
 
 
 @final
@@ -90,12 +92,9 @@ class SampledVerify(Probe):
                                  "faulty decoders to compare: " + ", ".join(_FAULTS))
     window_share: float = identity(0.0853, "latest tokens that finite_window attends to, as a share of the agent's prompt; "
                                    "0.0853 = 2,048 of 24,000", gt=0)
-    draft_temperature: float = identity(0.0, "temperature of the draft; 0 proposes its most likely tokens", ge=0)
     long_tokens: int = identity(1200, "tokens of a long generation, at most what the model's positions allow", ge=1)
-    long_temperature: float = identity(0.7, "temperature of the long generations", gt=0)
     agent_tokens: int = identity(24000, "tokens of the agent's prompt, at most what the model's positions allow", ge=1)
     agent_answer: int = identity(256, "longest answer of the agent in tokens", ge=1)
-    agent_temperature: float = identity(1.0, "temperature of the agent's answers", gt=0)
     agent_runs: int = runtime(12, "answers of the agent; may be raised later", ge=0)
     batch_size: int = runtime(50, "generations that are drawn and timed together; a killed run loses at most these", ge=1,
                               le=65_536)
@@ -163,7 +162,7 @@ class SampledVerify(Probe):
         prompt = self.agent_prompt(config, model)
         tasks = self._tasks(config, model, prompt, work.units)
         window = max(1, round(self.window_share * len(prompt.tokens)))
-        temperatures = {SHORT: self.temperatures, LONG: [self.long_temperature], AGENT: [self.agent_temperature]}
+        temperatures = {SHORT: self.temperatures, LONG: [_LONG_TEMPERATURE], AGENT: [_AGENT_TEMPERATURE]}
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
             for workload, group in groupby(batch, key=lambda task: task.workload):
@@ -173,7 +172,7 @@ class SampledVerify(Probe):
                     for arm in self.arms():
                         drawn = arms.draw(
                             config, model.without_stops() if workload == LONG else model,
-                            arm.speculation(drafter, self.draft_temperature, window), sampler, own,
+                            arm.speculation(drafter, window), sampler, own,
                             [arm.key(config.seed, task.unit, temperature) for task in own])
                         cells.append([{"decoder": arm.name, "temperature": temperature, **cell} for cell in drawn])
                 for row, task in enumerate(own):

@@ -84,7 +84,7 @@ class Arm(NamedTuple):
         name = PLAIN if self.name == SAME_KEY else self.name
         return Key(seed).fold_in("sampled_verify", name, f"{temperature:g}", unit.problem, unit.chain)
 
-    def speculation(self, drafter: Drafter | None, draft_temperature: float, window: int) -> Speculation | None:
+    def speculation(self, drafter: Drafter | None, window: int) -> Speculation | None:
         """The rule, for an engine; None for `plain`."""
         if self.name == PLAIN:
             return None
@@ -92,7 +92,7 @@ class Arm(NamedTuple):
         from dflash_mcmc.engine.speculative.speculation import Speculation
 
         rule, fault = rules.matching(self.fault, window)
-        return Speculation(rule, drafter, shared_noise=True, temperature=draft_temperature, noisy=self.fault is not None,
+        return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=self.fault is not None,
                            fault=fault)
 
 

@@ -112,10 +112,8 @@ class SpeculativeMCMC(ProblemProbe):
         "and also weights with p given the drawn tokens before it, which are ratios of two distributions of blocks")
     autoregressive: bool = identity(True, "also draw blocks from the target, token by token at temperature 1/alpha, as the "
                                     "proposal for comparison; its weights are joint")
-    share_prefixes: bool = runtime(True, "read common beginnings of drawn blocks once; no number changes, except by rounding")
     timed_rows: int = runtime(8, "chains that propose at once while both proposals are timed, for every answer; 0 = no "
                               "timing. Tables use only timings of this number of chains", ge=0, le=65_536)
-    chain_steps: int = runtime(10, "number of steps of a chain in the table of convergence", ge=1)
     position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
     uses = ("model", "draft", "dataset")
@@ -162,8 +160,7 @@ class SpeculativeMCMC(ProblemProbe):
         drafted = answer.block_size - 1
         kinds = (len(self.temperatures()) if self.weights == "joint" else 0) + self.autoregressive
         read = answer.blocks * kinds * self.num_samples * max(0, drafted - 1)
-        if self.share_prefixes:
-            read *= 1.0 - config.assumed.shared
+        read *= 1.0 - config.assumed.shared
         timed = 2 * self.timed_rows * (answer.prompt + answer.length / 2 + PROPOSALS * drafted)
         return UnitCost(answer.drawing + answer.prompt + answer.length + read + timed,
                         answer.blocks + self.timed_rows * PROPOSALS)
@@ -200,7 +197,7 @@ class SpeculativeMCMC(ProblemProbe):
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
         from dflash_mcmc.probe.speculative_mcmc import tables
 
-        summary = tables.summary(records, self.num_samples, self.chain_steps, self.position_edges, self.timed_rows)
+        summary = tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
         if all("skipped" in record for record in records):
             return summary
         return summary._replace(tables={**summary.tables, **tables.of_run(config, self.temperatures(), records)})
@@ -227,7 +224,7 @@ class SpeculativeMCMC(ProblemProbe):
             laws, proposed = self._blocks(model, drafter, reading, tokens, torch.tensor(anchors, device=model.device), key)
             if joint:
                 every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
-                log_p = [weighing.joint_log_p(model, reading, anchor, tokens, self.share_prefixes)
+                log_p = [weighing.joint_log_p(model, reading, anchor, tokens)
                          for anchor, tokens in zip(anchors, every, strict=True)]
             target = self._from_target(model, reading, anchors, drafter.num_drafted, key) if self.autoregressive else None
         weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
@@ -296,7 +293,7 @@ class SpeculativeMCMC(ProblemProbe):
 
         uniforms = key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n)
         uniforms = torch.from_numpy(uniforms).view(len(anchors), self.num_samples, n).to(model.device)
-        places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine, self.share_prefixes)
+        places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine)
                   for anchor, mine in zip(anchors, uniforms, strict=True)]
         return weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
 

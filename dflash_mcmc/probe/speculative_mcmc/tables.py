@@ -90,15 +90,17 @@ POSITIONS = Table("positions", (  # section 3.3
     ("kl", "mean KL(p^alpha || q) of a token, nats", lambda row: row.kl),
     _BLOCKS, _TOKENS,
 ))
+_CHAIN_STEPS = 10
+"""Steps of a chain in the table of convergence, as in the document."""
 # The document uses the median acceptance in a binomial distribution.
 CONVERGENCE = Table("convergence", (  # section 4.3
     *_PROPOSAL,
-    ("steps", "steps of a chain, `probe.chain_steps`", lambda row: row.label),
+    ("steps", "steps of a chain", lambda row: _CHAIN_STEPS),
     Each(lambda row: {"once": 1, "three_times": 3}, (
         ("median_{count}", "probability of one move, or of three, if every step moves with the median acceptance",
-         lambda row, least: row.moves_at_median(row.label, least)),
+         lambda row, least: row.moves_at_median(_CHAIN_STEPS, least)),
         ("blocks_{count}", "the same with each block's own rate of moves, mean over blocks",
-         lambda row, least: row.moves_of_blocks(row.label, least)),
+         lambda row, least: row.moves_of_blocks(_CHAIN_STEPS, least)),
     )),
     _BLOCKS,
 ))
@@ -360,8 +362,7 @@ ALL = (VALUES, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TO
        MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
 
 
-def summary(records: list[dict], num_samples: int, chain_steps: int, position_edges: Sequence[int],
-            timed_rows: int) -> Summary:
+def summary(records: list[dict], num_samples: int, position_edges: Sequence[int], timed_rows: int) -> Summary:
     """All tables but those of the run, and the data of the figures.
 
     Args:
@@ -380,7 +381,7 @@ def summary(records: list[dict], num_samples: int, chain_steps: int, position_ed
         "thresholds": SHARES.rows(every),
         "positions": POSITIONS.rows(_by_position(columns, position_edges)),
         "tokens": TOKENS.rows(laws),
-        "convergence": CONVERGENCE.rows(ProposedBlocks(columns, proposal, chain_steps) for proposal in columns.proposals),
+        "convergence": CONVERGENCE.rows(every),
         "weights": WEIGHTS.rows(BlockWeights(columns, name) for name in columns.temperatures
                                 if ProposalKind(name, "joint") in columns.proposals),
         "throughput": THROUGHPUT.rows(Timed(blocks, speed) for blocks in every if speed.num_timed),

@@ -50,15 +50,12 @@ class Proposed(NamedTuple):
     log_q: np.ndarray
 
 
-def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray, share: bool = True) -> np.ndarray:
+def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.ndarray) -> np.ndarray:
     """log p, float64 (samples, n), of continuations after position `anchor`, int64 (samples, n), given their own tokens.
 
     Raises NotNumbers.
-
-    Args:
-        share: whether common prefixes of continuations are evaluated only once.
     """
-    hidden, which = predictors(model, reading.kept_cache(), reading.hidden[0, anchor], anchor + 1, tokens, share)
+    hidden, which = predictors(model, reading.kept_cache(), reading.hidden[0, anchor], anchor + 1, tokens)
     log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
     for start in range(0, len(hidden), step):
         mine = (which >= start) & (which < start + step)
@@ -73,12 +70,11 @@ def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.n
 
 
 def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temperature: float,
-                     uniforms: torch.Tensor, share: bool = True) -> Proposed:
+                     uniforms: torch.Tensor) -> Proposed:
     """Continuations drawn token by token from the target at a temperature. Raises NotNumbers.
 
     Args:
         uniforms: float64 (samples, n).
-        share: whether common prefixes of continuations are evaluated only once.
     """
     samples, n = uniforms.shape
     tree, drawn = Tree(model, reading.kept_cache(), anchor + 1), []
@@ -92,8 +88,7 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
         drawn.append([torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)])
         if position + 1 < n:
             tokens = drawn[-1][0]
-            apart = which * model.vocab_size + tokens if share else np.arange(samples)
-            _, first, after = np.unique(apart, return_index=True, return_inverse=True)
+            _, first, after = np.unique(which * model.vocab_size + tokens, return_index=True, return_inverse=True)
             before = len(tree)
             hidden, which = tree.read(parents[first].tolist(), tokens[first].tolist()), after
             parents = before + which

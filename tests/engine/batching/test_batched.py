@@ -76,7 +76,7 @@ SAMPLERS = {
     "pimh": power_smc(wrapper="pimh", num_steps=2),
     "csmc": power_smc(wrapper="csmc", num_steps=2, cut="current"),
     "replica_exchange": ReplicaExchange(alphas=[1.0, 3.0], temperatures=[1.0, 0.5], output=-1, num_blocks=3, num_steps=2,
-                                        local_steps=1, cut="current", early_reject="auto"),
+                                        cut="current", early_reject="auto"),
     "multiple_try": multiple_try(form="multiple_try"),
     "isir": multiple_try(form="isir"),
     "lookahead": Lookahead(alpha=2.0, num_candidates=3, num_rollouts=2, rollout_length=3, block_size=4, temperature=None,

@@ -42,25 +42,23 @@ def log_p_of(model: LanguageModel, prefix: list[int], tokens: list[int]) -> list
     return found
 
 
-@pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("anchor", [0, 11, 23])
-def test_joint_weights_condition_on_the_drawn_tokens(anchor, share, monkeypatch):
+def test_joint_weights_condition_on_the_drawn_tokens(anchor, monkeypatch):
     model = LanguageModel(random_model())
     drawn = np.random.default_rng(8).integers(0, 3, (9, 3))
     monkeypatch.setattr("dflash_mcmc.probe.speculative_mcmc.weighing.positions_at_once", lambda size: 4)  # in pieces
     with torch.no_grad():
-        found = joint_log_p(model, sequences.read(model, TOKENS, keep_cache=True), anchor, drawn, share)
+        found = joint_log_p(model, sequences.read(model, TOKENS, keep_cache=True), anchor, drawn)
     prefix = TOKENS[0, : anchor + 1].tolist()
     np.testing.assert_allclose(found, [log_p_of(model, prefix, row) for row in drawn.tolist()], atol=2e-4)
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_the_targets_own_blocks_have_its_probabilities(share):
+def test_the_targets_own_blocks_have_its_probabilities():
     model = LanguageModel(random_model(sharpness=1.0))
     reading = sequences.read(model, TOKENS, keep_cache=True)
     uniforms = torch.from_numpy(np.random.default_rng(0).random((6, 3)).repeat(2, axis=0))
     with torch.no_grad():
-        found = draw_from_target(model, reading, 10, 0.5, uniforms, share)
+        found = draw_from_target(model, reading, 10, 0.5, uniforms)
     prefix = TOKENS[0, :11].tolist()
     for tokens, log_p in zip(found.tokens[0], found.log_p[0], strict=True):
         np.testing.assert_allclose(log_p, log_p_of(model, prefix, tokens.tolist()), atol=2e-4)
