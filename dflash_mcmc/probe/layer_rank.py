@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -219,137 +219,102 @@ def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
 class Ranked:
     """The ranks in the records, of all tokens or of the hard ones.
 
+    A row is `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`.
+
     Args:
         records: results of `record`, one per problem, at least one.
     """
 
     def __init__(self, records: list[dict], hard_only: bool):
         self._records, self._part = records, int(hard_only)
-        self._kept = [np.isin(np.arange(record["num_tokens"]), record["hard"]) if hard_only
-                      else np.ones(record["num_tokens"], bool) for record in records]
-        self.problems = Clusters(range(len(records)))
+        self.problems, self.ranks = Clusters(range(len(records))), dict[str, list[np.ndarray]]()
+        """The ranks of each problem, float64, by row."""
+        kept = [np.isin(np.arange(record["num_tokens"]), record["hard"]) if hard_only else slice(None) for record in records]
+        for name in records[0]["ranks"] if records else ():
+            every = [np.array(record["ranks"][name], np.float64)[mine] for record, mine in zip(records, kept, strict=True)]
+            self.ranks[name] = [values[~np.isnan(values)] for values in every]
 
-    def of(self, name: str) -> LayerRanks:
-        """What the row of that name is computed from."""
-        return LayerRanks(self, name)
+    def mean(self, name: str, values: list) -> IntervalEstimate:
+        """Mean over the tokens of a row, from the sums of the problems."""
+        return self.problems.ratio(values, [len(ranks) for ranks in self.ranks[name]])
 
-    def ratio(self, above: list, below: list) -> IntervalEstimate:
-        """The sum of `above` divided by that of `below`, both with a value for each problem."""
-        return self.problems.ratio(above, below)
+    def mean_of(self, field: str, name: str) -> IntervalEstimate:
+        """Mean of a sum of the records, `log_p` or `agreements`."""
+        return self.mean(name, [record[field][name][self._part] for record in self._records])
 
-    def sums(self, field: str, name: str) -> list:
-        """A sum of each record, `log_p` or `agreements`, over the tokens."""
-        return [record[field][name][self._part] for record in self._records]
+    def sums(self, name: str) -> list:
+        """The sum of the ranks of each problem."""
+        return [ranks.sum() for ranks in self.ranks[name]]
 
-    def ranks(self, name: str) -> list[np.ndarray]:
-        """The ranks of each problem, float64."""
-        of = [np.array(record["ranks"][name], np.float64)[kept]
-              for record, kept in zip(self._records, self._kept, strict=True)]
-        return [values[~np.isnan(values)] for values in of]
-
-
-class LayerRanks:
-    """The ranks by one distribution: `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`."""
-
-    def __init__(self, ranked: Ranked, name: str):
-        layer, _, norm = name.partition(" ")
-        self.source = "layer" if layer.isdecimal() else name
-        self.layer = int(layer) if layer.isdecimal() else None
-        self.norm = norm if layer.isdecimal() else None
-        self.name, self.ranked, self.ranks = name, ranked, ranked.ranks(name)
-        self.counts = [len(values) for values in self.ranks]
-
-    def mean(self, values: list) -> IntervalEstimate:
-        """Mean over the tokens, from the sums of the problems."""
-        return self.ranked.ratio(values, self.counts)
-
-    @property
-    def mean_rank(self) -> IntervalEstimate:
-        """Mean rank."""
-        return self.mean([values.sum() for values in self.ranks])
-
-    @property
-    def median_rank(self) -> IntervalEstimate:
+    def median(self, name: str) -> IntervalEstimate:
         """Median rank, with an interval if two problems have tokens."""
-        median = self.ranked.problems.statistic(median_of(self.ranks))
-        return median if np.count_nonzero(self.counts) > 1 else median._replace(low=None, high=None)
+        median, with_tokens = self.problems.statistic(median_of(self.ranks[name])), sum(len(of) > 0 for of in self.ranks[name])
+        return median if with_tokens > 1 else median._replace(low=None, high=None)
 
-
-class NormRow(NamedTuple):
-    """A layer's ranks without and with the target's final norm."""
-
-    raw: LayerRanks
-    normed: LayerRanks
-
-    def better(self, one: LayerRanks, other: LayerRanks) -> IntervalEstimate:
+    def better(self, one: str, other: str) -> IntervalEstimate:
         """Share of tokens with a better rank in the first row."""
-        return one.mean([(a < b).sum() for a, b in zip(one.ranks, other.ranks, strict=True)])
+        return self.mean(one, [(a < b).sum() for a, b in zip(self.ranks[one], self.ranks[other], strict=True)])
 
-    @property
-    def ratio(self) -> IntervalEstimate:
-        """Quotient of the mean ranks."""
-        return self.raw.ranked.ratio(*([values.sum() for values in row.ranks] for row in self))
+    def n(self, name: str) -> int:
+        """Tokens of a row."""
+        return sum(map(len, self.ranks[name]))
+
+
+def _layer(name: str) -> tuple[int, str] | None:
+    """The layer and the norm that a row is named by."""
+    layer, _, norm = name.partition(" ")
+    return (int(layer), norm) if layer.isdecimal() else None
 
 
 _LAYERS = (
     ("source", "`layer` (the head on a layer's output), `target`, `draft`, or `target where drafted`: the target on the "
-               "tokens that the draft predicts", lambda row: row.source),
-    ("layer", "number of the layer, from 0", lambda row: row.layer),
-    ("norm", "`none`: the raw output; `final`: after the target's final norm", lambda row: row.norm),
-    ("mean_rank", "mean rank of the answer's tokens", lambda row: row.mean_rank),
-    ("median_rank", "median rank of the answer's tokens", lambda row: row.median_rank),
-    ("mean_log_p", "mean log-probability of the answer's tokens, nats",
-     lambda row: row.mean(row.ranked.sums("log_p", row.name))),
-    ("share_rank_1", "share of tokens with rank 1", lambda row: row.mean([(values == 1).sum() for values in row.ranks])),
+               "tokens that the draft predicts", lambda ranked, name: "layer" if _layer(name) else name),
+    ("layer", "number of the layer, from 0", lambda ranked, name: (_layer(name) or (None,))[0]),
+    ("norm", "`none`: the raw output; `final`: after the target's final norm",
+     lambda ranked, name: (_layer(name) or (None,))[-1]),
+    ("mean_rank", "mean rank of the answer's tokens", lambda ranked, name: ranked.mean(name, ranked.sums(name))),
+    ("median_rank", "median rank of the answer's tokens", lambda ranked, name: ranked.median(name)),
+    ("mean_log_p", "mean log-probability of the answer's tokens, nats", lambda ranked, name: ranked.mean_of("log_p", name)),
+    ("share_rank_1", "share of tokens with rank 1",
+     lambda ranked, name: ranked.mean(name, [(values == 1).sum() for values in ranked.ranks[name]])),
     ("agreement", "share of tokens at which the most likely token is also the target's",
-     lambda row: row.mean(row.ranked.sums("agreements", row.name))),
-    ("n", "tokens of the row", lambda row: sum(row.counts)),
+     lambda ranked, name: ranked.mean_of("agreements", name)),
+    ("n", "tokens of the row", lambda ranked, name: ranked.n(name)),
 )
 _NORMS = (
-    ("layer", "number of the layer, from 0", lambda pair: pair.raw.layer),
+    ("layer", "number of the layer, from 0", lambda ranked, layer: layer),
     ("mean_rank_raw_over_normed", "raw mean rank divided by the mean rank after the final norm; above 1 the norm helps",
-     lambda pair: pair.ratio),
+     lambda ranked, layer: ranked.problems.ratio(ranked.sums(f"{layer} none"), ranked.sums(f"{layer} final"))),
     ("share_better_raw", "share of tokens with a better rank without the norm",
-     lambda pair: pair.better(pair.raw, pair.normed)),
+     lambda ranked, layer: ranked.better(f"{layer} none", f"{layer} final")),
     ("share_better_normed", "share of tokens with a better rank after the norm",
-     lambda pair: pair.better(pair.normed, pair.raw)),
-    ("n", "tokens of the row", lambda pair: sum(pair.raw.counts)),
+     lambda ranked, layer: ranked.better(f"{layer} final", f"{layer} none")),
+    ("n", "tokens of the row", lambda ranked, layer: ranked.n(f"{layer} none")),
 )
 LAYERS = {part: Table(f"{part}layers", _LAYERS) for part in ("", "hard_")}
 NORMS = {part: Table(f"{part}norms", _NORMS) for part in ("", "hard_")}
 
 
-class LayerRankResult(NamedTuple):
-    """All records, and the rows of the table `layers`."""
-
-    records: list[dict]
-    rows: list[dict]
-
-    @property
-    def measured(self) -> list[dict]:
-        """The records with tokens."""
-        return [record for record in self.records if "skipped" not in record]
-
-    def shown(self) -> dict[str, dict]:
-        """The rows of the published layer, of target and draft."""
-        published = max((row["layer"] for row in self.rows if row["layer"] is not None), default=0) + 1 - _PUBLISHED_FROM_END
-        return {row["source"].replace(" ", "_") if row["layer"] is None else f"published_layer/{row['norm']}": row
-                for row in self.rows if row["layer"] in (None, published)}
+def _shown(rows: list[dict]) -> dict[str, dict]:
+    """The rows of the published layer, of target and draft."""
+    published = max((row["layer"] for row in rows if row["layer"] is not None), default=0) + 1 - _PUBLISHED_FROM_END
+    return {row["source"].replace(" ", "_") if row["layer"] is None else f"published_layer/{row['norm']}": row
+            for row in rows if row["layer"] in (None, published)}
 
 
 VALUES = Table("values", (
     SKIPPED,
-    ("num_tokens", "tokens of all answers", lambda result: sum(record["num_tokens"] for record in result.measured)),
+    ("num_tokens", "tokens of all answers", lambda _, kept, rows: sum(record["num_tokens"] for record in kept)),
     ("num_hard", "hard tokens: those that the target gives a probability below `probe.hard_below`",
-     lambda result: sum(record["num_hard"] for record in result.measured)),
-    Each(lambda result: result.shown(), (
+     lambda _, kept, rows: sum(record["num_hard"] for record in kept)),
+    Each(lambda _, kept, rows: _shown(rows), (
         ("{source}/mean_rank", "mean rank for target, draft, target where drafted, and the third layer from the end, "
                                "`published_layer/none` (raw) and `published_layer/final` (normed)",
-         lambda _, row: row["mean_rank"]),
-        ("{source}/median_rank", "its median rank", lambda _, row: row["median_rank"]),
+         lambda *case: case[-1]["mean_rank"]),
+        ("{source}/median_rank", "its median rank", lambda *case: case[-1]["median_rank"]),
     )),
     ("chance_rank", "mean rank of a token in a random order",
-     lambda result: (result.measured[0]["vocabulary"] + 1) / 2 if result.measured else None),
+     lambda _, kept, rows: (kept[0]["vocabulary"] + 1) / 2 if kept else None),
 ))
 ALL = (VALUES, LAYERS[""], LAYERS["hard_"], NORMS[""], NORMS["hard_"])
 
@@ -359,13 +324,10 @@ def summary(records: list[dict]) -> Summary:
 
     The value `published_layer` is for the third layer from the end, which is layer 33 of 36.
     """
-    measured = [record for record in records if "skipped" not in record]
-    names = list(measured[0]["ranks"]) if measured else []
-    layers = sorted({int(layer) for layer in (name.partition(" ")[0] for name in names) if layer.isdecimal()})
-    tables = {}
+    kept, tables = [record for record in records if "skipped" not in record], dict[str, list[dict]]()
     for part, hard_only in (("", False), ("hard_", True)):
-        ranked = Ranked(measured, hard_only)
-        tables[f"{part}layers"] = LAYERS[part].rows(ranked.of(name) for name in names)
-        tables[f"{part}norms"] = NORMS[part].rows(NormRow(ranked.of(f"{layer} none"), ranked.of(f"{layer} final"))
-                                                  for layer in layers)
-    return Summary(VALUES.row(LayerRankResult(records, tables["layers"])), tables, {})
+        ranked = Ranked(kept, hard_only)
+        tables[f"{part}layers"] = LAYERS[part].rows((ranked, name) for name in ranked.ranks)
+        layers = sorted({found[0] for found in map(_layer, ranked.ranks) if found})
+        tables[f"{part}norms"] = NORMS[part].rows((ranked, layer) for layer in layers)
+    return Summary(VALUES.row(records, kept, tables["layers"]), tables, {})

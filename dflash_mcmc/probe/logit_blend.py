@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -179,41 +179,13 @@ class LogitBlend(AnswerProbe):
         return drawn
 
 
-class Blended:
-    """The tables of the probe, computed from its records.
-
-    Args:
-        records: results of `record`, one per problem.
-        betas: the betas of the records.
-    """
-
-    def __init__(self, records: list[dict], betas: Sequence[float]):
-        self._betas, self.problems = betas, Clusters(range(len(records)))
-        self.sources = list(records[0]["sums"]["hard"]) if records else []
-        self.sums = {part: {name: np.array([record["sums"][part][name] for record in records]) for name in self.sources}
-                      for part in PARTS}
-        self._agreement = [record["agreement"] for record in records if "agreement" in record]
-
-    def agreement(self) -> list[dict]:
-        """A row for each source, over the hard tokens; none if an answer was not read."""
-        if len(self._agreement) < self.problems.size:
-            return []
-        return AGREEING.rows(BlendCase(self, name, 1.0, np.array([sums[name] for sums in self._agreement]), AGREEMENT)
-                             for name in (self._agreement or [{}])[0])
-
-    def rows(self, table: Table, *parts: str) -> list[dict]:
-        """A row for each source and beta, over the tokens of these parts."""
-        return table.rows(BlendCase(self, name, beta, np.sum([self.sums[part][name][:, number] for part in parts], axis=0))
-                          for name in self.sources for number, beta in enumerate(self._betas))
-
-
 class BlendCase:
     """A source and a beta: the sums of each problem over some of its tokens."""
 
-    def __init__(self, of: Blended, name: str, beta: float, sums: np.ndarray, names: Sequence[str] = SUMS):
+    def __init__(self, problems: Clusters, name: str, beta: float, sums: np.ndarray, names: Sequence[str] = SUMS):
         self.source = "layer" if name.isdecimal() else name
         self.layer = int(name) if name.isdecimal() else None
-        self.beta, self._problems = beta, of.problems
+        self.beta, self._problems = beta, problems
         self.sums = dict(zip(names, sums.T, strict=True))
 
     def mean(self, gained: str, lost: str | None = None) -> IntervalEstimate:
@@ -259,41 +231,39 @@ AGREEING = Table("agreement", (
 ))
 
 
-class LogitBlendResult(NamedTuple):
-    """All records, and the rows of the table `hard`."""
-    records: list[dict]
-    hard: list[dict]
-
-    def total(self, count: str) -> int:
-        """The sum of a count over the measured records."""
-        return sum(record[count] for record in self.records if "skipped" not in record)
-
-    def best(self) -> dict[str, dict]:
-        """The row with the largest gain among the sources, `best`, and among those of the control; empty without tokens."""
-        rows = [row for row in self.hard if row["gain"] is not None]
-        return {name: max((row for row in rows if (row["source"] == FLATTENED) == control), key=lambda row: row["gain"],
-                          default={}) for name, control in (("best", False), (FLATTENED, True))}
-
-
-def _source(row: dict) -> str | None:
-    return None if not row else row["source"] if row["layer"] is None else f"layer {row['layer']}"
+def _best(hard: list[dict]) -> dict[str, dict]:
+    """The row with the largest gain among the sources, `best`, and among those of the control; empty without tokens."""
+    rows = [row for row in hard if row["gain"] is not None]
+    return {name: max((row for row in rows if (row["source"] == FLATTENED) == control), key=lambda row: row["gain"],
+                      default={}) for name, control in (("best", False), (FLATTENED, True))}
 
 
 VALUES = Table("values", (
     SKIPPED,
-    ("num_tokens", "tokens of all answers", lambda result: result.total("num_tokens")),
-    ("num_hard", "hard tokens", lambda result: result.total("num_hard")),
-    Each(lambda result: result.best(), (
+    ("num_tokens", "tokens of all answers", lambda _, kept, hard: sum(record["num_tokens"] for record in kept)),
+    ("num_hard", "hard tokens", lambda _, kept, hard: sum(record["num_hard"] for record in kept)),
+    Each(lambda _, kept, hard: _best(hard), (
         ("{which}/source", "source with the largest `gain` on hard tokens, chosen on these tokens: `best`, or always "
-                           "`flattened`", lambda _, row: _source(row)),
-        ("{which}/beta", "beta of the best setting of this source", lambda _, row: row.get("beta")),
-        ("{which}/gain", "its `gain` on hard tokens, nats", lambda _, row: row.get("gain")),
-        ("{which}/wins", "its `wins` on hard tokens, share", lambda _, row: row.get("wins")),
+                           "`flattened`", lambda *case: _name(case[-1]) if case[-1] else None),
+        ("{which}/beta", "beta of the best setting of this source", lambda *case: case[-1].get("beta")),
+        ("{which}/gain", "its `gain` on hard tokens, nats", lambda *case: case[-1].get("gain")),
+        ("{which}/wins", "its `wins` on hard tokens, share", lambda *case: case[-1].get("wins")),
         ("{which}/wins_over_flattened", "its `wins_over_flattened` on hard tokens, share",
-         lambda _, row: row.get("wins_over_flattened")),
+         lambda *case: case[-1].get("wins_over_flattened")),
     )),
 ))
 ALL = (VALUES, GRID, HARD, EASY, AGREEING)
+
+
+def rows_of(table: Table, records: list[dict], betas: Sequence[float], *parts: str) -> list[dict]:
+    """A row for each source and beta, over the tokens of these parts. `records` are results of `record`, one per problem."""
+    problems, sources = Clusters(range(len(records))), records[0]["sums"]["hard"] if records else ()
+
+    def sums(name: str, number: int) -> np.ndarray:
+        return np.sum([[record["sums"][part][name][number] for record in records] for part in parts], axis=0)
+
+    return table.rows(BlendCase(problems, name, beta, sums(name, number)) for name in sources
+                      for number, beta in enumerate(betas))
 
 
 def summary(records: list[dict], betas: Sequence[float]) -> Summary:
@@ -301,12 +271,17 @@ def summary(records: list[dict], betas: Sequence[float]) -> Summary:
 
     A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log p
     is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better than
-    it is.
+    it is. There is no `agreement` if an answer was not read.
     """
-    blended = Blended([record for record in records if "skipped" not in record], betas)
-    tables = {"grid": blended.rows(GRID, *PARTS), "hard": blended.rows(HARD, "hard"), "easy": blended.rows(EASY, "easy"),
-              "agreement": blended.agreement()}
-    return Summary(VALUES.row(LogitBlendResult(records, tables["hard"])), tables, {})
+    kept = [record for record in records if "skipped" not in record]
+    agreements = [record["agreement"] for record in kept if "agreement" in record]
+    sources = agreements[0] if kept and len(agreements) == len(kept) else ()
+    tables = {"grid": rows_of(GRID, kept, betas, *PARTS), "hard": rows_of(HARD, kept, betas, "hard"),
+              "easy": rows_of(EASY, kept, betas, "easy"),
+              "agreement": AGREEING.rows(BlendCase(Clusters(range(len(kept))), name, 1.0,
+                                                   np.array([sums[name] for sums in agreements]), AGREEMENT)
+                                         for name in sources)}
+    return Summary(VALUES.row(records, kept, tables["hard"]), tables, {})
 
 
 _COLOURS = (RIGHT, GREEN, PURPLE)

@@ -14,7 +14,7 @@ from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
-from dflash_mcmc.probe.layer_rank import LAYERS, NORMS, NormRow, Ranked, median_of
+from dflash_mcmc.probe.layer_rank import LAYERS, NORMS, Ranked, median_of
 from dflash_mcmc.report.probed import overall
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
@@ -255,34 +255,36 @@ RECORDS = [
 
 
 def test_rows_by_hand():
-    row = LAYERS[""].row(Ranked(RECORDS, hard_only=False).of("0 none"))
+    row = LAYERS[""].row(Ranked(RECORDS, hard_only=False), "0 none")
     assert (row["source"], row["layer"], row["norm"], row["n"]) == ("layer", 0, "none", 4)
     assert (row["mean_rank"], row["median_rank"], row["mean_log_p"]) == (7.0, 2.0, -3.0)
     assert (row["share_rank_1"], row["agreement"]) == (0.25, 0.25)
     # A resample of two problems has the first twice, both, or the second twice.
     assert (row["mean_rank_low"], row["mean_rank_high"]) == (5.0, pytest.approx(23 / 3))
-    draft = LAYERS[""].row(Ranked(RECORDS, hard_only=False).of("draft"))
+    draft = LAYERS[""].row(Ranked(RECORDS, hard_only=False), "draft")
     assert (draft["n"], draft["mean_rank"], draft["mean_log_p"], draft["agreement"]) == (2, 3.5, -2.0, 0.5)
-    hard = LAYERS[""].row(Ranked(RECORDS, hard_only=True).of("0 none"))
+    hard = LAYERS[""].row(Ranked(RECORDS, hard_only=True), "0 none")
     assert (hard["n"], hard["mean_rank"], hard["median_rank"]) == (1, 20.0, 20.0)
     assert (hard["mean_log_p"], hard["agreement"]) == (-7.0, 0.0)
 
 
 def test_the_effect_of_the_norm_by_hand():
     ranked = Ranked(RECORDS, hard_only=False)
-    row = NORMS[""].row(NormRow(ranked.of("0 none"), ranked.of("0 final")))
+    row = NORMS[""].row(ranked, 0)
     assert row["mean_rank_raw_over_normed"] == pytest.approx(28 / 36)
     assert (row["share_better_raw"], row["share_better_normed"], row["n"]) == (0.25, 0.5, 4)
 
 
 def test_no_values_without_hard_tokens():
-    row = LAYERS[""].row(Ranked(RECORDS[1:], hard_only=True).of("target"))
+    row = LAYERS[""].row(Ranked(RECORDS[1:], hard_only=True), "target")
     assert row["n"] == 0
     assert {row[name] for name in ("mean_rank", "median_rank", "mean_log_p", "share_rank_1", "agreement")} == {None}
 
 
 def test_names_of_rows():
-    ranked = Ranked([{**RECORDS[0], "ranks": {"12 final": [1, 1, 1], "target where drafted": [1, 1, 1]}}], hard_only=False)
-    rows = map(ranked.of, ("12 final", "target where drafted"))
-    assert [(row.source, row.layer, row.norm) for row in rows] == [
+    names = ("12 final", "target where drafted")
+    ranked = Ranked([{**RECORDS[0], **{field: dict.fromkeys(names, RECORDS[0][field]["target"])
+                                       for field in ("ranks", "log_p", "agreements")}}], hard_only=False)
+    rows = [LAYERS[""].row(ranked, name) for name in names]
+    assert [(row["source"], row["layer"], row["norm"]) for row in rows] == [
         ("layer", 12, "final"), ("target where drafted", None, None)]

@@ -22,7 +22,7 @@ from dflash_mcmc.forcing import blends, layers, sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.forcing.blends import SUMS, Settings
 from dflash_mcmc.probe import logit_blend
-from dflash_mcmc.probe.logit_blend import Blended
+from dflash_mcmc.probe.logit_blend import rows_of
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
@@ -358,24 +358,23 @@ NONE = {"hard": [[0] * 8], "easy": [[10, 1.0, 10, 0, 0, 0, 1.0, 10]]}
 def test_rows_by_hand():
     records = [{"sums": {part: {"5": cells[part], "flattened": cells[part]} for part in ("hard", "easy")}}
                for cells in (CELL, NONE)]
-    blended = Blended(records, [0.05])
-    row, control = blended.rows(logit_blend.HARD, "hard")
+    row, control = rows_of(logit_blend.HARD, records, [0.05], "hard")
     assert (row["source"], row["layer"], row["beta"], row["n"]) == ("layer", 5, 0.05, 4)
     assert (control["source"], control["layer"]) == ("flattened", None)
     assert (row["gain"], row["wins"], row["wins_minus_losses"]) == (0.5, 0.75, 0.5)
     assert (row["rank_wins"], row["rank_losses"], row["rank_wins_minus_losses"]) == (0.5, 0.25, 0.25)
     assert (row["gain_over_flattened"], row["wins_over_flattened"]) == (0.25, 0.5)
-    row, _ = blended.rows(logit_blend.GRID, "hard", "easy")
+    row, _ = rows_of(logit_blend.GRID, records, [0.05], "hard", "easy")
     assert (row["n"], row["gain"], row["wins"], row["rank_losses"]) == (20, 0.0, 0.7, 0.2)
     assert row["gain_low"] == -0.1  # the first problem twice
     assert row["gain_high"] == 0.1
     assert "wins_minus_losses" not in row
-    row, _ = blended.rows(logit_blend.EASY, "easy")
+    row, _ = rows_of(logit_blend.EASY, records, [0.05], "easy")
     assert (row["n"], row["gain"]) == (16, -0.125)
 
 
 def test_a_part_without_tokens_has_no_values():
-    (row,) = Blended([{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05]).rows(logit_blend.HARD, "hard")
+    (row,) = rows_of(logit_blend.HARD, [{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05], "hard")
     assert row["n"] == 0
     assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}
 

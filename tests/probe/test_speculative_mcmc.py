@@ -289,7 +289,7 @@ def test_tables_by_hand():
 
 
 def test_a_chain_of_one_step_cannot_move_three_times():
-    assert [weighing.chance_of_moves(1.0, steps=1, least=least) for least in (1, 3)] == [1.0, 0.0]
+    assert [tables.chance_of_moves(1.0, steps=1, least=least) for least in (1, 3)] == [1.0, 0.0]
 
 
 def test_all_tables_have_the_same_median():

@@ -17,8 +17,8 @@ from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import answers
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
-from dflash_mcmc.registry import name_of, register
+from dflash_mcmc.probe.deep_readout import tables
+from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import cost
 from dflash_mcmc.store.schema import Count, Long, Range
@@ -30,6 +30,26 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
+
+
+class ParameterCounts(TypedDict):
+    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
+
+    target_layers: Count
+    embedding: Count
+    head: Count
+    tied: bool
+    """Whether the head has the weights of the embedding."""
+    target_other: Count
+    draft_fc: Count
+    draft_layers: Count
+    draft_norms: Count
+    num_target_layers: Count
+    num_draft_layers: Count
+    tapped_layers: list[Count]
+    hidden_size: Count
+    words: Count
+    """Number of tokens in the vocabulary."""
 
 
 @final
@@ -73,10 +93,8 @@ class DeepReadout(AnswerProbe):
 
     def expected_cost(self, config: Config) -> UnitCost:
         """The cost of drawing the answer, reading prompt and whole blocks once, and drafting each block in every mode."""
-        from dflash_mcmc.probe.deep_readout.tables import MODES
-
         answer = cost.forced(config)
-        modes = len(MODES) + (self.reinject_every is not None)
+        modes = len(tables.MODES) + (self.reinject_every is not None)
         return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
@@ -84,7 +102,7 @@ class DeepReadout(AnswerProbe):
 
         Raises UserError for an answer that does not fit into the model's positions.
         """
-        from dflash_mcmc.probe.deep_readout.tables import count_parameters
+        from dflash_mcmc.probe.deep_readout.readout import count_parameters
 
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
@@ -94,7 +112,6 @@ class DeepReadout(AnswerProbe):
 
     def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: ParameterCounts) -> dict:
         from dflash_mcmc.forcing.sequences import NotNumbers
-        from dflash_mcmc.probe.deep_readout import tables
         from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
 
         size = drafter.num_drafted + 1
@@ -112,38 +129,18 @@ class DeepReadout(AnswerProbe):
                 "parameters": counts}
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
-        """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
-
-        Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
-        """
-        from dflash_mcmc.probe.deep_readout import tables
-
-        tokens, counts = tables.Tokens(records, self.context, self.reinject_every), _parameters(records)
-        signals = tables.decomposition(tokens)
-        written = {"overall": tables.overall(tokens), "confidence": tables.confidence(tokens), "decomposition": signals,
-                   "blocks": tables.blocks(tokens), "parameters": tables.parameter_rows(counts) if counts else []}
-        if again := tables.reinjection(tokens):
-            written["reinjection"] = again
-        if counts:
-            setting = {"dataset": name_of(config.dataset), "answers": self.answers, "context": self.context,
-                       "reinject_every": self.reinject_every, "seed": config.seed}
-            written["configuration"] = tables.CONFIGURATION.rows([tables.Extent(setting, counts, records)])
-        return Summary(tables.VALUES.row(tables.DeepReadoutResult(tokens, signals)), written, {
-            "block_curves": tables.block_curves(tokens), "position_curves": tables.position_curves(tokens)})
+        """The document's tables; see `tables.summary`."""
+        return tables.summary(config, records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import figures
 
-        if not (counts := _parameters(records)):
+        measured = [record for record in records if "skipped" not in record]
+        if not measured:
             return {}
-        return {"fig_architecture": figures.architecture(counts),
+        return {"fig_architecture": figures.architecture(measured[0]["parameters"]),
                 "fig_bucket_rank_comparison": figures.buckets(summary.tables["confidence"]),
                 "fig_signal_decomposition": figures.decomposition(summary.tables["decomposition"]),
                 "fig_block_rank_decay": figures.by_block(summary.data["block_curves"], self.context),
                 "fig_extended_context": figures.by_position(summary.data["position_curves"], self.context)}
-
-
-def _parameters(records: list[dict]) -> ParameterCounts | None:
-    """Parameter counts of the target and draft, which are the same in all records."""
-    return next((record["parameters"] for record in records if "parameters" in record), None)

@@ -15,7 +15,7 @@ from dflash_mcmc.report.figure import INK, ORANGE, OTHER, RIGHT, WRONG, bars_of,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
+    from dflash_mcmc.probe.deep_readout import ParameterCounts
 
 
 class Look(NamedTuple):
@@ -37,7 +37,7 @@ _SHOWN = {"full": "all features before a block", "block": "only the features sin
 
 
 def buckets(table: list[dict]) -> Figure:
-    """Mean ranks by the target's probability of the token, for all ranges with tokens. `table` is `tables.confidence`."""
+    """Mean ranks by the target's probability of the token, for all ranges with tokens. `table` is the table `confidence`."""
     figure = Figure(figsize=(8.5, 4.0), layout="constrained")
     axes, columns = figure.subplots(), ("mean_rank_target", "mean_rank_draft")
     readers = (TARGET, *dict.fromkeys(row["mode"] for row in table))
@@ -64,7 +64,7 @@ def buckets(table: list[dict]) -> Figure:
 
 
 def decomposition(table: list[dict]) -> Figure:
-    """The mean rank with noise, with each added signal, and of the target. `table` is `tables.decomposition`."""
+    """The mean rank with noise, with each added signal, and of the target. `table` is the table `decomposition`."""
     panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
     figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
     for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -76,7 +76,7 @@ def decomposition(table: list[dict]) -> Figure:
 
 
 def by_block(curves: list[dict], context: str) -> Figure:
-    """Ranks by block number. `curves` is `tables.block_curves`."""
+    """Ranks by block number. `curves` is the table `block_curves`."""
     groups = {(row["first_block"], row["last_block"]): row["n"] for row in curves}
     ticks = [f"{first if first == last else f'{first}-{last}'}\n{n:,}" for (first, last), n in groups.items()]
     return _two_panels(curves, ("mean_rank", "geometric_mean_rank"), list(range(len(groups))), ticks, xlabel="block",
@@ -84,7 +84,7 @@ def by_block(curves: list[dict], context: str) -> Figure:
 
 
 def by_position(curves: list[dict], context: str) -> Figure:
-    """Rank and probability by the number of positions before the block. `curves` is `tables.position_curves`."""
+    """Rank and probability by the number of positions before the block. `curves` is the table `position_curves`."""
     bins = {(row["from"], row["to_below"]): row["n"] for row in curves}
     ticks = [f"{low:,}-{high - 1:,}\n{n:,}" for (low, high), n in bins.items()]
     middles = [math.sqrt(low * high) for low, high in bins]
@@ -182,7 +182,7 @@ def architecture(counts: ParameterCounts) -> Figure:
     """The diagram of target and draft, side by side. It shows tapped layers, the compression, and shared parts.
 
     Args:
-        counts: see `tables.count_parameters`.
+        counts: see `readout.count_parameters`.
     """
     figure = Figure(figsize=(9.5, 6.2), layout="constrained")
     axes = figure.subplots()

@@ -15,17 +15,22 @@ Source: the document `deep_readout_diagnostic`, sections 2.2, 2.3 and 6 ("period
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 
+from dflash_mcmc.draft.network.dflash import DFlash
+from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
 from dflash_mcmc.rng import Key
+
+if TYPE_CHECKING:
+    from dflash_mcmc.probe.deep_readout import ParameterCounts
 
 _NOISE_VALUES = 2**22
 """Noise values drawn at a time, in float64, to limit memory for long prompts."""
@@ -185,3 +190,29 @@ def _probabilities_and_ranks(logits_of: Callable[[torch.Tensor], torch.Tensor], 
         probabilities += [float(f"{p:.6g}") for p in log_p.exp().tolist()]
         ranks += sequences.ranks(logits, labels).tolist()
     return probabilities, ranks
+
+
+def count_parameters(model: LanguageModel, network: DFlash) -> ParameterCounts:
+    """Parameters by component, and the sizes that the diagram needs, as JSON values.
+
+    `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
+    `head` too, although it is the embedding.
+    """
+    embedding, head, shape = model.decoder.get_input_embeddings().weight, model.head, network.shape
+    layers, tied = _count([model.layers]), head.weight is embedding
+    whole = _count([model.decoder, head])
+    head_only = _count([head])
+    return {
+        "target_layers": layers, "embedding": embedding.numel(), "head": head_only, "tied": tied,
+        "target_other": whole - layers - embedding.numel() - (head_only - embedding.numel() if tied else head_only),
+        "draft_fc": _count([network.fc]), "draft_layers": _count([network.layers]),
+        "draft_norms": _count([network.hidden_norm, network.norm]),
+        "num_target_layers": len(model.layers), "num_draft_layers": len(network.layers),
+        "tapped_layers": list(shape.target_layers), "hidden_size": shape.hidden_size,
+        "words": model.vocab_size - int(model.forbidden.sum()),
+    }
+
+
+def _count(modules: Iterable[torch.nn.Module]) -> int:
+    """Number of parameters of the modules; shared parameters count once."""
+    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())

@@ -8,21 +8,19 @@ the draft: `mask`, `gold`, `random`, `reinject`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typing_extensions import TypedDict
 
-from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Table, skipped
+from dflash_mcmc.probe import Summary
+from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Table
+from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.store.schema import Count
 
 if TYPE_CHECKING:
-    import torch
-
-    from dflash_mcmc.draft.network.dflash import DFlash
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.probe.deep_readout import ParameterCounts
 
 TARGET, MODES = "target", ("mask", "gold", "random")
 REINJECT = "reinject"
@@ -42,7 +40,6 @@ class Tokens:
     """The compared tokens of all records that have any.
 
     Attributes:
-        records: all records.
         problem: the problem of each token. The arrays below also have one value per token.
         block: number of the token's block.
         position: number of positions before the block.
@@ -57,7 +54,6 @@ class Tokens:
     def __init__(self, records: Sequence[dict], context: str, reinject_every: int | None = None):
         self.modes = MODES if reinject_every is None else (*MODES, REINJECT)
         self.readers = (TARGET, *self.modes)
-        self.records = records
         kept = [record for record in records if "skipped" not in record]
         counts = [len(record["block"]) for record in kept]
         self.problem = [record["problem"] for record, count in zip(kept, counts, strict=True) for _ in range(count)]
@@ -84,324 +80,194 @@ class Tokens:
         """Mean over the tokens that `among` selects."""
         return self.clusters.mean(values, among)
 
-    def geometric_mean(self, logarithms: np.ndarray, among: np.ndarray) -> IntervalEstimate:
-        """The exponential of the mean over the tokens that `among` selects."""
-        return self.mean(logarithms, among).mapped(math.exp)
-
-    def median_rank(self, reader: str) -> IntervalEstimate:
-        """The median rank for a reader."""
-        return self.clusters.quantiles(self.rank[reader], [0.5])[0]
-
-
-class TokenSubset(NamedTuple):
-    """Some of the tokens, and what the row about them is named by."""
-
-    tokens: Tokens
-    among: np.ndarray
-    """bool (tokens,)."""
-    name: str = ""
-    mode: str = ""
-    """The mode of the draft that is compared with the target, or a reader."""
-    first: int = 0
-    end: int = 0
-    """A range of blocks or positions."""
-
-    @property
-    def n(self) -> int:
-        """Number of the tokens."""
-        return int(self.among.sum())
-
-    def rank(self, reader: str) -> IntervalEstimate:
+    def mean_rank(self, reader: str, among: np.ndarray) -> IntervalEstimate:
         """Mean rank for a reader."""
-        return self.tokens.mean(self.tokens.rank[reader], self.among)
+        return self.mean(self.rank[reader], among)
 
-    def share(self, selected: np.ndarray) -> IntervalEstimate:
-        """Share of the tokens that are selected, too."""
-        return self.tokens.mean(selected, self.among)
+    def factor(self, among: np.ndarray, before: str, after: str) -> IntervalEstimate:
+        """The mean rank before a signal is added, divided by the mean rank with it."""
+        above, below = (np.where(among, ranks, 0.0) for ranks in (self.rank[before], self.reached(after)[0]))
+        return self.clusters.ratio(above, below)
+
+    def factor_of_geometric_means(self, among: np.ndarray, before: str, after: str) -> IntervalEstimate:
+        """The same for geometric means."""
+        return self.mean(np.log(self.rank[before]) - self.reached(after)[1], among).mapped(math.exp)
+
+    def reached(self, reader: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ranks for a reader, and their logarithms. For `chance`: the expectations of a rank in a random order."""
+        words = self.words or 1
+        if reader == "chance":
+            return np.full(len(self), (words + 1) / 2.0), np.full(len(self), math.lgamma(words + 1) / words)
+        return self.rank[reader], np.log(self.rank[reader])
 
 
+# A row is about some of the tokens, `among`, bool (tokens,), and mostly about a mode of the draft, or a reader.
 _MODE = ("mode", "how the draft reads the block: `mask` (as in drafting), `gold` (with all gold tokens of the block), "
                  "`random` (with noise instead of the target's features), `reinject` (with the prompt's features again)",
-         lambda part: part.mode)
+         lambda tokens, among, mode, *_: mode)
 _RANK = "of a gold token among all tokens by logit, from 1 (best)"
-_N = ("n", "tokens of the row", lambda part: part.n)
+_N = ("n", "tokens of the row", lambda tokens, among, *_: int(among.sum()))
 _WINS = (
     ("rank_draft_wins", "share of tokens with a strictly better rank under the draft than under the target",
-     lambda part: part.share(part.tokens.rank[part.mode] < part.tokens.rank[TARGET])),
+     lambda tokens, among, mode, *_: tokens.mean(tokens.rank[mode] < tokens.rank[TARGET], among)),
     ("p_draft_wins", "share of tokens with a strictly higher probability under the draft than under the target",
-     lambda part: part.share(part.tokens.p[part.mode] > part.tokens.p[TARGET])),
+     lambda tokens, among, mode, *_: tokens.mean(tokens.p[mode] > tokens.p[TARGET], among)),
 )
 
 OVERALL = Table("overall", (  # section 3.1
     _MODE,
-    ("mean_p_target", "mean probability of the gold tokens under the target", lambda part: part.share(part.tokens.p[TARGET])),
-    ("mean_p_draft", "mean probability of the gold tokens under the draft", lambda part: part.share(part.tokens.p[part.mode])),
-    ("mean_rank_target", f"mean rank {_RANK}, under the target", lambda part: part.rank(TARGET)),
-    ("mean_rank_draft", "mean rank under the draft", lambda part: part.rank(part.mode)),
-    ("median_rank_target", "median rank under the target", lambda part: part.tokens.median_rank(TARGET)),
-    ("median_rank_draft", "median rank under the draft", lambda part: part.tokens.median_rank(part.mode)),
+    ("mean_p_target", "mean probability of the gold tokens under the target",
+     lambda tokens, among, _: tokens.mean(tokens.p[TARGET], among)),
+    ("mean_p_draft", "mean probability of the gold tokens under the draft",
+     lambda tokens, among, mode: tokens.mean(tokens.p[mode], among)),
+    ("mean_rank_target", f"mean rank {_RANK}, under the target", lambda tokens, among, _: tokens.mean_rank(TARGET, among)),
+    ("mean_rank_draft", "mean rank under the draft", lambda tokens, among, mode: tokens.mean_rank(mode, among)),
+    ("median_rank_target", "median rank under the target",
+     lambda tokens, *_: tokens.clusters.quantiles(tokens.rank[TARGET], [0.5])[0]),
+    ("median_rank_draft", "median rank under the draft",
+     lambda tokens, _, mode: tokens.clusters.quantiles(tokens.rank[mode], [0.5])[0]),
     *_WINS, _N,
 ))
-
 CONFIDENCE = Table("confidence", (  # section 3.2
-    ("p_target", "range of the target's probability of the token", lambda part: part.name),
+    ("p_target", "range of the target's probability of the token", lambda tokens, among, mode, name: name),
     _MODE,
-    ("mean_rank_target", "mean rank under the target", lambda part: part.rank(TARGET)),
-    ("mean_rank_draft", "mean rank under the draft", lambda part: part.rank(part.mode)),
+    ("mean_rank_target", "mean rank under the target", lambda tokens, among, *_: tokens.mean_rank(TARGET, among)),
+    ("mean_rank_draft", "mean rank under the draft", lambda tokens, among, mode, _: tokens.mean_rank(mode, among)),
     *_WINS, _N,
 ))
-
-
-class SignalSource(NamedTuple):
-    """A source of signal: the tokens, and the readers before and after it is added."""
-
-    part: TokenSubset
-    component: str
-    before: str
-    after: str
-
-    def reached(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks with the signal, and their logarithms. For `chance`: the expectations of a rank in a random order."""
-        tokens, words = self.part.tokens, self.part.tokens.words or 1
-        if self.after == "chance":
-            return np.full(len(tokens), (words + 1) / 2.0), np.full(len(tokens), math.lgamma(words + 1) / words)
-        return tokens.rank[self.after], np.log(tokens.rank[self.after])
-
-    def factor(self) -> IntervalEstimate:
-        """The mean rank before divided by the mean rank after."""
-        above, below = (np.where(self.part.among, ranks, 0.0)
-                        for ranks in (self.part.tokens.rank[self.before], self.reached()[0]))
-        return self.part.tokens.clusters.ratio(above, below)
-
-    def factor_of_geometric_means(self) -> IntervalEstimate:
-        """The same for geometric means."""
-        tokens = self.part.tokens
-        return tokens.geometric_mean(np.log(tokens.rank[self.before]) - self.reached()[1], self.part.among)
-
-
 DECOMPOSITION = Table("decomposition", (  # section 3.3
-    ("tokens", "`all`, or the tokens that the target gives a probability below 0.01", lambda signal: signal.part.name),
-    ("component", "source of signal that is added", lambda signal: signal.component),
+    ("tokens", "`all`, or the tokens that the target gives a probability below 0.01",
+     lambda tokens, among, name, *_: name),
+    ("component", "source of signal that is added", lambda tokens, among, name, component, *_: component),
     ("computation", "modes that are compared: before -> after",
-     lambda signal: "-" if signal.before == signal.after else f"{signal.before} -> {signal.after}"),
-    ("mean_rank", "mean rank with the added signal", lambda signal: signal.part.share(signal.reached()[0])),
-    ("factor", "mean rank before divided by mean rank after; above 1 the signal helps", lambda signal: signal.factor()),
+     lambda tokens, among, name, component, before, after: "-" if before == after else f"{before} -> {after}"),
+    ("mean_rank", "mean rank with the added signal",
+     lambda tokens, among, name, component, before, after: tokens.mean(tokens.reached(after)[0], among)),
+    ("factor", "mean rank before divided by mean rank after; above 1 the signal helps",
+     lambda tokens, among, name, component, *modes: tokens.factor(among, *modes)),
     ("factor_of_geometric_means", "the same for geometric means of ranks, which outliers move less",
-     lambda signal: signal.factor_of_geometric_means()),
-    ("n", "tokens of the row", lambda signal: signal.part.n),
+     lambda tokens, among, name, component, *modes: tokens.factor_of_geometric_means(among, *modes)),
+    _N,
 ))
-
-
-def _readers(of: TokenSubset | DeepReadoutResult) -> Mapping[str, str]:
-    return {reader: reader for reader in of.tokens.readers}
-
-
 BLOCKS = Table("blocks", (  # section 3.4
     ("block", "number of the block in the answer, from 0, or a range of numbers",
-     lambda part: str(part.first) if part.end == part.first + 1 else f"{part.first} - {part.end - 1}"),
+     lambda tokens, among, first, end: str(first) if end == first + 1 else f"{first} - {end - 1}"),
     ("context_positions", "mean number of positions before the block that the draft sees",
-     lambda part: part.share(part.tokens.context)),
-    Each(_readers, [("rank_{reader}", "mean rank for this reader", lambda part, reader: part.rank(reader))]),
+     lambda tokens, among, *_: tokens.mean(tokens.context, among)),
+    Each(lambda tokens, *_: {reader: reader for reader in tokens.readers}, [
+        ("rank_{reader}", "mean rank for this reader",
+         lambda tokens, among, first, end, reader: tokens.mean_rank(reader, among))]),
     _N,
 ))
-
 # `factor` is 1, up to rounding, for the blocks that do not see the features again: they are the same in both modes.
 REINJECTION = Table("reinjection", (  # section 6
-    ("blocks", "whether the blocks of the row see the prompt's features again", lambda part: part.name),
-    Each(lambda part: {reader: reader for reader in (TARGET, "mask", REINJECT)},
-         [("mean_rank_{reader}", "mean rank for this reader", lambda part, reader: part.rank(reader))]),
+    ("blocks", "whether the blocks of the row see the prompt's features again", lambda tokens, among, name: name),
+    Each(lambda *_: {reader: reader for reader in (TARGET, "mask", REINJECT)},
+         [("mean_rank_{reader}", "mean rank for this reader",
+           lambda tokens, among, name, reader: tokens.mean_rank(reader, among))]),
     ("factor", "mean rank in the mode `mask` divided by that in the mode `reinject`",
-     lambda part: SignalSource(part, "", "mask", REINJECT).factor()),
+     lambda tokens, among, _: tokens.factor(among, "mask", REINJECT)),
     ("factor_of_geometric_means", "the same for geometric means of ranks",
-     lambda part: SignalSource(part, "", "mask", REINJECT).factor_of_geometric_means()),
+     lambda tokens, among, _: tokens.factor_of_geometric_means(among, "mask", REINJECT)),
     ("rank_improved", "share of tokens with a better rank in the mode `reinject`",
-     lambda part: part.share(part.tokens.rank[REINJECT] < part.tokens.rank["mask"])),
+     lambda tokens, among, _: tokens.mean(tokens.rank[REINJECT] < tokens.rank["mask"], among)),
     ("rank_worsened", "share of tokens with a worse rank in the mode `reinject`",
-     lambda part: part.share(part.tokens.rank[REINJECT] > part.tokens.rank["mask"])),
+     lambda tokens, among, _: tokens.mean(tokens.rank[REINJECT] > tokens.rank["mask"], among)),
     _N,
 ))
-
 _CURVE = (
-    ("reader", "`target`, or a mode of the draft", lambda part: part.mode),
-    ("mean_rank", f"mean rank {_RANK}", lambda part: part.rank(part.mode)),
+    ("reader", "`target`, or a mode of the draft", lambda tokens, among, reader, *_: reader),
+    ("mean_rank", f"mean rank {_RANK}", lambda tokens, among, reader, *_: tokens.mean_rank(reader, among)),
     ("geometric_mean_rank", "geometric mean of these ranks",
-     lambda part: part.tokens.geometric_mean(np.log(part.tokens.rank[part.mode]), part.among)),
-    ("mean_p", "mean probability of the gold tokens", lambda part: part.share(part.tokens.p[part.mode])),
+     lambda tokens, among, reader, *_: tokens.mean(np.log(tokens.rank[reader]), among).mapped(math.exp)),
+    ("mean_p", "mean probability of the gold tokens",
+     lambda tokens, among, reader, *_: tokens.mean(tokens.p[reader], among)),
     _N,
 )
 BLOCK_CURVES = Table("block_curves", (
-    ("first_block", "first block of the group, from 0", lambda part: part.first),
-    ("last_block", "last block of the group", lambda part: part.end - 1),
+    ("first_block", "first block of the group, from 0", lambda tokens, among, reader, first, end: first),
+    ("last_block", "last block of the group", lambda tokens, among, reader, first, end: end - 1),
     *_CURVE,
 ))
 POSITION_CURVES = Table("position_curves", (
-    ("from", "smallest number of positions before the block in this bin", lambda part: part.first),
-    ("to_below", "end of the bin, exclusive", lambda part: part.end),
+    ("from", "smallest number of positions before the block in this bin", lambda tokens, among, reader, first, end: first),
+    ("to_below", "end of the bin, exclusive", lambda tokens, among, reader, first, end: end),
     *_CURVE,
 ))
 
 
-def overall(tokens: Tokens) -> list[dict]:
-    """A row for each mode."""
-    return OVERALL.rows(TokenSubset(tokens, tokens.all, mode=mode) for mode in tokens.modes)
-
-
-def confidence(tokens: Tokens) -> list[dict]:
-    """A row for each range of the target's probability of the token, and mode."""
-    return CONFIDENCE.rows(
-        TokenSubset(tokens, (tokens.p[TARGET] >= low) & (tokens.p[TARGET] < high), name, mode)
-        for name, low, high in BUCKETS for mode in tokens.modes)
-
-
-def decomposition(tokens: Tokens) -> list[dict]:
-    """A row for each source of signal, for the tokens that the target finds least likely, as in the document, and for all."""
-    again = [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in tokens.modes else []
-    subsets = (TokenSubset(tokens, tokens.p[TARGET] < BUCKETS[0][2], f"p_target {BUCKETS[0][0]}"),
-               TokenSubset(tokens, tokens.all, "all"))
-    return DECOMPOSITION.rows(SignalSource(subset, *signal) for subset in subsets for signal in (
-        ("random baseline", "random", "random"), ("+ features", "random", "mask"), ("+ gold tokens", "mask", "gold"),
-        ("features and gold tokens", "random", "gold"), *again, (TARGET, "random", TARGET), ("chance", "random", "chance")))
-
-
-def blocks(tokens: Tokens) -> list[dict]:
-    """A row for each group of blocks."""
-    return BLOCKS.rows(_by_block(tokens))
-
-
-def reinjection(tokens: Tokens) -> list[dict]:
-    """A row for the blocks that see the prompt's features once more, and one for the others; none without `reinject`."""
-    if REINJECT not in tokens.modes:
-        return []
-    return REINJECTION.rows(TokenSubset(tokens, among, name) for name, among in (
-        ("with the prompt's features", tokens.reinjected), ("without", ~tokens.reinjected)))
-
-
-def block_curves(tokens: Tokens) -> list[dict]:
-    """The data of the figure by block: a row for each group of blocks and reader."""
-    return BLOCK_CURVES.rows(group._replace(mode=reader) for group in _by_block(tokens) for reader in tokens.readers)
-
-
-def position_curves(tokens: Tokens) -> list[dict]:
-    """The data of the figure by position: a row for each bin and reader; bins have equal width on a logarithmic axis."""
-    if not len(tokens):
-        return []
-    bins = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
-
-    def end(index: int) -> int:
-        return math.ceil(2.0 ** (index / _BINS_AN_OCTAVE))
-
-    return POSITION_CURVES.rows(TokenSubset(tokens, bins == index, "", reader, end(index), end(index + 1))
-                                for index in np.unique(bins) for reader in tokens.readers)
-
-
-def _by_block(tokens: Tokens) -> Iterator[TokenSubset]:
-    """The tokens of each group of blocks."""
-    first, last = 0, int(tokens.block.max(initial=-1))
-    while first <= last:
+def rows(tokens: Tokens) -> dict[str, list[dict]]:
+    """The rows of the tables that are computed from the tokens, and of both curves."""
+    low, modes, readers = tokens.p[TARGET] < BUCKETS[0][2], tokens.modes, tokens.readers
+    again = [(PROMPT_AGAIN, "mask", REINJECT)] if REINJECT in modes else []
+    # As in the document for the tokens that the target finds least likely, and for all.
+    signals = (("random baseline", "random", "random"), ("+ features", "random", "mask"), ("+ gold tokens", "mask", "gold"),
+               ("features and gold tokens", "random", "gold"), *again, (TARGET, "random", TARGET),
+               ("chance", "random", "chance"))
+    buckets = [(name, (tokens.p[TARGET] >= least) & (tokens.p[TARGET] < end)) for name, least, end in BUCKETS]
+    blocks, first = [], 0
+    while first <= tokens.block.max(initial=-1):
         end = first + 1 if first < _SINGLE_BLOCKS else 2 * first
-        yield TokenSubset(tokens, (tokens.block >= first) & (tokens.block < end), first=first, end=end)
+        blocks.append(((tokens.block >= first) & (tokens.block < end), first, end))
         first = end
+    # Bins of positions have equal width on a logarithmic axis.
+    bins = np.floor(_BINS_AN_OCTAVE * np.log2(tokens.position)).astype(int)
+    ends = {index: [math.ceil(2.0 ** (at / _BINS_AN_OCTAVE)) for at in (index, index + 1)] for index in np.unique(bins)}
+    return {
+        "overall": OVERALL.rows((tokens, tokens.all, mode) for mode in modes),
+        "confidence": CONFIDENCE.rows((tokens, among, mode, name) for name, among in buckets for mode in modes),
+        "decomposition": DECOMPOSITION.rows(
+            (tokens, among, name, *signal) for among, name in ((low, f"p_target {BUCKETS[0][0]}"), (tokens.all, "all"))
+            for signal in signals),
+        "blocks": BLOCKS.rows((tokens, *block) for block in blocks),
+        "reinjection": REINJECTION.rows((tokens, among, name) for among, name in (
+            (tokens.reinjected, "with the prompt's features"), (~tokens.reinjected, "without")) if again),
+        "block_curves": BLOCK_CURVES.rows((tokens, among, reader, *ends) for among, *ends in blocks for reader in readers),
+        "position_curves": POSITION_CURVES.rows((tokens, bins == index, reader, *ends[index]) for index in ends
+                                                for reader in readers),
+    }
 
 
-class DeepReadoutResult(NamedTuple):
-    """What the values of the summary are computed from: the tokens, and the rows of the decomposition."""
-
-    tokens: Tokens
-    signals: list[dict]
-
-    @property
-    def records(self) -> Sequence[dict]:
-        """All records."""
-        return self.tokens.records
-
-    def factors(self, everything: bool) -> Mapping[str, Any]:
-        """The factor of each signal that was measured, over all tokens or over those of low confidence."""
-        names = {"+ features": "features", "+ gold tokens": "gold", PROMPT_AGAIN: "reinject", TARGET: "target"}
-        factors = {row["component"]: row["factor"] for row in self.signals if (row["tokens"] == "all") == everything}
-        return {name: factors[component] for component, name in names.items() if component in factors}
+def _factors(signals: list[dict], everything: bool) -> dict[str, float]:
+    """The factor of each signal that was measured, over all tokens or over those of low confidence."""
+    names = {"+ features": "features", "+ gold tokens": "gold", PROMPT_AGAIN: "reinject", TARGET: "target"}
+    factors = {row["component"]: row["factor"] for row in signals if (row["tokens"] == "all") == everything}
+    return {name: factors[component] for component, name in names.items() if component in factors}
 
 
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
-    ("num_tokens", "compared tokens", lambda result: len(result.tokens)),
+    ("num_tokens", "compared tokens", lambda _, tokens, signals: len(tokens)),
     ("num_low_confidence_tokens", "tokens that the target gives a probability below 0.01",
-     lambda result: next(row["n"] for row in result.signals if row["tokens"] != "all")),
-    Each(_readers, [("mean_rank_{reader}", "mean rank of all compared tokens for this reader",
-                         lambda result, reader: result.tokens.mean(result.tokens.rank[reader]).value)]),
-    Each(_readers, [("mean_p_{reader}", "mean probability of all compared tokens for this reader",
-                         lambda result, reader: result.tokens.mean(result.tokens.p[reader]).value)]),
-    Each(lambda result: result.factors(True), [
+     lambda _, tokens, signals: next(row["n"] for row in signals if row["tokens"] != "all")),
+    Each(lambda _, tokens, signals: {reader: reader for reader in tokens.readers}, [
+        ("mean_rank_{reader}", "mean rank of all compared tokens for this reader",
+         lambda _, tokens, signals, reader: tokens.mean(tokens.rank[reader]).value)]),
+    Each(lambda _, tokens, signals: {reader: reader for reader in tokens.readers}, [
+        ("mean_p_{reader}", "mean probability of all compared tokens for this reader",
+         lambda _, tokens, signals, reader: tokens.mean(tokens.p[reader]).value)]),
+    Each(lambda _, tokens, signals: _factors(signals, True), [
         ("{signal}_factor", "`factor` of the signal in `decomposition` (features, gold, reinject, target), over all tokens",
-         lambda result, factor: factor)]),
-    Each(lambda result: result.factors(False), [
+         lambda *case: case[-1])]),
+    Each(lambda _, tokens, signals: _factors(signals, False), [
         ("{signal}_factor_low_confidence", "the same over the tokens that the target gives a probability below 0.01",
-         lambda result, factor: factor)]),
+         lambda *case: case[-1])]),
 ))
 
 
-class ParameterCounts(TypedDict):
-    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
-
-    target_layers: Count
-    embedding: Count
-    head: Count
-    tied: bool
-    """Whether the head has the weights of the embedding."""
-    target_other: Count
-    draft_fc: Count
-    draft_layers: Count
-    draft_norms: Count
-    num_target_layers: Count
-    num_draft_layers: Count
-    tapped_layers: list[Count]
-    hidden_size: Count
-    words: Count
-    """Number of tokens in the vocabulary."""
-
-
-def count_parameters(model: LanguageModel, network: DFlash) -> ParameterCounts:
-    """Parameters by component, and the sizes that the diagram needs, as JSON values.
-
-    `target_other` counts the final norm and all other parameters, such as a table of positions. A tied head is counted in
-    `head` too, although it is the embedding.
-    """
-    embedding, head, shape = model.decoder.get_input_embeddings().weight, model.head, network.shape
-    layers, tied = _count([model.layers]), head.weight is embedding
-    whole = _count([model.decoder, head])
-    head_only = _count([head])
-    return {
-        "target_layers": layers, "embedding": embedding.numel(), "head": head_only, "tied": tied,
-        "target_other": whole - layers - embedding.numel() - (head_only - embedding.numel() if tied else head_only),
-        "draft_fc": _count([network.fc]), "draft_layers": _count([network.layers]),
-        "draft_norms": _count([network.hidden_norm, network.norm]),
-        "num_target_layers": len(model.layers), "num_draft_layers": len(network.layers),
-        "tapped_layers": list(shape.target_layers), "hidden_size": shape.hidden_size,
-        "words": model.vocab_size - int(model.forbidden.sum()),
-    }
-
-
-class ComponentParameters(NamedTuple):
-    """A part of target or draft."""
-
-    name: str
-    parameters: int
-    of: ParameterCounts
-    role: str
-
-
 PARAMETERS = Table("parameters", (  # section 4.1
-    ("component", "part of target or draft", lambda part: part.name),
-    ("parameters", "number of its parameters", lambda part: part.parameters),
+    ("component", "part of target or draft", lambda counts, name, *_: name),
+    ("parameters", "number of its parameters", lambda counts, name, parameters, role: parameters),
     ("of_target_layers", "this number divided by that of the target's layers",
-     lambda part: part.parameters / part.of["target_layers"]),
-    ("role", "what the part does", lambda part: part.role),
+     lambda counts, name, parameters, role: parameters / counts["target_layers"]),
+    ("role", "what the part does", lambda *case: case[-1]),
 ))
 
 
 def parameter_rows(counts: ParameterCounts) -> list[dict]:
     """A row for each part of target and draft."""
     taps, hidden, tied = len(counts["tapped_layers"]), counts["hidden_size"], counts["tied"]
-    return PARAMETERS.rows(ComponentParameters(name, parameters, counts, role) for name, parameters, role in (
+    return PARAMETERS.rows((counts, *part) for part in (
         (f"target: {counts['num_target_layers']} layers", counts["target_layers"], "deep processing"),
         ("target: embedding", counts["embedding"], "shared with the draft"),
         ("target: head", counts["head"], "shared with the draft" + (", same weights as the embedding" if tied else "")),
@@ -412,55 +278,50 @@ def parameter_rows(counts: ParameterCounts) -> list[dict]:
     ))
 
 
-class Extent(NamedTuple):
-    """A run with at least one measured answer: its setting, and what was measured."""
-
-    setting: Mapping[str, Any]
-    counts: ParameterCounts
-    records: Sequence[dict]
-
-    @property
-    def measured(self) -> list[dict]:
-        """The records with tokens."""
-        return [record for record in self.records if "skipped" not in record]
-
-    @property
-    def target_parameters(self) -> int:
-        """Parameters of the target."""
-        counts = self.counts
-        head = 0 if counts["tied"] else counts["head"]
-        return counts["target_layers"] + counts["embedding"] + head + counts["target_other"]
-
-
-CONFIGURATION = Table("configuration", (
-    ("dataset", "name of the dataset", lambda run: run.setting["dataset"]),
-    ("answers", "`probe.answers`", lambda run: run.setting["answers"]),
-    ("context", "`probe.context`", lambda run: run.setting["context"]),
-    ("reinject_every", "`probe.reinject_every`", lambda run: run.setting["reinject_every"]),
-    ("seed", "`seed`", lambda run: run.setting["seed"]),
+CONFIGURATION = Table("configuration", (  # of a run with at least one measured answer
+    ("dataset", "name of the dataset", lambda config, *_: name_of(config.dataset)),
+    ("answers", "`probe.answers`", lambda config, *_: config.probe.answers),
+    ("context", "`probe.context`", lambda config, *_: config.probe.context),
+    ("reinject_every", "`probe.reinject_every`", lambda config, *_: config.probe.reinject_every),
+    ("seed", "`seed`", lambda config, *_: config.seed),
     ("target_parameters", "parameters of the target; a head that is the embedding counts once",
-     lambda run: run.target_parameters),
+     lambda _, counts, *__: counts["target_layers"] + counts["embedding"] + counts["target_other"]
+     + (0 if counts["tied"] else counts["head"])),
     ("draft_parameters", "parameters of the draft without the target's embedding and head",
-     lambda run: run.counts["draft_fc"] + run.counts["draft_layers"] + run.counts["draft_norms"]),
-    ("hidden_size", "width of both", lambda run: run.counts["hidden_size"]),
-    ("target_layers", "layers of the target", lambda run: run.counts["num_target_layers"]),
-    ("draft_layers", "layers of the draft", lambda run: run.counts["num_draft_layers"]),
+     lambda _, counts, *__: counts["draft_fc"] + counts["draft_layers"] + counts["draft_norms"]),
+    ("hidden_size", "width of both", lambda _, counts, *__: counts["hidden_size"]),
+    ("target_layers", "layers of the target", lambda _, counts, *__: counts["num_target_layers"]),
+    ("draft_layers", "layers of the draft", lambda _, counts, *__: counts["num_draft_layers"]),
     ("reads_layers", "layers of the target that the draft reads, from 0",
-     lambda run: ", ".join(map(str, run.counts["tapped_layers"]))),
-    ("block_size", "tokens of a block, with the known one", lambda run: run.measured[0]["block_size"]),
-    ("problems", "measured answers", lambda run: len(run.measured)),
-    ("skipped", "answers that were left out", lambda run: skipped(run.records)),
-    ("blocks", "measured blocks", lambda run: sum(max(record["block"]) + 1 for record in run.measured)),
-    ("tokens", "compared tokens", lambda run: sum(len(record["block"]) for record in run.measured)),
+     lambda _, counts, *__: ", ".join(map(str, counts["tapped_layers"]))),
+    ("block_size", "tokens of a block, with the known one", lambda *case: case[-1][0]["block_size"]),
+    ("problems", "measured answers", lambda *case: len(case[-1])),
+    ("skipped", "answers that were left out", lambda config, counts, records, kept: len(records) - len(kept)),
+    ("blocks", "measured blocks", lambda *case: sum(max(record["block"]) + 1 for record in case[-1])),
+    ("tokens", "compared tokens", lambda *case: sum(len(record["block"]) for record in case[-1])),
 ))
 
 ALL = (VALUES, OVERALL, CONFIDENCE, DECOMPOSITION, BLOCKS, REINJECTION, PARAMETERS, CONFIGURATION, BLOCK_CURVES,
        POSITION_CURVES)
 
 
-def _count(modules: Iterable[torch.nn.Module]) -> int:
-    """Number of parameters of the modules; shared parameters count once."""
-    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
+def summary(config: Config, records: list[dict]) -> Summary:
+    """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
+
+    Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
+    """
+    probe: Any = config.probe
+    tokens = Tokens(records, probe.context, probe.reinject_every)
+    found, kept = rows(tokens), [record for record in records if "skipped" not in record]
+    data = {name: found.pop(name) for name in ("block_curves", "position_curves")}
+    again, found["parameters"] = found.pop("reinjection"), []
+    if again:
+        found["reinjection"] = again
+    if kept:
+        counts = kept[0]["parameters"]  # the same in all records
+        found["parameters"] = parameter_rows(counts)
+        found["configuration"] = [CONFIGURATION.row(config, counts, records, kept)]
+    return Summary(VALUES.row(records, tokens, found["decomposition"]), found, data)
 
 
 def _joined(lists: list[list], dtype: type) -> np.ndarray:

@@ -99,7 +99,7 @@ class Detected:
     """The measured answers and the AUROC of every signal. Without both right and wrong answers no signal has one."""
 
     def __init__(self, records: Sequence[dict]):
-        self.records, measured = records, [record for record in records if "skipped" not in record]
+        measured = [record for record in records if "skipped" not in record]
         self.measured = measured
         self.answers = Answers([record["problem"] for record in measured], [one["verdict"] != "correct" for one in measured])
         self.wrong = self.answers.wrong
@@ -164,17 +164,19 @@ ANSWERS = Table("answers", (
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
     ("num_skipped_not_correct", "answers among them that are not correct",
-     lambda found: sum("skipped" in record and record["verdict"] != "correct" for record in found.records)),
+     lambda records, found: sum("skipped" in record and record["verdict"] != "correct" for record in records)),
     ("num_no_answer", "measured answers without a final answer",
-     lambda found: sum(record["verdict"] == NO_ANSWER for record in found.measured)),
-    ("num_wrong", "measured answers that are wrong", lambda found: int(found.wrong.sum())),
+     lambda records, found: sum(record["verdict"] == NO_ANSWER for record in found.measured)),
+    ("num_wrong", "measured answers that are wrong", lambda records, found: int(found.wrong.sum())),
     ("best_draft", "signal of the draft with the largest AUROC, chosen on these answers",
-     lambda found: found.best_draft and found.best_draft.label),
-    ("best_draft_auroc", "its AUROC", lambda found: found.best_draft.auroc if found.best_draft else _NO_ESTIMATE),
+     lambda records, found: found.best_draft and found.best_draft.label),
+    ("best_draft_auroc", "its AUROC", lambda records, found: found.best_draft.auroc if found.best_draft else _NO_ESTIMATE),
     ("best_baseline", "signal without a draft with the largest AUROC, chosen on these answers",
-     lambda found: found.best_baseline and found.best_baseline.label),
-    ("best_baseline_auroc", "its AUROC", lambda found: found.best_baseline.auroc if found.best_baseline else _NO_ESTIMATE),
-    ("difference", "difference of the two AUROCs", lambda found: found.difference(found.best_draft, found.best_baseline)),
+     lambda records, found: found.best_baseline and found.best_baseline.label),
+    ("best_baseline_auroc", "its AUROC",
+     lambda records, found: found.best_baseline.auroc if found.best_baseline else _NO_ESTIMATE),
+    ("difference", "difference of the two AUROCs",
+     lambda records, found: found.difference(found.best_draft, found.best_baseline)),
 ))
 ALL = (VALUES, OUTCOMES, ANSWERS)
 
@@ -182,7 +184,7 @@ ALL = (VALUES, OUTCOMES, ANSWERS)
 def summary(records: Sequence[dict]) -> Summary:
     """All tables and values. AUROCs are None if all answers are right or all are wrong."""
     found = Detected(records)
-    return Summary(VALUES.row(found), {"outcomes": OUTCOMES.rows([found]),
+    return Summary(VALUES.row(records, found), {"outcomes": OUTCOMES.rows([found]),
                                        "answers": [ANSWERS.row(found, each) for each in found.detectors]}, {})
 
 

@@ -286,55 +286,36 @@ class Frequencies:
         return sum(record["accepted"][sampler] for record in self.records)
 
 
-class SamplerDraws(NamedTuple):
-    """All draws of a sampler."""
-
-    of: Frequencies
-    sampler: str
-
-
 SAMPLERS = Table("samplers", (
-    ("decoder", "rule that verifies the draft", lambda row: row.sampler.partition(" ")[0]),
-    ("fault", "mistake in it; empty for the correct rule", lambda row: row.sampler.partition(" ")[2] or None),
+    ("decoder", "rule that verifies the draft", lambda of, sampler: sampler.partition(" ")[0]),
+    ("fault", "mistake in it; empty for the correct rule", lambda of, sampler: sampler.partition(" ")[2] or None),
     ("max_deviation", "largest distance of a cell's frequency from its probability p",
-     lambda row: row.of.largest(row.sampler)),
-    ("standard_error", "standard error of the frequency that varies most", lambda row: float(row.of.error[-1])),
+     lambda of, sampler: of.largest(sampler)),
+    ("standard_error", "standard error of the frequency that varies most", lambda of, sampler: float(of.error[-1])),
     ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
-     lambda row: float(row.of.largest(row.sampler) / row.of.error[-1]) if row.of.error[-1] else None),
+     lambda of, sampler: float(of.largest(sampler) / of.error[-1]) if of.error[-1] else None),
     ("total_variation", "half of the sum of all distances of frequencies from p",
-     lambda row: 0.5 * float(np.abs(row.of.deviation[row.sampler][-1]).sum())),
+     lambda of, sampler: 0.5 * float(np.abs(of.deviation[sampler][-1]).sum())),
     ("chi_square_p", "p-value of Pearson's test that the draws come from p",
-     lambda row: _chi_square_p(row.of.counts[row.sampler][-1], row.of.p)),
+     lambda of, sampler: _chi_square_p(of.counts[sampler][-1], of.p)),
     ("acceptance", "share of drafted tokens that are accepted",
-     lambda row: row.of.accepted(row.sampler) / int(row.of.draws[-1])),
-    ("draws", "draws of the sampler", lambda row: int(row.of.draws[-1])),
+     lambda of, sampler: of.accepted(sampler) / int(of.draws[-1])),
+    ("draws", "draws of the sampler", lambda of, sampler: int(of.draws[-1])),
 ))
-
-
-class NumberedRow(NamedTuple):
-    """A cell, or a record, by its number."""
-
-    of: Frequencies
-    number: int
-
-
-def _samplers(row: NumberedRow) -> dict[str, str]:
-    return {sampler: sampler for sampler in row.of.counts}
-
-
 TOKENS = Table("tokens", (
     ("token", "number of a token, or the text of a pair of tokens; the cells with the largest p",
-     lambda row: row.of.name(row.number)),
-    ("p", "its probability under the target", lambda row: float(row.of.p[row.number])),
-    ("q", "its probability under the draft", lambda row: float(row.of.q[row.number])),
-    Each(_samplers, (("{sampler}", "frequency among the sampler's draws minus p",
-                      lambda row, sampler: float(row.of.deviation[sampler][-1, row.number])),)),
+     lambda of, number: of.name(number)),
+    ("p", "its probability under the target", lambda of, number: float(of.p[number])),
+    ("q", "its probability under the draft", lambda of, number: float(of.q[number])),
+    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
+        ("{sampler}", "frequency among the sampler's draws minus p",
+         lambda of, number, sampler: float(of.deviation[sampler][-1, number])),)),
 ))
 COURSE = Table("course", (
-    ("draws", "draws up to here", lambda row: int(row.of.draws[row.number])),
-    ("standard_error", "as in `samplers`, for so many draws", lambda row: float(row.of.error[row.number])),
-    Each(_samplers, (("{sampler}", "`max_deviation` after so many draws",
-                      lambda row, sampler: row.of.largest(sampler, row.number)),)),
+    ("draws", "draws up to here", lambda of, number: int(of.draws[number])),
+    ("standard_error", "as in `samplers`, for so many draws", lambda of, number: float(of.error[number])),
+    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
+        ("{sampler}", "`max_deviation` after so many draws", lambda of, number, sampler: of.largest(sampler, number)),)),
 ))
 VALUES = Table("values", (
     ("num_draws", "draws of each sampler", lambda of: int(of.draws[-1])),
@@ -350,9 +331,9 @@ def summary(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], reco
     """The summary of records; see `Frequencies`."""
     of = Frequencies(p, q, name, records)
     shown = np.sort(np.argsort(-p, kind="stable")[:_SHOWN])
-    return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows(SamplerDraws(of, sampler) for sampler in of.counts)},
-                   {"tokens": TOKENS.rows(NumberedRow(of, cell) for cell in shown),
-                    "course": COURSE.rows(NumberedRow(of, row) for row in range(len(records)))})
+    return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows((of, sampler) for sampler in of.counts)},
+                   {"tokens": TOKENS.rows((of, cell) for cell in shown),
+                    "course": COURSE.rows((of, row) for row in range(len(records)))})
 
 
 def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:

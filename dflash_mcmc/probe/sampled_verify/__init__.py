@@ -20,7 +20,8 @@ from typing_extensions import TypedDict
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
-from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT
+from dflash_mcmc.probe.sampled_verify import arms
+from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, AgentPrompt, Arm, GenerationTask
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.runner import build, cost
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
-    from dflash_mcmc.probe.sampled_verify.arms import AgentPrompt, Arm, GenerationTask
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
 _CANNOT_MASK = "flash_attention_2"
@@ -124,9 +124,7 @@ class SampledVerify(Probe):
 
     def arms(self) -> list[Arm]:
         """The decoders, plain decoding first."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
-        return [arms.Arm(name) for name in (arms.PLAIN, arms.SAME_KEY, arms.MATCH, *self.faults)]
+        return [Arm(name) for name in (arms.PLAIN, arms.SAME_KEY, arms.MATCH, *self.faults)]
 
     def units(self, config: Config) -> list[Unit]:
         """The generations of all workloads. Names of long and agent units have the workload in parentheses."""
@@ -155,8 +153,6 @@ class SampledVerify(Probe):
 
     def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
         model = config.model.load(work.device)
         drafter = config.draft.load(model)
         prompt = self.agent_prompt(config, model)
@@ -184,8 +180,6 @@ class SampledVerify(Probe):
 
     def agent_prompt(self, config: Config, model: LanguageModel) -> AgentPrompt:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:
                 return model.encode("\n".join(message["content"] for message in messages), True)
@@ -205,14 +199,10 @@ class SampledVerify(Probe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
         return arms.summary(records)
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
-        from dflash_mcmc.probe.sampled_verify import arms
-
         return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
     def _sampler(self, config: Config, temperature: float) -> Sampler:
@@ -221,8 +211,6 @@ class SampledVerify(Probe):
     def _tasks(self, config: Config, model: LanguageModel, prompt: AgentPrompt,
                units: Sequence[Unit]) -> dict[Unit, GenerationTask]:
         """The task of each unit. Raises UserError for a prompt that leaves too little room."""
-        from dflash_mcmc.probe.sampled_verify.arms import GenerationTask
-
         problems = {problem.id: problem for problem in config.dataset.problems()}
         named = {unit: unit.problem.removeprefix("(long) ") for unit in units if unit.problem != "(agent)"}
         prompts = build.prompts(config, model, [problems[name] for name in named.values()])

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -297,45 +297,24 @@ WORKLOADS = {table.name: table for table in (
 )}
 
 
-class SameKey(NamedTuple):
-    """Pairs of generations by plain decoding and by sample and match with the same random numbers."""
-
-    workload: str
-    temperature: float
-    pairs: list[tuple[Generation, Generation]]
-
-
 SAME = Table("same_key", (
-    ("workload", "`short`, `long` or `agent`", lambda row: row.workload),
-    ("temperature", "temperature of the draws", lambda row: row.temperature),
+    ("workload", "`short`, `long` or `agent`", lambda workload, temperature, pairs: workload),
+    ("temperature", "temperature of the draws", lambda workload, temperature, pairs: temperature),
     ("equal", "generations by sample and match that equal plain decoding with the same random numbers",
-     lambda row: sum(one.tokens == other.tokens for one, other in row.pairs)),
-    ("n", "pairs that were compared", lambda row: len(row.pairs)),
+     lambda workload, temperature, pairs: sum(one.tokens == other.tokens for one, other in pairs)),
+    ("n", "pairs that were compared", lambda workload, temperature, pairs: len(pairs)),
 ))
-
-
-class SampledVerifyResult(NamedTuple):
-    """All records, the rows of the workloads' tables, and the rows of `same_key`."""
-
-    records: Sequence[dict]
-    tables: dict[str, list[dict]]
-    same: list[dict]
-
-    def matched(self) -> dict[str, dict]:
-        """The rows of sample and match, by workload and temperature."""
-        return {f"{name}/{row['temperature']:g}": row
-                for name, rows in self.tables.items() for row in rows if row["decoder"] == MATCH}
-
-
 VALUES = Table("values", (
     ("num_failed", "generations that a decoder could not draw",
-     lambda result: sum("failure" in cell for record in result.records for cell in record["cells"])),
+     lambda records, tables, same: sum("failure" in cell for record in records for cell in record["cells"])),
     ("equal_with_same_key", "generations by sample and match that equal plain decoding with the same random numbers",
-     lambda result: sum(row["equal"] for row in result.same)),
-    ("pairs_with_same_key", "pairs that were compared for this", lambda result: sum(row["n"] for row in result.same)),
-    Each(lambda result: result.matched(), tuple(
+     lambda records, tables, same: sum(row["equal"] for row in same)),
+    ("pairs_with_same_key", "pairs that were compared for this",
+     lambda records, tables, same: sum(row["n"] for row in same)),
+    Each(lambda records, tables, same: {f"{name}/{row['temperature']:g}": row for name, rows in tables.items()
+                                        for row in rows if row["decoder"] == MATCH}, tuple(
         (f"{{workload}}/{{temperature}}/{column}", "see the table of the workload, for sample and match",
-         lambda _, row, column=column: row[column]) for column in ("tokens_per_forward", "speed_ratio", "histogram_p"))),
+         lambda *case, column=column: case[-1][column]) for column in ("tokens_per_forward", "speed_ratio", "histogram_p"))),
 ))
 ALL = (VALUES, *WORKLOADS.values(), SAME)
 
@@ -346,8 +325,9 @@ def summary(records: Sequence[dict]) -> Summary:
     # `same_key` is no row of a workload, because it is not an independent sample.
     tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
               for name, of in drawn.items() if of}
-    same = SAME.rows(pairs for name, of in drawn.items() for pairs in _same(name, of))
-    return Summary(VALUES.row(SampledVerifyResult(records, tables, same)), {**tables, "same_key": same}, {})
+    same = SAME.rows((name, temperature, list(zip(of[temperature, PLAIN], of[temperature, SAME_KEY], strict=True)))
+                     for name, of in drawn.items() for temperature in dict.fromkeys(temperature for temperature, _ in of))
+    return Summary(VALUES.row(records, tables, same), {**tables, "same_key": same}, {})
 
 
 def _generations(records: Sequence[dict], workload: str) -> Generations:
@@ -360,12 +340,6 @@ def _generations(records: Sequence[dict], workload: str) -> Generations:
                     record["problem"], record["chain"], cell["tokens"], cell["target_forwards"], seconds,
                     record["prompt_tokens"], cell.get("tool_call")))
     return drawn
-
-
-def _same(workload: str, drawn: Generations) -> Iterator[SameKey]:
-    """The pairs of each temperature."""
-    for temperature in dict.fromkeys(temperature for temperature, _ in drawn):
-        yield SameKey(workload, temperature, list(zip(drawn[temperature, PLAIN], drawn[temperature, SAME_KEY], strict=True)))
 
 
 def _rate(own: Sequence[Generation]) -> float:

@@ -20,6 +20,7 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of
 from dflash_mcmc.rng import Key
@@ -195,18 +196,23 @@ class SpeculativeMCMC(ProblemProbe):
 
     def summarise(self, config: Config, records: list[dict]) -> Summary:
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
-        from dflash_mcmc.probe.speculative_mcmc import tables
-
         summary = tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
         if all("skipped" in record for record in records):
             return summary
-        return summary._replace(tables={**summary.tables, **tables.of_run(config, self.temperatures(), records)})
+        return summary._replace(tables={**summary.tables, **tables.of_run(config, records)})
 
     def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
+        from matplotlib.figure import Figure
+
         if not summary.tables:
             return {}
-        return {"fig_bimodality": _bimodality(summary), "fig_proposals": _overview(summary)}
+        figure = Figure(figsize=(10.0, 6.6), layout="constrained")
+        axes = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
+        for name, draw in (("tokens", _draw_tokens), ("positions", _draw_positions), ("moves", _draw_moves),
+                           ("speed", _draw_speed)):
+            draw(axes[name], summary)
+        return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
         """The record of an answer. Its lists have an entry per predicted token or per block. Raises NotNumbers."""
@@ -325,35 +331,20 @@ def _bimodality(summary: Summary) -> Figure:
     rows = summary.tables["aggregate"]
     names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
     figure = Figure(figsize=(2.9 * len(names), 3.2), layout="constrained")
+    edges, looks = np.linspace(0.0, 1.0, 21).tolist(), (("joint", {"color": RIGHT, "alpha": 0.55}),
+                                                        ("reference", {"histtype": "step", "color": INK}))
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-        _histogram(axes, [row for row in summary.data["blocks"] if (row["proposal"], row["temperature"]) == name],
-                   summary.number("acceptance_floor"))
-        axes.set_title(_label(*name))
+        for weights, look in looks:
+            mine = [row["acceptance"] for row in summary.data["blocks"]
+                    if (row["proposal"], row["temperature"], row["weights"]) == (*name, weights)]
+            if mine:
+                axes.hist(mine, edges, weights=np.full(len(mine), 1.0 / len(mine)), label=f"{weights} weights", **look)
+        axes.axvline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2,
+                     label="floor (stuck chain)")
+        axes.set(xlim=(0.0, 1.0), title=_label(*name))
     figure.supxlabel("simulated acceptance of a block", fontsize=9)
     figure.axes[0].set_ylabel(f"share of {summary.values['num_blocks']:,} blocks")
     figure.axes[0].legend(loc="upper center")
-    return figure
-
-
-def _histogram(axes: Axes, blocks: list[dict], floor: float) -> None:
-    edges = np.linspace(0.0, 1.0, 21).tolist()
-    for weights, look in (("joint", {"color": RIGHT, "alpha": 0.55}), ("reference", {"histtype": "step", "color": INK})):
-        mine = [row["acceptance"] for row in blocks if row["weights"] == weights]
-        if mine:
-            axes.hist(mine, edges, weights=np.full(len(mine), 1.0 / len(mine)), label=f"{weights} weights", **look)
-    axes.axvline(floor, color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
-    axes.set(xlim=(0.0, 1.0))
-
-
-def _overview(summary: Summary) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 6.6), layout="constrained")
-    axes = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
-    _draw_tokens(axes["tokens"], summary)
-    _draw_positions(axes["positions"], summary)
-    _draw_moves(axes["moves"], summary)
-    _draw_speed(axes["speed"], summary)
     return figure
 
 

@@ -5,21 +5,20 @@ A proposal is a block of the draft, or of the target token by token. A simulated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Table
-from dflash_mcmc.probe.speculative_mcmc.weighing import Columns, ProposalKind, ProposedBlocks, Speed, acceptance_floor
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.model.files import CheckpointSize
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 _TOKEN_PERCENTILES = (5, 25, 50, 75, 95)
@@ -27,20 +26,171 @@ THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)
 EASY, HARD = 0.7, 0.1
 """A block is easy if its acceptance is larger than EASY, and hard if it is smaller than HARD (section 3.2)."""
 
+
+
+def acceptance_floor(samples: int) -> float:
+    """Mean result of `simulate` if the weights are so uneven that a chain only moves to a new maximum.
+
+    The k-th sample is a new maximum with probability 1/k, whatever the weights: (1/2 + ... + 1/samples) / (samples - 1). A
+    simulated acceptance of this size therefore means that the chain is stuck.
+    """
+    return sum(1.0 / k for k in range(2, samples + 1)) / (samples - 1)
+
+
+def chance_of_moves(rate: float, steps: int, least: int) -> float:
+    """Probability of at least `least` moves in `steps` independent steps that each move with probability `rate`."""
+    fewer = (math.comb(steps, k) * rate**k * (1.0 - rate) ** (steps - k) for k in range(least))
+    return 1.0 - sum(fewer) if least <= steps else 0.0
+
+
+class ProposalKind(NamedTuple):
+    """A proposal and its kind of weights, which identify the rows of the tables."""
+
+    name: str
+    """A temperature of the draft, or `target`."""
+    weights: str
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the target proposes, token by token."""
+        return self.name == "target"
+
+
+class Columns:
+    """The measured records as columns over tokens and over blocks, with the problem of each token and block."""
+
+    def __init__(self, records: list[dict]):
+        self.records, self.measured = records, [record for record in records if "skipped" not in record]
+        sizes = [(record["problem"], record["blocks"], record["block_size"] - 1) for record in self.measured]
+        self.blocks = Clusters([problem for problem, count, _ in sizes for _ in range(count)])
+        self.record = np.repeat(np.arange(len(sizes)), [count for _, count, _ in sizes])
+        """The index of each block's record."""
+        self.tokens = Clusters([problem for problem, count, n in sizes for _ in range(count * n)])
+        self.drafted = self.measured[0]["block_size"] - 1 if self.measured else 0
+        """Proposed tokens per block: all but the anchor."""
+        self.number = np.array([number for _, count, _ in sizes for number in range(count)])
+        first = self.measured[0]["proposals"] if self.measured else {}
+        self.temperatures = [name for name in first if name != "target"]
+        self.proposals = [ProposalKind(name, weights) for name in first for weights in ("reference", "joint")
+                          if weights in first[name]]
+
+    def of_tokens(self, name: str, column: str) -> np.ndarray:
+        """The column `kl` or `tvd` at a draft temperature. The name `p` is for the unsharpened target."""
+        return self._joined(lambda record: (record["p"] if name == "p" else record["proposals"][name])[column])
+
+    def of_blocks(self, proposal: ProposalKind, column: str) -> np.ndarray:
+        """A column of the simulated chains, one value per block."""
+        return self._joined(lambda record: record["proposals"][proposal.name][proposal.weights][column])
+
+    def _joined(self, values: Callable[[dict], list[float]]) -> np.ndarray:
+        return np.array([value for record in self.measured for value in values(record)])
+
+    def products(self, name: str) -> np.ndarray:
+        """The product of the tokens' acceptances 1 - TVD, for each block."""
+        of_records = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
+                      for record in self.measured]
+        return np.concatenate(of_records) if of_records else np.empty(0)
+
+    @property
+    def sharpest(self) -> ProposalKind:
+        """The draft at its lowest temperature, with joint weights if there are any."""
+        joint = ProposalKind(self.temperatures[-1], "joint")
+        return joint if joint in self.proposals else joint._replace(weights="reference")
+
+
+class Speed:
+    """Proposals per second, and accepted proposals per second. Intervals come from one joint bootstrap over problems.
+
+    A timed problem counts once, whatever its length. Acceptance is the mean over all blocks, timed or not.
+
+    Args:
+        rows: number of chains that proposed at once; timings of other batch sizes are left out.
+    """
+
+    def __init__(self, columns: Columns, rows: int):
+        timed = [record if rows and record.get("timed_rows") == rows else {} for record in columns.measured]
+        self._problems, self._record = Clusters([record["problem"] for record in columns.measured]), columns.record
+        self._timed = np.array([bool(record) for record in timed], float)
+        self._seconds = {kind: np.array([record.get(f"seconds_{kind}", 0.0) for record in timed])
+                         for kind in ("target", "draft")}
+        self.rows, self.num_timed = rows, int(self._timed.sum())
+
+    def proposals(self, proposal: ProposalKind) -> IntervalEstimate:
+        """Proposals per second."""
+        return self._with_ends(self._problems.ratio(self._timed, self._of(proposal)))
+
+    def against_target(self, proposal: ProposalKind) -> IntervalEstimate:
+        """Speed relative to the target's proposals."""
+        return self._with_ends(self._problems.ratio(self._seconds["target"], self._of(proposal)))
+
+    def bought(self, proposal: ProposalKind, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
+        """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
+        here = np.ones(len(values), bool) if here is None else here
+        sums, counts = (np.bincount(self._record, column, len(self._timed)) for column in (values * here, here))
+
+        def of(weights: np.ndarray) -> np.ndarray:
+            with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no timed problems or no selected blocks
+                return (weights @ sums) / (weights @ counts) * (weights @ self._timed) / (weights @ self._of(proposal))
+
+        return self._with_ends(self._problems.statistic(of))
+
+    def _with_ends(self, speed: IntervalEstimate) -> IntervalEstimate:
+        """The estimate, without an interval if only one problem was timed: its seconds would be the same in all resamples."""
+        return speed if self.num_timed > 1 else speed._replace(low=None, high=None)
+
+    def _of(self, proposal: ProposalKind) -> np.ndarray:
+        return self._seconds["target" if proposal.name == "target" else "draft"]
+
+
+class ProposedBlocks:
+    """The blocks of a proposal, or those that `here` selects."""
+
+    def __init__(self, columns: Columns, proposal: ProposalKind, here: np.ndarray | None = None):
+        self.columns, self.proposal = columns, proposal
+        self.here = np.ones(columns.blocks.size, bool) if here is None else here
+        self.clusters = columns.blocks if here is None else columns.blocks.among(here)
+
+    def values(self, column: str) -> np.ndarray:
+        """A value of each block."""
+        return self.columns.of_blocks(self.proposal, column)[self.here]
+
+    def mean(self, column: str) -> IntervalEstimate:
+        """Mean over the blocks."""
+        return self.clusters.mean(self.values(column))
+
+    @cached_property
+    def median(self) -> IntervalEstimate:
+        """Median of the simulated acceptance. Like all quantiles here it is an observation."""
+        return self.clusters.quantiles(self.values("acceptance"), [0.5])[0]
+
+    def of_tokens(self, column: str) -> np.ndarray:
+        """`kl` or `tvd` of each token."""
+        return self.columns.of_tokens(self.proposal.name, column)
+
+    def token_mean(self, column: str, of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> object:
+        """Mean over all tokens. The target has no distance to itself."""
+        return ABSENT if self.proposal.is_target else self.columns.tokens.mean(of(self.of_tokens(column)))
+
+
+def _percentiles(clusters: Clusters, values: np.ndarray, percents: Sequence[int]) -> dict[str, IntervalEstimate]:
+    estimates = clusters.quantiles(values, [percent / 100 for percent in percents])
+    return {f"{percent}": estimate for percent, estimate in zip(percents, estimates, strict=True)}
+
+
 _PROPOSAL = (
-    ("proposal", "`draft` or `target`", lambda row: "target" if row.proposal.is_target else "draft"),
+    ("proposal", "`draft` or `target`", lambda row, *_: "target" if row.proposal.is_target else "draft"),
     ("temperature", "temperature of the draft; empty for the target, which draws from p^alpha token by token",
-     lambda row: None if row.proposal.is_target else float(row.proposal.name)),
+     lambda row, *_: None if row.proposal.is_target else float(row.proposal.name)),
     ("weights", "target's probabilities in log w: `joint` given the drawn tokens, `reference` given the measured answer's",
-     lambda row: row.proposal.weights),
+     lambda row, *_: row.proposal.weights),
 )
-_BLOCKS = ("blocks", "blocks of the row", lambda row: row.n)
+_BLOCKS = ("blocks", "blocks of the row", lambda row, *_: int(row.here.sum()))
 _TOKENS = ("tokens", "predicted tokens of the row; empty for the target, which has no distance to itself",
-           lambda row: row.num_tokens)
+           lambda row, *_: ABSENT if row.proposal.is_target else int(row.here.sum()) * row.columns.drafted)
 _TVD = "total variation distance of the draft from the sharpened target p^alpha"
 _OF_BLOCKS = (
-    ("acceptance", "mean share of a simulated chain's proposals that are accepted", lambda row: row.mean("acceptance")),
-    ("acceptance_median", "median of this share over blocks", lambda row: row.median),
+    ("acceptance", "mean share of a simulated chain's proposals that are accepted", lambda row, *_: row.mean("acceptance")),
+    ("acceptance_median", "median of this share over blocks", lambda row, *_: row.median),
 )
 
 AGGREGATE = Table("aggregate", (  # section 3.1
@@ -70,7 +220,7 @@ BASELINE = Table("baseline", (  # section 2.4: the draft at temperature 1 agains
 ))
 PERCENTILES_OF_BLOCKS = Table("percentiles", (  # section 3.2
     *_PROPOSAL,
-    Each(lambda row: row.quantiles(PERCENTILES), (
+    Each(lambda row: _percentiles(row.clusters, row.values("acceptance"), PERCENTILES), (
         ("p{level}", "percentile of the blocks' simulated acceptance", lambda _, estimate: estimate),)),
     _BLOCKS,
 ))
@@ -83,283 +233,174 @@ SHARES = Table("thresholds", (  # section 3.2
 ))
 POSITIONS = Table("positions", (  # section 3.3
     *_PROPOSAL,
-    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`", lambda row: row.label[0]),
-    ("from", "number of the first of these blocks in the answer, from 0", lambda row: row.label[1]),
-    ("to_below", "end of their numbers, exclusive; empty for late blocks", lambda row: row.label[2]),
+    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`",
+     lambda row, position, first, end: position),
+    ("from", "number of the first of these blocks in the answer, from 0", lambda row, position, first, end: first),
+    ("to_below", "end of their numbers, exclusive; empty for late blocks", lambda row, position, first, end: end),
     *_OF_BLOCKS,
-    ("kl", "mean KL(p^alpha || q) of a token, nats", lambda row: row.kl),
+    ("kl", "mean KL(p^alpha || q) of a token, nats",
+     lambda row, *_: ABSENT if row.proposal.is_target else row.clusters.mean(
+         row.of_tokens("kl").reshape(row.columns.blocks.size, -1)[row.here].mean(axis=1))),
     _BLOCKS, _TOKENS,
 ))
 _CHAIN_STEPS = 10
 """Steps of a chain in the table of convergence, as in the document."""
-# The document uses the median acceptance in a binomial distribution.
+# The document uses the median acceptance in a binomial distribution. The probability increases with the rate, so it maps the
+# ends of the rate's interval to the ends of its own. Blocks differ, and not every accepted proposal is a move.
 CONVERGENCE = Table("convergence", (  # section 4.3
     *_PROPOSAL,
     ("steps", "steps of a chain", lambda row: _CHAIN_STEPS),
     Each(lambda row: {"once": 1, "three_times": 3}, (
         ("median_{count}", "probability of one move, or of three, if every step moves with the median acceptance",
-         lambda row, least: row.moves_at_median(_CHAIN_STEPS, least)),
+         lambda row, least: row.median.mapped(partial(chance_of_moves, steps=_CHAIN_STEPS, least=least))),
         ("blocks_{count}", "the same with each block's own rate of moves, mean over blocks",
-         lambda row, least: row.moves_of_blocks(_CHAIN_STEPS, least)),
+         lambda row, least: row.clusters.mean(
+             np.array([chance_of_moves(rate, _CHAIN_STEPS, least) for rate in row.values("moved")]))),
     )),
     _BLOCKS,
 ))
 
 
-class Law:
-    """A law that the draft is compared with: the unsharpened target `p` at temperature 1, or p^alpha for a temperature."""
-
-    def __init__(self, columns: Columns, name: str):
-        self.columns, self.name = columns, name
-        self.acceptance = 1.0 - columns.of_tokens(name, "tvd")
-
-    def quantiles(self) -> dict[str, IntervalEstimate]:
-        """Percentiles of the tokens' acceptance 1 - TVD."""
-        estimates = self.columns.tokens.quantiles(self.acceptance, [level / 100 for level in _TOKEN_PERCENTILES])
-        return {f"{level}": estimate for level, estimate in zip(_TOKEN_PERCENTILES, estimates, strict=True)}
-
-    @cached_property
-    def ordered(self) -> np.ndarray:
-        """The acceptances in order."""
-        return np.sort(self.acceptance)
+def _temperature(name: str) -> float:
+    return 1.0 if name == "p" else float(name)
 
 
-def _temperature(law: Law) -> float:
-    return 1.0 if law.name == "p" else float(law.name)
-
-
+# Rows of a law that the draft is compared with: the unsharpened target `p` at temperature 1, or p^alpha for a temperature.
 TOKENS = Table("tokens", (  # section 3.4
     ("against", "law that the draft is compared with: the sharpened `p^alpha`, or `p`",
-     lambda law: "p" if law.name == "p" else "p^alpha"),
-    ("temperature", "temperature of the draft", _temperature),
-    Each(lambda law: law.quantiles(), (
-        ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda _, estimate: estimate),)),
-    ("tokens", "predicted tokens", lambda law: law.columns.tokens.size),
+     lambda columns, law: "p" if law == "p" else "p^alpha"),
+    ("temperature", "temperature of the draft", lambda columns, law: _temperature(law)),
+    Each(lambda columns, law: _percentiles(columns.tokens, 1.0 - columns.of_tokens(law, "tvd"), _TOKEN_PERCENTILES), (
+        ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda *case: case[-1]),)),
+    ("tokens", "predicted tokens", lambda columns, law: columns.tokens.size),
+))
+TOKEN_ACCEPTANCE = Table("token_acceptance", (
+    ("against", "as in `tokens`", lambda law, *_: "p" if law == "p" else "p^alpha"),
+    ("temperature", "temperature of the draft", lambda law, *_: _temperature(law)),
+    ("acceptance", "a value of 1 - total variation distance", lambda law, acceptance, _: float(acceptance)),
+    ("share", "share of tokens with at most this acceptance",
+     lambda law, acceptance, ordered: float(np.searchsorted(ordered, acceptance + 1e-9, side="right") / len(ordered))),
 ))
 
 
-class BlockWeights(NamedTuple):
-    """Both kinds of weights of the draft's blocks at a temperature: joint (given the drawn tokens), and reference."""
-
-    columns: Columns
-    name: str
-
-    def difference(self, column: str) -> np.ndarray:
-        """Joint minus reference, for each block."""
-        reference, joint = (self.columns.of_blocks(ProposalKind(self.name, weights), column)
-                            for weights in ("reference", "joint"))
-        return joint - reference
-
-    def mean(self, column: str) -> IntervalEstimate:
-        """The mean difference."""
-        return self.columns.blocks.mean(self.difference(column))
+def _difference(columns: Columns, name: str, column: str) -> np.ndarray:
+    """Joint minus reference weights of the draft's blocks at a temperature, for each block."""
+    reference, joint = (columns.of_blocks(ProposalKind(name, weights), column) for weights in ("reference", "joint"))
+    return joint - reference
 
 
 WEIGHTS = Table("weights", (
-    ("temperature", "temperature of the draft", lambda row: float(row.name)),
+    ("temperature", "temperature of the draft", lambda columns, name: float(name)),
     ("log_w_difference", "mean of log w with joint weights minus log w with reference weights, nats",
-     lambda row: row.mean("log_w")),
-    ("log_w_std_difference", "this difference for the standard deviation of log w, nats", lambda row: row.mean("log_w_std")),
-    ("acceptance_difference", "this difference for the simulated acceptance", lambda row: row.mean("acceptance")),
+     lambda columns, name: columns.blocks.mean(_difference(columns, name, "log_w"))),
+    ("log_w_std_difference", "this difference for the standard deviation of log w, nats",
+     lambda columns, name: columns.blocks.mean(_difference(columns, name, "log_w_std"))),
+    ("acceptance_difference", "this difference for the simulated acceptance",
+     lambda columns, name: columns.blocks.mean(_difference(columns, name, "acceptance"))),
     ("acceptance_apart_difference", "mean absolute value of the difference in acceptance",
-     lambda row: row.columns.blocks.mean(np.abs(row.difference("acceptance")))),
-    ("moved_difference", "this difference for the share of proposals that move", lambda row: row.mean("moved")),
-    ("blocks", "blocks of the row", lambda row: row.columns.blocks.size),
+     lambda columns, name: columns.blocks.mean(np.abs(_difference(columns, name, "acceptance")))),
+    ("moved_difference", "this difference for the share of proposals that move",
+     lambda columns, name: columns.blocks.mean(_difference(columns, name, "moved"))),
+    ("blocks", "blocks of the row", lambda columns, _: columns.blocks.size),
 ))
-
-
-class Timed(NamedTuple):
-    """A proposal with its measured speed. The document assumed a speed of 8 and an acceptance for the target."""
-
-    blocks: ProposedBlocks
-    speed: Speed
-
-    @property
-    def proposal(self) -> ProposalKind:
-        """The proposal."""
-        return self.blocks.proposal
-
-    def bought(self, column: str) -> IntervalEstimate:
-        """A rate for each second."""
-        return self.speed.bought(self.proposal, self.blocks.values(column))
-
-
 _COUNTS = (
     ("timed_problems", "problems whose proposals were timed",
-     lambda row: row.speed.num_timed if row.speed.num_timed else ABSENT),
-    ("timed_rows", "chains that proposed at once", lambda row: row.speed.rows if row.speed.num_timed else ABSENT),
+     lambda _, speed, *__: speed.num_timed if speed.num_timed else ABSENT),
+    ("timed_rows", "chains that proposed at once", lambda _, speed, *__: speed.rows if speed.num_timed else ABSENT),
 )
-THROUGHPUT = Table("throughput", (  # section 5.1
+THROUGHPUT = Table("throughput", (  # section 5.1: the document assumed a speed of 8 and an acceptance for the target
     *_PROPOSAL,
-    ("proposals_per_second", "proposals for each second", lambda row: row.speed.proposals(row.proposal)),
-    ("speed", "this rate divided by that of the target's proposals", lambda row: row.speed.against_target(row.proposal)),
-    ("acceptance", "mean simulated acceptance of blocks", lambda row: row.blocks.mean("acceptance")),
-    ("accepts_per_second", "accepted proposals for each second", lambda row: row.bought("acceptance")),
-    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row: row.blocks.mean("moved")),
-    ("moves_per_second", "such proposals for each second", lambda row: row.bought("moved")),
-    ("blocks", "blocks of the row", lambda row: row.blocks.n),
-    *_COUNTS,
+    ("proposals_per_second", "proposals for each second", lambda row, speed: speed.proposals(row.proposal)),
+    ("speed", "this rate divided by that of the target's proposals", lambda row, speed: speed.against_target(row.proposal)),
+    ("acceptance", "mean simulated acceptance of blocks", lambda row, _: row.mean("acceptance")),
+    ("accepts_per_second", "accepted proposals for each second",
+     lambda row, speed: speed.bought(row.proposal, row.values("acceptance"))),
+    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row, _: row.mean("moved")),
+    ("moves_per_second", "such proposals for each second", lambda row, speed: speed.bought(row.proposal, row.values("moved"))),
+    _BLOCKS, *_COUNTS,
 ))
 
 
-class Stratum(NamedTuple):
-    """Blocks of one difficulty, by the acceptance of the draft at its lowest temperature."""
-
-    columns: Columns
-    speed: Speed
-    difficulty: str
-    here: np.ndarray
-
-    def proposals(self) -> dict[str, ProposalKind]:
-        """The draft at its lowest temperature, and the target if it proposes, too."""
-        target = ProposalKind("target", "joint")
-        return {"draft": _sharpest(self.columns), **({"target": target} if target in self.columns.proposals else {})}
-
-    def mean(self, proposal: ProposalKind, column: str) -> IntervalEstimate:
-        """Mean over these blocks."""
-        return self.columns.blocks.mean(self.columns.of_blocks(proposal, column), self.here)
-
-    def bought(self, proposal: ProposalKind, column: str) -> object:
-        """This rate for each second, if proposals were timed."""
-        if not self.speed.num_timed or not self.here.any():
-            return ABSENT
-        return self.speed.bought(proposal, self.columns.of_blocks(proposal, column), self.here)
+def _per_second(columns: Columns, speed: Speed, here: np.ndarray, proposal: ProposalKind, column: str) -> object:
+    """A rate for each second on the blocks that `here` selects, if proposals were timed."""
+    if not speed.num_timed or not here.any():
+        return ABSENT
+    return speed.bought(proposal, columns.of_blocks(proposal, column), here)
 
 
 STRATA = Table("strata", (  # section 5.2
     ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)",
-     lambda row: row.difficulty),
-    ("temperature", "the draft's lowest temperature", lambda row: float(_sharpest(row.columns).name)),
-    ("weights", "as in `aggregate`: `joint` if they were measured", lambda row: _sharpest(row.columns).weights),
-    ("share", "share of blocks", lambda row: row.columns.blocks.mean(row.here)),
-    Each(lambda row: row.proposals(), (
+     lambda columns, speed, difficulty, here: difficulty),
+    ("temperature", "the draft's lowest temperature", lambda columns, *_: float(columns.sharpest.name)),
+    ("weights", "as in `aggregate`: `joint` if they were measured", lambda columns, *_: columns.sharpest.weights),
+    ("share", "share of blocks", lambda columns, speed, difficulty, here: columns.blocks.mean(here)),
+    Each(lambda columns, *_: {"target" if proposal.is_target else "draft": proposal
+                              for proposal in (columns.sharpest, *columns.proposals)
+                              if proposal.is_target or proposal == columns.sharpest}, (
         ("{proposal}_acceptance", "mean simulated acceptance of these blocks",
-         lambda row, proposal: row.mean(proposal, "acceptance")),
+         lambda columns, speed, _, here, proposal: columns.blocks.mean(columns.of_blocks(proposal, "acceptance"), here)),
         ("{proposal}_acceptance_per_second", "accepted proposals for each second on these blocks",
-         lambda row, proposal: row.bought(proposal, "acceptance")),
+         lambda columns, speed, _, here, proposal: _per_second(columns, speed, here, proposal, "acceptance")),
         ("{proposal}_moved", "share of proposals on these blocks that are accepted and differ from the state",
-         lambda row, proposal: row.mean(proposal, "moved")),
+         lambda columns, speed, _, here, proposal: columns.blocks.mean(columns.of_blocks(proposal, "moved"), here)),
         ("{proposal}_moved_per_second", "such proposals for each second on these blocks",
-         lambda row, proposal: row.bought(proposal, "moved")),
+         lambda columns, speed, _, here, proposal: _per_second(columns, speed, here, proposal, "moved")),
     )),
-    ("blocks", "blocks of the row", lambda row: int(row.here.sum())),
+    ("blocks", "blocks of the row", lambda columns, speed, difficulty, here: int(here.sum())),
     *_COUNTS,
 ))
-
-
-class ModelSize(NamedTuple):
-    """The checkpoint of the target or of the draft."""
-
-    role: str
-    size: CheckpointSize
-    block_size: int | None
-
-
 MODELS = Table("models", (
-    ("role", "`target` or `draft`", lambda row: row.role),
-    ("name", "folder or name of the checkpoint", lambda row: row.size.name),
+    ("role", "`target` or `draft`", lambda role, size, block_size: role),
+    ("name", "folder or name of the checkpoint", lambda role, size, _: size.name),
     ("parameters", "number of parameters; a draft's are without the target's embedding and head",
-     lambda row: row.size.parameters),
-    ("hidden_size", "width", lambda row: row.size.hidden_size),
-    ("layers", "number of layers", lambda row: row.size.num_layers),
+     lambda role, size, _: size.parameters),
+    ("hidden_size", "width", lambda role, size, _: size.hidden_size),
+    ("layers", "number of layers", lambda role, size, _: size.num_layers),
     ("reads_layers", "layers of the target that the draft reads, from 0",
-     lambda row: ", ".join(map(str, row.size.reads_layers)) or None),
-    ("block_size", "tokens of a block, with the known one", lambda row: row.block_size),
+     lambda role, size, _: ", ".join(map(str, size.reads_layers)) or None),
+    ("block_size", "tokens of a block, with the known one", lambda role, size, block_size: block_size),
 ))
-
-
-class RunExtent(NamedTuple):
-    """The setting and the extent of a run."""
-
-    config: Config
-    temperatures: Sequence[float]
-    records: list[dict]
-    columns: Columns
-
-
 CONFIGURATION = Table("configuration", (
-    ("dataset", "name of the dataset", lambda run: name_of(run.config.dataset)),
-    ("problems", "measured answers", lambda run: len(run.columns.records)),
-    ("skipped", "answers that were left out", lambda run: len(run.records) - len(run.columns.records)),
-    ("blocks", "measured blocks", lambda run: run.columns.blocks.size),
-    ("tokens", "predicted tokens", lambda run: run.columns.tokens.size),
-    ("max_new_tokens", "`dataset.max_new_tokens`", lambda run: run.config.dataset.max_new_tokens),
-    ("alpha", "power of the target", lambda run: run.config.probe.alpha),
+    ("dataset", "name of the dataset", lambda config, columns: name_of(config.dataset)),
+    ("problems", "measured answers", lambda config, columns: len(columns.measured)),
+    ("skipped", "answers that were left out", lambda config, columns: len(columns.records) - len(columns.measured)),
+    ("blocks", "measured blocks", lambda config, columns: columns.blocks.size),
+    ("tokens", "predicted tokens", lambda config, columns: columns.tokens.size),
+    ("max_new_tokens", "`dataset.max_new_tokens`", lambda config, columns: config.dataset.max_new_tokens),
+    ("alpha", "power of the target", lambda config, columns: config.probe.alpha),
     ("draft_temperatures", "temperatures of the draft",
-     lambda run: ", ".join(f"{temperature:g}" for temperature in run.temperatures)),
-    ("samples", "samples of a simulated chain", lambda run: run.config.probe.num_samples),
+     lambda config, columns: ", ".join(f"{temperature:g}" for temperature in config.probe.temperatures())),
+    ("samples", "samples of a simulated chain", lambda config, columns: config.probe.num_samples),
     ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
-                        "processes and starts", lambda run: round(sum(record["seconds"] for record in run.records), 3)),
+                        "processes and starts",
+     lambda config, columns: round(sum(record["seconds"] for record in columns.records), 3)),
 ))
-
-
-class MeasuredBlock(NamedTuple):
-    """One block of a proposal."""
-
-    proposal: ProposalKind
-    number: int
-    acceptance: float
-    moved: float
-
-
 BLOCKS = Table("blocks", (
     *_PROPOSAL,
-    ("number", "number of the block in its answer, from 0", lambda block: int(block.number)),
-    ("acceptance", "its simulated acceptance", lambda block: float(block.acceptance)),
-    ("moved", "share of its proposals that are accepted and differ from the state", lambda block: float(block.moved)),
+    ("number", "number of the block in its answer, from 0", lambda row, number, *_: int(number)),
+    ("acceptance", "its simulated acceptance", lambda row, number, acceptance, moved: float(acceptance)),
+    ("moved", "share of its proposals that are accepted and differ from the state",
+     lambda row, number, acceptance, moved: float(moved)),
 ))
-
-
-class LawUpTo(NamedTuple):
-    """A law, and a value of the tokens' acceptance."""
-
-    law: Law
-    acceptance: float
-
-
-TOKEN_ACCEPTANCE = Table("token_acceptance", (
-    ("against", "as in `tokens`", lambda row: "p" if row.law.name == "p" else "p^alpha"),
-    ("temperature", "temperature of the draft", lambda row: _temperature(row.law)),
-    ("acceptance", "a value of 1 - total variation distance", lambda row: float(row.acceptance)),
-    ("share", "share of tokens with at most this acceptance",
-     lambda row: float(np.searchsorted(row.law.ordered, row.acceptance + 1e-9, side="right") / len(row.law.ordered))),
-))
-
-
-class SpeculativeMcmcResult(NamedTuple):
-    """All records, and the blocks of the draft at its lowest temperature; None without a measured answer."""
-
-    records: list[dict]
-    columns: Columns
-    num_samples: int
-    sharpest: ProposedBlocks | None
-
-    def mean(self, column: str) -> object:
-        """Mean over the blocks."""
-        return ABSENT if self.sharpest is None else float(self.sharpest.values(column).mean())
-
-    def token_mean(self, column: str) -> Any:
-        """Mean over the tokens."""
-        return ABSENT if self.sharpest is None else float(self.sharpest.of_tokens(column).mean())
-
-
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
-    ("num_blocks", "measured blocks", lambda result: result.columns.blocks.size),
-    ("num_predicted_tokens", "predicted tokens: all of a block but the known one", lambda result: result.columns.tokens.size),
+    ("num_blocks", "measured blocks", lambda _, columns, num_samples: columns.blocks.size),
+    ("num_predicted_tokens", "predicted tokens: all of a block but the known one",
+     lambda _, columns, num_samples: columns.tokens.size),
     ("acceptance_floor", "mean simulated acceptance of useless proposals, with so many samples",
-     lambda result: acceptance_floor(result.num_samples)),
-    ("token_acceptance", "mean of 1 - total variation distance over tokens, at the draft's lowest temperature",
-     lambda result: ABSENT if result.sharpest is None else 1.0 - result.token_mean("tvd")),
-    ("block_acceptance", "mean simulated acceptance of its blocks", lambda result: result.mean("acceptance")),
-    ("block_acceptance_median", "median simulated acceptance of its blocks",
-     lambda result: result.sharpest.median.value if result.sharpest else ABSENT),
-    ("block_moved", "mean share of its proposals that are accepted and differ from the state",
-     lambda result: result.mean("moved")),
-    ("kl", "mean KL(p^alpha || q) of a token at this temperature, nats", lambda result: result.token_mean("kl")),
+     lambda _, columns, num_samples: acceptance_floor(num_samples)),
 ))
-ALL = (VALUES, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS, THROUGHPUT, STRATA,
-       MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
+SHARPEST = Table("values", (  # of the blocks of the draft at its lowest temperature, where an answer was measured
+    ("token_acceptance", "mean of 1 - total variation distance over tokens, at the draft's lowest temperature",
+     lambda blocks: 1.0 - float(blocks.of_tokens("tvd").mean())),
+    ("block_acceptance", "mean simulated acceptance of its blocks", lambda blocks: float(blocks.values("acceptance").mean())),
+    ("block_acceptance_median", "median simulated acceptance of its blocks", lambda blocks: blocks.median.value),
+    ("block_moved", "mean share of its proposals that are accepted and differ from the state",
+     lambda blocks: float(blocks.values("moved").mean())),
+    ("kl", "mean KL(p^alpha || q) of a token at this temperature, nats", lambda blocks: float(blocks.of_tokens("kl").mean())),
+))
+ALL = (VALUES, SHARPEST, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS,
+       THROUGHPUT, STRATA, MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
 
 
 def summary(records: list[dict], num_samples: int, position_edges: Sequence[int], timed_rows: int) -> Summary:
@@ -369,63 +410,42 @@ def summary(records: list[dict], num_samples: int, position_edges: Sequence[int]
         timed_rows: number of chains that propose at once in the reported timings; timings of other batches are left out.
     """
     columns = Columns(records)
-    if not columns.records:
-        return Summary(VALUES.row(SpeculativeMcmcResult(records, columns, num_samples, None)), {}, {})
+    values = VALUES.row(records, columns, num_samples)
+    if not columns.measured:
+        return Summary(values, {}, {})
     every = [ProposedBlocks(columns, proposal) for proposal in columns.proposals]
-    speed = Speed(columns, timed_rows)
-    laws = [Law(columns, name) for name in ("p", *columns.temperatures)]
+    speed, laws = Speed(columns, timed_rows), ("p", *columns.temperatures)
+    positions = [(name, first, end, (columns.number >= first) & (columns.number < (end or np.inf))) for name, first, end
+                 in zip(("early", "mid", "late"), (0, *position_edges), (*position_edges, None), strict=True)]
+    acceptance = columns.of_blocks(columns.sharpest, "acceptance")
+    easy, hard = acceptance > EASY, acceptance < HARD
     tables = {
         "aggregate": AGGREGATE.rows(every),
         "baseline": BASELINE.rows([columns]),
         "percentiles": PERCENTILES_OF_BLOCKS.rows(every),
         "thresholds": SHARES.rows(every),
-        "positions": POSITIONS.rows(_by_position(columns, position_edges)),
-        "tokens": TOKENS.rows(laws),
+        "positions": POSITIONS.rows((ProposedBlocks(columns, proposal, here), *position) for proposal in columns.proposals
+                                    for *position, here in positions if here.any()),
+        "tokens": TOKENS.rows((columns, law) for law in laws),
         "convergence": CONVERGENCE.rows(every),
-        "weights": WEIGHTS.rows(BlockWeights(columns, name) for name in columns.temperatures
+        "weights": WEIGHTS.rows((columns, name) for name in columns.temperatures
                                 if ProposalKind(name, "joint") in columns.proposals),
-        "throughput": THROUGHPUT.rows(Timed(blocks, speed) for blocks in every if speed.num_timed),
-        "strata": STRATA.rows(_strata(columns, speed)),
+        "throughput": THROUGHPUT.rows((blocks, speed) for blocks in every if speed.num_timed),
+        "strata": STRATA.rows((columns, speed, *stratum) for stratum in (
+            ("easy", easy), ("middle", ~easy & ~hard), ("hard", hard))),
     }
-    data = {"blocks": BLOCKS.rows(_blocks(columns)),
-            "token_acceptance": TOKEN_ACCEPTANCE.rows(LawUpTo(law, upto) for law in laws
+    ordered = {law: np.sort(1.0 - columns.of_tokens(law, "tvd")) for law in laws}
+    data = {"blocks": BLOCKS.rows((blocks, *block) for blocks in every for block in zip(
+                columns.number, blocks.values("acceptance"), blocks.values("moved"), strict=True)),
+            "token_acceptance": TOKEN_ACCEPTANCE.rows((law, upto, ordered[law]) for law in laws
                                                       for upto in np.linspace(0.0, 1.0, 101))}
-    sharpest = ProposedBlocks(columns, _sharpest(columns))
-    return Summary(VALUES.row(SpeculativeMcmcResult(records, columns, num_samples, sharpest)),
+    return Summary({**values, **SHARPEST.row(ProposedBlocks(columns, columns.sharpest))},
                    {name: rows for name, rows in tables.items() if rows}, data)
 
 
-def of_run(config: Config, temperatures: Sequence[float], records: list[dict]) -> dict[str, list[dict]]:
+def of_run(config: Config, records: list[dict]) -> dict[str, list[dict]]:
     """The tables of the document's appendix, for at least one measured answer: both models, and the run's setting."""
     columns = Columns(records)
-    return {"models": MODELS.rows([ModelSize("target", config.model.checkpoint_size(), None),
-                                   ModelSize("draft", config.draft.checkpoint_size(), columns.drafted + 1)]),
-            "configuration": CONFIGURATION.rows([RunExtent(config, temperatures, records, columns)])}
-
-
-def _sharpest(columns: Columns) -> ProposalKind:
-    """The draft at its lowest temperature, with joint weights if there are any."""
-    joint = ProposalKind(columns.temperatures[-1], "joint")
-    return joint if joint in columns.proposals else joint._replace(weights="reference")
-
-
-def _by_position(columns: Columns, edges: Sequence[int]) -> Iterator[ProposedBlocks]:
-    """Early, middle and late blocks of each proposal."""
-    for proposal in columns.proposals:
-        for label in zip(("early", "mid", "late"), (0, *edges), (*edges, None), strict=True):
-            here = (columns.number >= label[1]) & (columns.number < (label[2] or np.inf))
-            if here.any():
-                yield ProposedBlocks(columns, proposal, label, here)
-
-
-def _strata(columns: Columns, speed: Speed) -> Iterator[Stratum]:
-    acceptance = columns.of_blocks(_sharpest(columns), "acceptance")
-    for name, here in (("easy", acceptance > EASY), ("middle", (acceptance <= EASY) & (acceptance >= HARD)),
-                       ("hard", acceptance < HARD)):
-        yield Stratum(columns, speed, name, here)
-
-
-def _blocks(columns: Columns) -> Iterator[MeasuredBlock]:
-    for proposal in columns.proposals:
-        acceptance, moved = (columns.of_blocks(proposal, name) for name in ("acceptance", "moved"))
-        yield from (MeasuredBlock(proposal, *values) for values in zip(columns.number, acceptance, moved, strict=True))
+    return {"models": MODELS.rows([("target", config.model.checkpoint_size(), None),
+                                   ("draft", config.draft.checkpoint_size(), columns.drafted + 1)]),
+            "configuration": CONFIGURATION.rows([(config, columns)])}

@@ -16,11 +16,8 @@ logits / T) the draft's. Rows of logits are float32 (n, vocabulary), with -inf f
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +28,7 @@ from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing.sequences import PREFIX, NotNumbers, Reading, Tree, checked, positions_at_once, predictors
 from dflash_mcmc.ops import Chain, Draw, SamplingParams
-from dflash_mcmc.probe.columns import ABSENT
 from dflash_mcmc.rng import Key
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
@@ -168,25 +163,10 @@ def in_equilibrium(log_weights: np.ndarray) -> np.ndarray:
     return 2.0 * pairs / ((samples - 1) * ordered.sum(axis=1))
 
 
-def acceptance_floor(samples: int) -> float:
-    """Mean result of `simulate` if the weights are so uneven that a chain only moves to a new maximum.
-
-    The k-th sample is a new maximum with probability 1/k, whatever the weights: (1/2 + ... + 1/samples) / (samples - 1). A
-    simulated acceptance of this size therefore means that the chain is stuck.
-    """
-    return sum(1.0 / k for k in range(2, samples + 1)) / (samples - 1)
-
-
 def effective_samples(log_weights: np.ndarray) -> np.ndarray:
     """Kong's effective sample size (sum w)² / sum w² of each row, float64 (rows,), from 1 to samples."""
     weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
     return weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1)
-
-
-def chance_of_moves(rate: float, steps: int, least: int) -> float:
-    """Probability of at least `least` moves in `steps` independent steps that each move with probability `rate`."""
-    fewer = (math.comb(steps, k) * rate**k * (1.0 - rate) ** (steps - k) for k in range(least))
-    return 1.0 - sum(fewer) if least <= steps else 0.0
 
 
 class Distances(NamedTuple):
@@ -282,165 +262,3 @@ class Timing:
         if any(done.result is None for done in ended):
             raise NotNumbers  # the only reason for which the engine gives up a draw
         return (max(own[-1] for own in times) - max(own[0] for own in times)) / ((self._num_proposals - 1) * self._rows)
-
-
-class ProposalKind(NamedTuple):
-    """A proposal and its kind of weights, which identify the rows of the tables."""
-
-    name: str
-    """A temperature of the draft, or `target`."""
-    weights: str
-
-    @property
-    def is_target(self) -> bool:
-        """Whether the target proposes, token by token."""
-        return self.name == "target"
-
-
-class Columns:
-    """The measured records as columns over tokens and over blocks, with the problem of each token and block."""
-
-    def __init__(self, records: list[dict]):
-        self.records = [record for record in records if "skipped" not in record]
-        sizes = [(record["problem"], record["blocks"], record["block_size"] - 1) for record in self.records]
-        self.blocks = Clusters([problem for problem, count, _ in sizes for _ in range(count)])
-        self.record = np.repeat(np.arange(len(sizes)), [count for _, count, _ in sizes])
-        """The index of each block's record."""
-        self.tokens = Clusters([problem for problem, count, n in sizes for _ in range(count * n)])
-        self.drafted = self.records[0]["block_size"] - 1 if self.records else 0
-        """Proposed tokens per block: all but the anchor."""
-        self.number = np.array([number for _, count, _ in sizes for number in range(count)])
-        self.temperatures = [name for name in self._names() if name != "target"]
-        self.proposals = [ProposalKind(name, weights) for name in self._names() for weights in ("reference", "joint")
-                          if weights in self.records[0]["proposals"][name]]
-
-    def _names(self) -> list[str]:
-        return list(self.records[0]["proposals"]) if self.records else []
-
-    def of_tokens(self, name: str, column: str) -> np.ndarray:
-        """The column `kl` or `tvd` at a draft temperature. The name `p` is for the unsharpened target."""
-        return self._joined(lambda record: (record["p"] if name == "p" else record["proposals"][name])[column])
-
-    def of_blocks(self, proposal: ProposalKind, column: str) -> np.ndarray:
-        """A column of the simulated chains, one value per block."""
-        return self._joined(lambda record: record["proposals"][proposal.name][proposal.weights][column])
-
-    def _joined(self, values: Callable[[dict], list[float]]) -> np.ndarray:
-        return np.array([value for record in self.records for value in values(record)])
-
-    def products(self, name: str) -> np.ndarray:
-        """The product of the tokens' acceptances 1 - TVD, for each block."""
-        of_records = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
-                      for record in self.records]
-        return np.concatenate(of_records) if of_records else np.empty(0)
-
-
-class Speed:
-    """Proposals per second, and accepted proposals per second. Intervals come from one joint bootstrap over problems.
-
-    A timed problem counts once, whatever its length. Acceptance is the mean over all blocks, timed or not.
-
-    Args:
-        rows: number of chains that proposed at once; timings of other batch sizes are left out.
-    """
-
-    def __init__(self, columns: Columns, rows: int):
-        timed = [record if rows and record.get("timed_rows") == rows else {} for record in columns.records]
-        self._problems, self._record = Clusters([record["problem"] for record in columns.records]), columns.record
-        self._timed = np.array([bool(record) for record in timed], float)
-        self._seconds = {kind: np.array([record.get(f"seconds_{kind}", 0.0) for record in timed])
-                         for kind in ("target", "draft")}
-        self.rows, self.num_timed = rows, int(self._timed.sum())
-
-    def proposals(self, proposal: ProposalKind) -> IntervalEstimate:
-        """Proposals per second."""
-        return self._with_ends(self._problems.ratio(self._timed, self._of(proposal)))
-
-    def against_target(self, proposal: ProposalKind) -> IntervalEstimate:
-        """Speed relative to the target's proposals."""
-        return self._with_ends(self._problems.ratio(self._seconds["target"], self._of(proposal)))
-
-    def bought(self, proposal: ProposalKind, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
-        """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
-        here = np.ones(len(values), bool) if here is None else here
-        sums, counts = (np.bincount(self._record, column, len(self._timed)) for column in (values * here, here))
-
-        def of(weights: np.ndarray) -> np.ndarray:
-            with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no timed problems or no selected blocks
-                return (weights @ sums) / (weights @ counts) * (weights @ self._timed) / (weights @ self._of(proposal))
-
-        return self._with_ends(self._problems.statistic(of))
-
-    def _with_ends(self, speed: IntervalEstimate) -> IntervalEstimate:
-        """The estimate, without an interval if only one problem was timed: its seconds would be the same in all resamples."""
-        return speed if self.num_timed > 1 else speed._replace(low=None, high=None)
-
-    def _of(self, proposal: ProposalKind) -> np.ndarray:
-        return self._seconds["target" if proposal.name == "target" else "draft"]
-
-
-class ProposedBlocks:
-    """The blocks of a proposal, or those that `here` selects.
-
-    Args:
-        label: what the row is named by, besides the proposal.
-    """
-
-    def __init__(self, columns: Columns, proposal: ProposalKind, label: Any = "", here: np.ndarray | None = None):
-        self.columns, self.proposal, self.label = columns, proposal, label
-        self.here = np.ones(columns.blocks.size, bool) if here is None else here
-        self.clusters = columns.blocks if here is None else columns.blocks.among(here)
-
-    @property
-    def n(self) -> int:
-        """Number of the blocks."""
-        return int(self.here.sum())
-
-    @property
-    def num_tokens(self) -> object:
-        """Number of tokens with distances. The target has no distance to itself."""
-        return ABSENT if self.proposal.is_target else self.n * self.columns.drafted
-
-    def values(self, column: str) -> np.ndarray:
-        """A value of each block."""
-        return self.columns.of_blocks(self.proposal, column)[self.here]
-
-    def mean(self, column: str) -> IntervalEstimate:
-        """Mean over the blocks."""
-        return self.clusters.mean(self.values(column))
-
-    def quantiles(self, percents: Sequence[float]) -> dict[str, IntervalEstimate]:
-        """Percentiles of the simulated acceptance. Like all quantiles here they are observations."""
-        estimates = self.clusters.quantiles(self.values("acceptance"), [percent / 100 for percent in percents])
-        return {f"{percent}": estimate for percent, estimate in zip(percents, estimates, strict=True)}
-
-    @cached_property
-    def median(self) -> IntervalEstimate:
-        """Median of the simulated acceptance."""
-        return self.clusters.quantiles(self.values("acceptance"), [0.5])[0]
-
-    def of_tokens(self, column: str) -> np.ndarray:
-        """`kl` or `tvd` of each token."""
-        return self.columns.of_tokens(self.proposal.name, column)
-
-    def token_mean(self, column: str, of: Any = lambda values: values) -> object:
-        """Mean over all tokens; absent for the target."""
-        return ABSENT if self.proposal.is_target else self.columns.tokens.mean(of(self.of_tokens(column)))
-
-    @property
-    def kl(self) -> object:
-        """Mean KL of a token of these blocks; absent for the target."""
-        if self.proposal.is_target:
-            return ABSENT
-        return self.clusters.mean(self.of_tokens("kl").reshape(self.columns.blocks.size, -1)[self.here].mean(axis=1))
-
-    def moves_at_median(self, steps: int, least: int) -> IntervalEstimate:
-        """The document's probability of moves, from the median acceptance.
-
-        The probability increases with the rate, so it maps the ends of the rate's interval to the ends of its own.
-        """
-        return self.median.mapped(partial(chance_of_moves, steps=steps, least=least))
-
-    def moves_of_blocks(self, steps: int, least: int) -> IntervalEstimate:
-        """The mean of the blocks' probabilities. Blocks differ, and not every accepted proposal is a move."""
-        return self.clusters.mean(np.array([chance_of_moves(rate, steps, least) for rate in self.values("moved")]))

@@ -11,11 +11,10 @@ import torch
 
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.probe.speculative_mcmc.tables import acceptance_floor, chance_of_moves
 from dflash_mcmc.probe.speculative_mcmc.weighing import (
     Proposed,
-    acceptance_floor,
     chains,
-    chance_of_moves,
     distances,
     draw,
     draw_from_target,
