@@ -190,9 +190,9 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for index, method in enumerate(methods):
-        style: dict[str, Any] = {"color": figure.PALETTE[index % len(figure.PALETTE)],
-                                 "marker": figure.MARKERS[(index + index // len(figure.PALETTE)) % len(figure.MARKERS)], "markersize": 6,
-                                 "linestyle": "none"}
+        turn, place = divmod(index, len(figure.PALETTE))  # a colour that comes again has another marker
+        style: dict[str, Any] = {"color": figure.PALETTE[place], "marker": figure.MARKERS[(place + turn) % len(figure.MARKERS)],
+                                 "markersize": 6, "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
             if method in of:
