@@ -190,8 +190,8 @@ def _figure(columns: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figu
     drawn = Figure(figsize=(11.4, 4.2), layout="constrained")
     axes = drawn.subplots()
     for index, method in enumerate(methods):
-        turn, place = divmod(index, len(figure.PALETTE))  # a colour that comes again has another marker
-        style: dict[str, Any] = {"color": figure.PALETTE[place], "marker": figure.MARKERS[(place + turn) % len(figure.MARKERS)],
+        turn, place = divmod(index, len(figure.PALETTE))
+        style: dict[str, Any] = {"color": figure.PALETTE[place], "marker": figure.MARKERS[(place + turn) % 7],
                                  "markersize": 6, "linestyle": "none"}
         axes.plot([], [], label=METHODS[method], **style)
         for group, of in enumerate(columns.values()):
