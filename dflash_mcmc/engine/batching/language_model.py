@@ -31,7 +31,7 @@ from dflash_mcmc.engine.batching.cache import (
     round_up,
 )
 from dflash_mcmc.engine.batching.linear import Float32Head, soft_capped
-from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, encode, max_positions, ropes_of
+from dflash_mcmc.engine.batching.prompt_encoder import GROWING_ROPES, continuation, encode, max_positions, ropes_of
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.extraction import cut
@@ -326,7 +326,7 @@ class LanguageModel:
 
         Think tags are kept, because graders search after them.
         """
-        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        text = continuation(self.tokenizer, tokens.tolist())
         return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
 
     def _pack(self) -> None:

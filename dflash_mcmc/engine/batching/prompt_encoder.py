@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -57,6 +58,19 @@ def ids_of(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     bos = getattr(tokenizer, "bos_token_id", None)
     doubled = add_special_tokens and bos is not None and list(tokens[:2]) == [bos, bos]
     return list(tokens[1:] if doubled else tokens)
+
+
+def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
+    """The text that tokens add to a text before them, without special tokens.
+
+    A decoder of SentencePiece (Llama 2, Mistral) drops the space before the first token of a text. Here that token follows
+    others, so it is decoded behind itself, and the text of the first of the two is left out.
+    """
+    options, tokens = {"skip_special_tokens": True, **options}, list(tokens)
+    first = next((token for token in tokens if token not in tokenizer.all_special_ids), None)
+    if first is None or not str(tokenizer.convert_ids_to_tokens(first)).startswith("\u2581"):
+        return tokenizer.decode(tokens, **options)
+    return tokenizer.decode([first, *tokens], **options)[len(tokenizer.decode([first], **options)):]
 
 
 def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int | None, vocab_size: int | None) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 A sequence ends at the first token at which its text contains a stop string. The text is made of the bytes of the generated
 tokens. Two kinds of tokenizers are known. In a byte-level BPE (GPT-2, Qwen, Llama 3) each character of a token is a byte. In
-a tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, `<0x0A>` is the byte 10, and the decoder
-may drop the space before the first token of a text. Special tokens add nothing, as in the text of a record.
+a tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, and `<0x0A>` is the byte 10. Special
+tokens add nothing, as in the text of a record (`prompt_encoder.continuation`).
 
 An automaton over bytes (Aho & Corasick 1975, "Efficient string matching") knows after each token how much of a string the
 text ends with. Its steps are stored for whole tokens: `table[state, classes[token]]` is the state after the token. Tokens
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.prompt_encoder import id_bound
+from dflash_mcmc.engine.batching.prompt_encoder import continuation, id_bound
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
 
@@ -44,18 +44,12 @@ class TokenTexts(NamedTuple):
 
     pieces: tuple[bytes, ...]
     """By token id: the UTF-8 bytes, or a part of a character's bytes. Empty for special tokens and ids without a token."""
-    first: tuple[bytes, ...] | None
-    """The same for the first token of a text that has bytes. None if a token adds the same bytes at every place."""
     specials: dict[str, int]
     """Special tokens by their text, which is not part of an answer's text."""
 
     def joined(self, tokens: Sequence[int]) -> bytes:
         """The bytes of a whole answer."""
-        pieces = [self.pieces[token] for token in tokens]
-        begin = next((index for index, piece in enumerate(pieces) if piece), None)
-        if self.first is not None and begin is not None:
-            pieces[begin] = self.first[tokens[begin]]
-        return b"".join(pieces)
+        return b"".join(self.pieces[token] for token in tokens)
 
     def shown(self, tokens: Iterable[int]) -> list[bytes]:
         """The bytes of each token; those of special tokens are their names."""
@@ -77,7 +71,7 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
     of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
     pieces = [b"" if name is None or token_id in specials else of_name(name) for token_id, name in enumerate(names)]
     pieces += [b""] * (vocab_size - len(pieces))
-    texts = TokenTexts(tuple(pieces), _first(tokenizer, pieces), {text: token_id for token_id, text in specials.items()})
+    texts = TokenTexts(tuple(pieces), {text: token_id for token_id, text in specials.items()})
     _check(tokenizer, texts, len(names))
     return texts
 
@@ -109,23 +103,14 @@ def _sentence_piece(name: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else name.replace(_MARK, " ").encode()
 
 
-def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-
-def _first(tokenizer: Any, pieces: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """The pieces of first tokens, whose leading space a decoder may drop; None if it drops none."""
-    alone = [_text(tokenizer, [token]).encode() if piece.startswith(b" ") else piece for token, piece in enumerate(pieces)]
-    return None if alone == list(pieces) else tuple(alone)
-
-
 def _check(tokenizer: Any, texts: TokenTexts, num_tokens: int) -> None:
     """Compares the bytes with the tokenizer's own text. Raises UserError if they differ."""
     stream = np.random.default_rng(0)
     whole = [token for token in range(num_tokens) if texts.pieces[token].isascii()]
     drawn = [stream.choice(whole, _LENGTH).tolist() for _ in range(_SAMPLES)] if whole else []
     for tokens in [tokenizer.encode(_TEXT, add_special_tokens=False), *drawn]:
-        if texts.joined(tokens).decode(errors="replace") != _text(tokenizer, tokens):
+        if texts.joined(tokens).decode(errors="replace") != continuation(
+                tokenizer, tokens, clean_up_tokenization_spaces=False):
             raise UserError(f"dataset.stop: needs a tokenizer whose text is that of its tokens one after another; given "
                             f"{type(tokenizer).__name__} of another kind; allowed: [] with this model, or a byte-level or "
                             "SentencePiece tokenizer")
@@ -159,7 +144,6 @@ class StopStrings:
                     if not any(other in string for other in strings if other != string)]
         self._longest = max(map(len, patterns))
         self._steps = _steps(patterns)
-        self._begin = _NOTHING if texts.first is None else len(self._steps)
         self.classes, self.table = self._compiled()
 
     def state(self, tokens: np.ndarray) -> _State:
@@ -169,7 +153,7 @@ class StopStrings:
         while first and held < self._longest + last:
             first -= 1
             held += len(pieces[tokens[first]])
-        state = _NOTHING if first else self._begin
+        state = _NOTHING
         for token in tokens[first:].tolist():
             state = int(self.table[state, self.classes[token]])
         return state
@@ -189,7 +173,7 @@ class StopStrings:
             _, mine = np.unique(np.stack([classes[tokens], after]), axis=1, return_inverse=True)
             classes[tokens] = classes.max() + 1 + mine
         _, places, classes = np.unique(classes, return_index=True, return_inverse=True)
-        table = np.tile(usual[places], (len(self._steps) + (self._begin != _NOTHING), 1))
+        table = np.tile(usual[places], (len(self._steps), 1))
         table[_FOUND] = _FOUND
         for state, (tokens, after) in changes.items():
             column = usual.copy()
@@ -206,20 +190,12 @@ class StopStrings:
             for start, stop, after in self._elsewhere(pieces, state):
                 column[tokens[start:stop]] = after
             changes[state] = self._changed(column, usual)
-        if self._begin != _NOTHING:
-            changes[self._begin] = self._changed(self._of_first_tokens(), usual)
         return changes
 
     def _changed(self, column: np.ndarray, usual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         column[self._specials] = _FOUND
         tokens = np.flatnonzero(column != usual)
         return tokens, column[tokens]
-
-    def _of_first_tokens(self) -> np.ndarray:
-        """The states after each token as the first of a text. A token without bytes leaves the text empty."""
-        first = self._texts.first or ()
-        return np.array([self._after(_NOTHING, first[token]) if piece else self._begin
-                         for token, piece in enumerate(self._texts.pieces)], np.int32)
 
     def _after(self, state: _State, piece: bytes) -> _State:
         for byte in piece:

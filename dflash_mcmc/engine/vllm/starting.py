@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from dflash_mcmc.engine.batching.plan import TargetShape
-from dflash_mcmc.engine.batching.prompt_encoder import encode
+from dflash_mcmc.engine.batching.prompt_encoder import continuation, encode
 from dflash_mcmc.engine.batching.stop_strings import StopStrings, texts_of
 from dflash_mcmc.engine.vllm.core import VllmSettings
 from dflash_mcmc.engine.vllm.ledger import BLENDED
@@ -71,7 +71,7 @@ class VllmTarget(NamedTuple):
 
     def decode(self, tokens: np.ndarray) -> str:
         """Text of generated tokens, without special tokens, up to a stop string."""
-        text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        text = continuation(self.tokenizer, tokens.tolist())
         return text if self.stop_strings is None else cut(text, self.stop_strings.strings)
 
 

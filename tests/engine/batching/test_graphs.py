@@ -53,7 +53,7 @@ def test_steps_are_captured_again_after_new_stop_strings(monkeypatch):
         def replay(self):
             captured[-1] += 1
 
-    texts = TokenTexts((b"a", b"b"), None, {})
+    texts = TokenTexts((b"a", b"b"), {})
     endings = Endings([1], None, torch.device("cpu"), lambda stop: StopStrings(stop, texts))
     steps = batched.GraphedSteps(PlainSteps(Runner()), endings)
     monkeypatch.setattr(batched.GraphedSteps, "_capture", lambda *arguments: captured.append(0) or Graph())

@@ -16,6 +16,7 @@ from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.prompt_encoder import continuation
 from dflash_mcmc.engine.batching.stop_strings import FOUND, StopStrings, StopTables, TokenTexts, texts_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import cut
@@ -88,7 +89,7 @@ def test_the_table_finds_every_string_at_its_first_token(alphabet, strings):
     stream, parts = np.random.default_rng(1), ALPHABETS[alphabet]
     joined = (stream.integers(len(parts), size=stream.integers(1, 5)) for _ in range(12))
     pieces = (*parts, *(b"".join(parts[number] for number in numbers) for numbers in joined))
-    texts = TokenTexts(pieces, None, {})
+    texts = TokenTexts(pieces, {})
     stops = StopStrings(strings, texts)
     short = itertools.product(range(len(parts)), repeat={2: 6, 4: 4, 5: 3}[len(parts)])
     for tokens in itertools.chain(short, (stream.integers(len(pieces), size=25).tolist() for _ in range(20))):
@@ -98,7 +99,7 @@ def test_the_table_finds_every_string_at_its_first_token(alphabet, strings):
 
 def test_the_state_after_an_end_is_that_of_the_last_bytes():
     """A text of one byte a token: reading the last tokens alone gives the state of reading all."""
-    texts = TokenTexts((b"a", b"b", b""), None, {})
+    texts = TokenTexts((b"a", b"b", b""), {})
     stops, stream = StopStrings(["aabab", "bbb"], texts), np.random.default_rng(2)
     for _ in range(200):
         tokens = stream.integers(3, size=30).tolist()
@@ -113,7 +114,7 @@ def test_the_table_is_small_at_a_large_vocabulary():
     """Most tokens lead to nothing from every state, so that they are one class."""
     stream = np.random.default_rng(3)
     pieces = tuple(bytes(stream.integers(97, 123, size=stream.integers(1, 9)).tolist()) for _ in range(20000))
-    stops = StopStrings(["\nQuestion:", "\n\nProblem:"], TokenTexts(pieces, None, {}))
+    stops = StopStrings(["\nQuestion:", "\n\nProblem:"], TokenTexts(pieces, {}))
     assert stops.table.shape[1] < 40
     assert len(stops.table) == 2 + 9 + 10
 
@@ -122,7 +123,7 @@ def test_the_table_is_small_at_a_large_vocabulary():
                                      ["ab" * 64, "ba" * 64, "aab" * 42]], ids=["runs", "repeats"])
 def test_the_longest_strings_that_overlap_have_a_small_table(strings):
     """No more states than bytes, whatever the strings share, with tokens of up to 64 such bytes."""
-    stops = StopStrings(strings, TokenTexts((*(b"a" * length for length in range(1, 65)), b"b", b"c"), None, {}))
+    stops = StopStrings(strings, TokenTexts((*(b"a" * length for length in range(1, 65)), b"b", b"c"), {}))
     assert len(stops.table) <= 1 + sum(map(len, strings))
     token_of = {"a": 0, "b": 64, "c": 65}
     for string in strings:
@@ -134,6 +135,12 @@ TOKENIZERS = {"byte-level": byte_level, "like Llama 2": lambda: sentence_piece(d
               "embedded": lambda: AutoTokenizer.from_pretrained(dflash_mcmc.component("model", "tiny").path)}
 
 
+def behind(tokenizer, tokens: list[int]) -> str:
+    """What tokens add to the text of another token, which has no space."""
+    before = [tokenizer.convert_tokens_to_ids("a")]
+    return tokenizer.decode([*before, *tokens], skip_special_tokens=True)[len(tokenizer.decode(before)):]
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_bytes_of_tokens_are_the_tokenizers_text(name):
     tokenizer, stream = TOKENIZERS[name](), np.random.default_rng(4)
@@ -143,7 +150,7 @@ def test_the_bytes_of_tokens_are_the_tokenizers_text(name):
     known = [token for token in range(len(tokenizer)) if name in ("byte-level", "embedded") or texts.pieces[token].isascii()]
     for _ in range(120):
         tokens = stream.choice(known, stream.integers(1, 12)).tolist()
-        assert texts.joined(tokens).decode(errors="replace") == tokenizer.decode(tokens, skip_special_tokens=True)
+        assert texts.joined(tokens).decode(errors="replace") == behind(tokenizer, tokens) == continuation(tokenizer, tokens)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -157,7 +164,7 @@ def test_every_string_of_a_decoded_text_is_found(name):
     for _ in range(120):
         tokens = stream.choice(known, 8).tolist()
         first = next((number for number in range(1, 9) if any(
-            string in tokenizer.decode(tokens[:number], skip_special_tokens=True) for string in strings)), None)
+            string in behind(tokenizer, tokens[:number]) for string in strings)), None)
         assert walked(stops, tokens) == first
         found += first is not None
     assert found > 40
@@ -305,7 +312,7 @@ def test_chains_with_strings_of_their_own_share_a_batch(parts, reference, name, 
 def test_the_joined_table_is_that_of_each_set():
     """Rows of several sets, and a row without strings, that walk the same tokens; a set is added in between."""
     stream, pieces = np.random.default_rng(4), (b"a", b"b", b"ab", b"ba", b"")
-    sets = [StopStrings(strings, TokenTexts(pieces, None, {})) for strings in (["aab"], ["bab", "abba"], ["aaaa", "bb"])]
+    sets = [StopStrings(strings, TokenTexts(pieces, {})) for strings in (["aab"], ["bab", "abba"], ["aaaa", "bb"])]
     tables = StopTables(torch.device("cpu"))
     states = torch.tensor([tables.state(strings, np.array([], np.int64)) for strings in (None, *sets[:2])])
     tokens = stream.integers(len(pieces), size=(60, 30))

@@ -76,7 +76,7 @@ def test_slots_before_the_first_offered_one_stay(state):
 
 def test_a_stop_string_ends_a_row_and_its_state_follows_the_tokens(state):
     """Token 4 is "a" and token 6 is "b". Row 1 begins after an "a"; what comes after its end changes nothing."""
-    texts = TokenTexts(tuple(b"c" if token not in (4, 6) else b"ab"[token // 6:][:1] for token in range(10)), None, {})
+    texts = TokenTexts(tuple(b"c" if token not in (4, 6) else b"ab"[token // 6:][:1] for token in range(10)), {})
     strings = StopStrings(["aab"], texts)
     endings = Endings([7], strings, torch.device("cpu"))
     draw = Draw(Trajectory.start(np.array([1])), 9, SamplingParams(), Key(0))
