@@ -20,9 +20,8 @@ from tabulate import tabulate
 from dflash_mcmc.dataset.inputs.sources import lines_of
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.grading.extraction import last_box
-from dflash_mcmc.grading.math.pool import MathPool
+from dflash_mcmc.grading.math.pool import MathPool, judge, within
 from dflash_mcmc.grading.math.string_rule import same_string
-from dflash_mcmc.grading.math.worker import judge, within
 from dflash_mcmc.grading.verdicts import CORRECT, WRONG, Decision
 from dflash_mcmc.process import program
 from dflash_mcmc.types import Grade

@@ -7,7 +7,7 @@ import pytest
 
 AS_ON_MACOS = """
 import resource
-from dflash_mcmc.grading.math.worker import limit_memory, leave_network, die_with
+from dflash_mcmc.grading.math.pool import confine
 limit = resource.setrlimit
 def refusing(kind, values):
     if kind == resource.RLIMIT_AS:
@@ -19,7 +19,7 @@ resource.setrlimit = refusing
 
 @pytest.mark.parametrize("platform", ["darwin", "linux"])
 def test_a_worker_starts(platform):
-    program = f"{AS_ON_MACOS}import sys\nsys.platform = {platform!r}\nlimit_memory(2.0); leave_network(); die_with(0)"
+    program = f"{AS_ON_MACOS}import sys\nsys.platform = {platform!r}\nconfine(2.0, 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode == 0) == (platform == "darwin"), done.stderr
     assert ("current limit exceeds maximum limit" in done.stderr) == (platform == "linux")

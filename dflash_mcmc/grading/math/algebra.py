@@ -13,8 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from dflash_mcmc.grading.math.latex import is_number
-from dflash_mcmc.grading.math.units import FUNCTIONS
+from dflash_mcmc.grading.math.latex import FUNCTIONS, is_number
 from dflash_mcmc.grading.verdicts import MAX_BITS, MAX_EXPONENT, MAX_FACTORIAL, Unsupported
 
 _DIGITS, _AGREEING, _ZERO = 400, 150, 300
@@ -232,14 +231,6 @@ def agree(a: Any, b: Any) -> bool:
         return abs(a - b) <= mpmath.mpf(10) ** -_AGREEING * max(abs(a), abs(b))
 
 
-def near(a: Any, b: Any, distance: Fraction | None = None, relative: float = 0.0) -> bool:
-    """Whether two formulas without symbols differ by at most `distance`, or by a part `relative` of the larger one."""
-    pairs = [] if a.free_symbols | b.free_symbols else list(values(a, b))
-    if distance is None:
-        return any(abs(x - y) <= relative * max(abs(x), abs(y)) for x, y in pairs)
-    return any(abs(x - y) * distance.denominator <= distance.numerator for x, y in pairs)
-
-
 def same(gold: Any, answer: Any) -> bool:
     """Whether two formulas are equal.
 
@@ -265,13 +256,6 @@ def same(gold: Any, answer: Any) -> bool:
     positive = {symbol: Symbol(str(symbol), positive=True) for symbol in gold.free_symbols | answer.free_symbols}
     sides = [side.xreplace(positive) + 1 for side in (gold, answer)]  # plus 1: it compares single symbols by their names
     return bool(verify(*sides, float_rounding=15, numeric_precision=30, strict=True, timeout_seconds=None))
-
-
-def rule_of(gold: Any, answer: Any) -> str:
-    """The name of the rule by which `same` decides."""
-    if gold.is_Matrix or answer.is_Matrix:
-        return "matrix"
-    return "algebra" if gold.free_symbols | answer.free_symbols else "number"
 
 
 def ratio(a: Any, b: Any) -> Any:

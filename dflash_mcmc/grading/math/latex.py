@@ -1,4 +1,4 @@
-r"""The tokens of an answer's LaTeX, and their brackets. Answers that differ only in appearance have the same tokens.
+r"""An answer's LaTeX as tokens, its brackets, and its unit. Answers that differ only in appearance have the same tokens.
 
 A token is a string: a number (`12.5`, `6.7e-5`, or `0.1(6)` with its period), a letter, a command (`\frac`), words after a
 quote (`"square inches`), `\begin{...}` and `\end{...}`, or a sign. `\dfrac`, `\left`, Unicode signs and `sqrt(2)` have one
@@ -11,19 +11,68 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
-from dflash_mcmc.grading.math.units import BARE, FUNCTIONS, LINKS, NAMED, NUMBERS, SEPARATORS, SHORT_WORDS, singular
+FUNCTIONS = ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln",
+             "exp")
+NAMED = {**{name: f"\\{name}" for name in FUNCTIONS}, "sqrt": r"\sqrt", "pi": r"\pi", "infinity": r"\infty",
+         "infty": r"\infty", "inf": r"\infty", "oo": r"\infty", "frac": r"\frac", "theta": r"\theta", "alpha": r"\alpha",
+         "beta": r"\beta", "gamma": r"\gamma", "omega": r"\omega", "lambda": r"\lambda", "phi": r"\phi"}
+"""Words that models write instead of a LaTeX command."""
 
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SEPARATORS = ("and", "or")
+NUMBERS = {word: number for number, word in enumerate((
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"))}
+MULTIPLIERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_NUMBER_WORDS = {*NUMBERS, *MULTIPLIERS} | _listed(
+    "thirty forty fifty sixty seventy eighty ninety lakh lac crore gross score myriad googol")
+_UNITS = (
+    "mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre|in inch|ft foot feet|yd yard|"
+    "mi mile|g gram gramme gm|kg kilogram|mg milligram|lb pound|oz ounce|s second sec|min minute|h hour hr|day|week wk|"
+    "month mo|year yr|l liter litre|ml milliliter millilitre|gal gallon|mph|kmh kph|dollar usd buck|cent|euro eur|"
+    "degree deg|radian rad|percent pct percentage|hz hertz|j joule|acre|quart qt|pint pt|cup|am a.m|pm p.m")
+_UNIT_OF = {alias: names.split()[0] for names in _UNITS.split("|") for alias in names.split()}
+"""The units, each with its other spellings."""
+_PLURALS = {"inches": "inch", "feet": "foot", "centuries": "century", "pennies": "cent", "penny": "cent"}
+_PHRASES = {"mi per h": "mph", "km per h": "kmh", "degree fahrenheit": "degree f", "degree celsius": "degree c"}
+_WITHOUT_MEANING = _listed("of the a an unit th st nd rd total approximately about exactly only")
+"""Words that add nothing to the number beside them."""
+_MEANINGFUL = _listed(
+    "or and not no none more less than least most above below over under if when while where to minus plus negative "
+    "positive mod modulo base remainder divided squared cubed except without true false is are was wrong incorrect never "
+    "factorial choose times halves half third quarter mille permille permil repeating recurring binary octal hexadecimal "
+    "hex tens bn mn mil rejected extraneous invalid excluded undefined inverse doubled tripled halved fewer fails")
+"""Words that change the meaning of a number beside them, so that they are no unit. Numbers are found by their form."""
+_SYMBOLS = {alias for alias in _UNIT_OF if len(alias) > 1} | _listed(
+    "m g s h l L J N W V C F am pm AM PM st nd rd th cc dB Pa eV kW MW mW kV mV mA kJ MJ kN GB MB kB KB TB ha cl dl dm nm BC "
+    "AD CE")
+"""Words of one or two letters that are units. Other short words may be variables, or mean thousand."""
+_NOUNS = _listed(
+    "month tooth teeth length width depth breadth path bath booth cloth moth birth death youth earth north south math "
+    "health wealth growth truth strength myth mouth breath with both worth")
+"""Words in -th that are not fractions."""
+SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
+"""Short words that are answers, not products of variables."""
+LINKS = ("of", "per", "sq", "cu", "for")
+"""Short words between or before units, which are not variables."""
+BARE = frozenset(word for word in _UNIT_OF if len(word) > 1) | {"unit"}
+"""Units that are recognised after a number without `\\text`. A single letter is a variable instead."""
 _UNICODE = (
     r"−- –- —- ‐- ‑- ﹣- ⋅\cdot ·\cdot ∙\cdot •\cdot °^\circ º^\circ ˚^\circ ′' ’' ‘' ″'' ×\times ∗* ÷/ ∕/ ⁄/ ±\pm "
     r"∓\mp ≤\leq ≦\leq ⩽\leq ≥\geq ≧\geq ⩾\geq ≠\neq ≈\approx ≡\equiv ∈\in ∪\cup ∩\cap ∅\emptyset ∞\infty "
     r"ℝ\mathbb{R} ℤ\mathbb{Z} ℕ\mathbb{N} ℚ\mathbb{Q} ℂ\mathbb{C} √\sqrt ∛\sqrt[3] ∜\sqrt[4] ∘\circ ⟨\langle "
     r"⟩\rangle …\ldots ⋯\ldots ∠\angle △\triangle →\to ∑\sum ∏\prod ∫\int ％\% ＄\$ ｛\{ ｝\} 、, 。. ϕ\phi ϵ\epsilon "
-    r"λ\lambda Λ\Lambda")
+    r"α\alpha β\beta γ\gamma δ\delta ε\epsilon ζ\zeta η\eta θ\theta κ\kappa λ\lambda μ\mu ν\nu ξ\xi π\pi ρ\rho σ\sigma "
+    r"τ\tau φ\phi χ\chi ψ\psi ω\omega Γ\Gamma Δ\Delta Θ\Theta Λ\Lambda Ξ\Xi Π\Pi Σ\Sigma Φ\Phi Ψ\Psi Ω\Omega")
 _SIGNS = str.maketrans({pair[0]: f"{pair[1:]} ".replace("- ", "-") for pair in _UNICODE.split()}
                        | dict.fromkeys("“”\"\u200b\u200c\u200d\u2060\u2061\u2062\ufeff", ""))
 _ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])")
-_GREEK = re.compile("[Α-Ωα-ω]")
 _RUNS = re.compile("([⁰¹²³⁴-⁹⁺⁻ⁿ]+)|([₀-₉₊₋]+)|([¼-¾⅐-⅞])")
 
 
@@ -39,13 +88,8 @@ def _ascii(text: str) -> str:
     """The text with Unicode signs as LaTeX commands, and superscript and subscript digits as exponents and indices."""
     if not text.isascii():
         text = _RUNS.sub(_sign, _ROOT.sub(r"\\sqrt{\1}", text)).translate(_SIGNS)
-        text = _GREEK.sub(lambda letter: "\\" + _capital(*unicodedata.name(letter.group()).split()[1::2]) + " ", text)
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.replace('"', "").split()) + " "
-
-
-def _capital(case: str, name: str) -> str:
-    return name.capitalize() if case == "CAPITAL" else name.lower()
 
 
 _THIN = r"(?:\{\s*,\s*\}|,\s*\\!\s*|\\[,;:! ]\s*|~|[ ])"
@@ -64,7 +108,7 @@ _REWRITES = [(re.compile(pattern, re.IGNORECASE if "nswer" in pattern else 0), f
     (rf"(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)(?:\.\d+)?", lambda found: re.sub(r"[^\d.]", "", found.group())),
     (r"(?<!\\)\\(?:[,;:>! ]|(?:q?quad|enspace|thinspace|space|hfill|newline)(?![a-zA-Z])"
      r"|[hv]?(?:space|phantom)\s*\*?\{[^{}]*\})|~", " "),
-    (r"\\([dtc]frac|[dt]binom)(?![a-zA-Z])", lambda found: "\\" + found[1][1:]),
+    (r"(^|[,(\[]\s*)\+\s*(?=\\infty)", r"\1"), (r"\\([dtc]frac|[dt]binom)(?![a-zA-Z])", lambda found: "\\" + found[1][1:]),
 )]
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d+)?")
 _WORDS = re.compile(rf"\\(?:{_TEXT})\*?\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)(?:\}}|$)")
@@ -110,7 +154,26 @@ def tokenise(text: str, grouping: bool = True) -> list[str]:
         written += text[end:run.start()]
         written += _letters(run.group(), written)
         end = run.end()
-    return _facing(_joined(written + text[end:]))
+    tokens: list[str] = []
+    place = -1
+    for found in _TOKEN.finditer(written + text[end:]):
+        token, last = found.group(), tokens[-1] if tokens else ""
+        token = re.sub(r"\s|(?<=\})\{.*", "", token) if token.startswith((r"\begin", r"\end")) else _SAME.get(token, token)
+        if is_word(token):
+            token = '"' + token.strip('" ')
+        elif is_number(token):
+            token = token.lower().rstrip(".")
+        if (last, token) in _PAIRS and found.start() == place:
+            tokens[-1] = _PAIRS[last, token]
+        elif is_word(token) and last and is_word(last) and not {last[1:].lower(), token[1:].lower()} & set(SEPARATORS):
+            tokens[-1] += f" {token[1:]}"
+        elif token != '"':
+            tokens.append(token)
+        place = found.end()
+    # The intervals `]0,1[` and `[0,1[` become `⦅0,1⦆` and `[0,1⦆`, which can be no points.
+    around = zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
+    return ["⦅" if token == "]" and before in _OUTER else "⦆" if token == "[" and after in _OUTER else token
+            for before, token, after in around]
 
 
 def _ungrouped(found: re.Match) -> str:
@@ -175,37 +238,9 @@ def is_word(token: str) -> bool:
     return token[0] == '"'
 
 
-def _joined(text: str) -> list[str]:
-    """The tokens of rewritten text, with signs of two characters joined, and adjacent words too."""
-    joined: list[str] = []
-    end = -1
-    for found in _TOKEN.finditer(text):
-        token, last = found.group(), joined[-1] if joined else ""
-        token = re.sub(r"\s|(?<=\})\{.*", "", token) if token.startswith((r"\begin", r"\end")) else _SAME.get(token, token)
-        if is_word(token):
-            token = token[:-1].strip()
-        elif is_number(token):
-            token = token.lower().rstrip(".")
-        if (last, token) in _PAIRS and found.start() == end:
-            joined[-1] = _PAIRS[last, token]
-        elif is_word(token) and last and is_word(last) and not {last[1:].lower(), token[1:].lower()} & set(SEPARATORS):
-            joined[-1] += f" {token[1:].strip()}"
-        elif token != '"':
-            joined.append('"' + token[1:].strip() if is_word(token) else token)
-        end = found.end()
-    return joined
-
-
 OPENING = {"(": "(", "[": "[", "{": "{", r"\{": r"\{", r"\langle": "<", r"\lfloor": "floor", r"\lceil": "ceil", "⦅": "("}
 CLOSING = {")": "(", "]": "[", "}": "{", r"\}": r"\{", r"\rangle": "<", r"\rfloor": "floor", r"\rceil": "ceil", "⦆": "("}
 _OUTER = ("", r"\in", r"\cup", r"\cap", "=", ",", ".", '"or', '"and')
-
-
-def _facing(tokens: list[str]) -> list[str]:
-    """The tokens with the intervals `]0,1[` and `[0,1[` rewritten as `⦅0,1⦆` and `[0,1⦆`, which can be no points."""
-    around = zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
-    return ["⦅" if token == "]" and before in _OUTER else "⦆" if token == "[" and after in _OUTER else token
-            for before, token, after in around]
 
 
 def depths(tokens: Sequence[str]) -> list[int]:
@@ -242,3 +277,107 @@ def enclosed(tokens: Sequence[str]) -> tuple[str, list[str]] | None:
     if first in "([" and last in "([":
         return first + {"(": ")", "[": "]"}[last], list(tokens[1:-1])
     return (f"{first}{first}", list(tokens[1:-1])) if first == last else None
+
+
+# Units beside a number.
+
+
+def _is_meaningful(words: str) -> bool:
+    """Whether words are more than a unit: they change the meaning of a number, contain a number, or may be variables."""
+    parts = re.findall(r"\w+", re.sub(r"\bnon-(?=negative)", "non", words.lower()))
+    while parts and singular(parts[0]) in MULTIPLIERS:
+        parts = parts[1:]
+    if parts[1:] and parts[0] == "positive":  # `6 positive divisors`; without a noun, `positive` is a sign
+        parts = parts[1:]
+    if len(parts) == 1 and len(parts[0]) < 3 and not {words.strip(" ."), parts[0] * (len(parts[0]) - 1)} & _SYMBOLS:
+        return True
+    return any({word, singular(word)} & (_MEANINGFUL | _NUMBER_WORDS) or re.fullmatch(r"\d.*|\w*illi(on|ard)s?", word)
+               or (re.fullmatch(r"\w+ths?", word) and singular(word) not in _NOUNS) for word in parts)
+
+
+def _unit_of(words: str) -> tuple[str, int]:
+    """(unit, power) of a phrase such as `square inches`. All spellings give one name; words like `total` give ""."""
+    parts = [part for part in re.split(r"[\s-]+", words.lower().replace("/", " per ")) if part.strip(".")]
+    power = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}.get(parts[0].strip("."), 1) if len(parts) > 1 else 1
+    parts = [singular(part.strip(".")) for part in parts[power > 1:]]
+    name = " ".join(_UNIT_OF.get(part, part) for part in parts if part not in _WITHOUT_MEANING)
+    return _PHRASES.get(name, name), power
+
+
+def singular(word: str) -> str:
+    """The singular of a word: `meter` for `meters`."""
+    return _PLURALS.get(word) or (word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word)
+
+
+PERCENT, DEGREE = "percent", "degree"
+_CURRENCIES = {"$": "dollar", "€": "euro", r"\euro": "euro", "£": "pound sterling", r"\pounds": "pound sterling", "¥": "yen",
+               "¢": "cent"}
+_TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
+
+
+class Measured(NamedTuple):
+    """Tokens without the unit beside them, the unit and its power, and the factor of words (1000 for `5 thousand`)."""
+
+    tokens: tuple[str, ...]
+    unit: str = ""
+    power: int = 1
+    factor: int = 1
+
+    def fits(self, other: Measured) -> bool:
+        """Whether the units are the same, or one answer leaves its unit out. A plain `degree` fits those of temperature."""
+        names = self.unit, other.unit
+        same = names[0] == names[1] and self.power == other.power
+        return not all(names) or same or (DEGREE in names and all(name.startswith(DEGREE) for name in names))
+
+
+def measured(tokens: Sequence[str]) -> Measured:
+    """Separates the unit from an answer. If no number would remain, the tokens are returned unchanged, without a unit."""
+    core, units, factor = list(tokens), [], 1
+    sign = core[:1] if core[:1] == ["-"] else []
+    if core[len(sign):] and core[len(sign)] in _CURRENCIES:
+        units.append((_CURRENCIES[core.pop(len(sign))], 1))
+    if core and core[-1] in _CURRENCIES:
+        units.append((_CURRENCIES[core.pop()], 1))
+    beside = len(units)
+    while core:
+        end = _phrase_start(core)
+        words = " ".join(token[1:] for token in core[end:] if token[0] == '"')
+        if core[-1] == "%" and not units[beside:]:
+            core, trailing = core[:-1], (PERCENT, 1)
+        elif core[-1] == r"\degree" and (DEGREE, 1) not in units and not set(core) & _TRIGONOMETRIC:
+            core, trailing = core[:-1], (DEGREE, 1)
+        elif core[-2:-1] == [r"\degree"] and core[-1] in ("C", "F"):
+            core, trailing = core[:-2], (f"{DEGREE} {core[-1].lower()}", 1)
+        elif modulus := re.fullmatch(r"(-?\d+)\\pmod(\d+|\{\d+\})", "".join(core)):
+            core, trailing = core[:core.index(r"\pmod")], (f"mod {modulus[2].strip('{}')}", 1)
+        elif core[-3::2] == ["(", ")"] and core[-2][0] == '"' and not _is_meaningful(core[-2][1:]):  # `18 (dollars)`
+            core, trailing = [*core[:-3], core[-2]], ("", 1)
+        elif end < len(core) and not _is_meaningful(words):
+            exponents, parts = [int(token) for token in core[end:] if token.isdigit()], words.replace("/", " / ").split()
+            while parts and singular(parts[0].lower()) in MULTIPLIERS:
+                factor *= MULTIPLIERS[singular(parts.pop(0).lower())]
+            per = " / ".join(token[1:] for token in core[end:] if token[0] == '"') if "/" in core[end:] else " ".join(parts)
+            name, power = _unit_of(per)
+            core, trailing = core[:end], (name, exponents[0] if len(exponents) == 1 else power)
+        else:
+            break
+        units = [*units[:beside], trailing, *units[beside:]] if trailing[0] else units
+    if not core or core[-1] in (r"\frac", r"\sqrt"):
+        return Measured(tuple(tokens))
+    names = list(dict.fromkeys(name for name, _ in units))
+    return Measured(tuple(core), " ".join(names), units[-1][1] if units else 1, factor)
+
+
+def _phrase_start(core: list[str]) -> int:
+    """Start of the phrase at the end of `core`: words, their exponents, and `/` or `\\cdot` between words."""
+    end = len(core)
+    while end:
+        exponent = re.search(r" \^ (?:\d+|\{ \d+ \})$", " " + " ".join(core[max(0, end - 4):end]))
+        start = end - (len(exponent.group().split()) if exponent else 1)
+        if start > 0 and (exponent or (end < len(core) and core[start] in ("/", r"\cdot"))) and core[start - 1][0] == '"':
+            end = start
+        elif core[end - 1][0] == '"' and core[end - 1][1:].lower() not in SEPARATORS:
+            end -= 1
+        else:
+            break
+    return end

@@ -96,41 +96,10 @@ def test_appearance_does_not_matter(answer, styles):
     assert decide(answer, other).verdict == "correct", other
 
 
-@FEW
-@given(numbers, st.sampled_from([r"\text{ cm}", r" \text{ square feet}", r"\mbox{ inches}", r"\ \text{apples}", r"\%",
-                                 r"^\circ"]))
-def test_a_unit_may_be_left_out(number, unit):
-    assert decide(number, number + unit).verdict == decide(number + unit, number).verdict == "correct"
-
-
-@FEW
-@given(answers)
-def test_each_answer_equals_itself(answer):
-    assert decide(answer, f"{{{answer}}}").verdict == "correct"
-
-
 @settings(FEW, max_examples=150)
 @given(answers, answers)
 def test_the_comparison_is_symmetric(a, b):
     assert decide(a, b).verdict == decide(b, a).verdict
-
-
-@FEW
-@given(st.lists(numbers, min_size=2, max_size=4), st.data())
-def test_the_order_matters_in_tuples_but_not_in_lists_and_sets(items, data):
-    shuffled = data.draw(st.permutations(items))
-    assert decide(", ".join(items), ", ".join(shuffled)).verdict == "correct"
-    assert decide(rf"\{{{','.join(items)}\}}", rf"\{{{', '.join(shuffled)}\}}").verdict == "correct"
-    same = all(decide(a, b).verdict == "correct" for a, b in zip(items, shuffled, strict=True))
-    assert (decide(f"({','.join(items)})", f"({', '.join(shuffled)})").verdict == "correct") == same
-
-
-@FEW
-@given(st.integers(-10**6, 10**6), st.integers(1, 10**4), st.integers(1, 50))
-def test_rational_numbers_are_compared_exactly(over, under, factor):
-    gold = rf"\frac{{{over}}}{{{under}}}"
-    assert decide(gold, rf"\frac{{{over * factor}}}{{{under * factor}}}").verdict == "correct"
-    assert decide(gold, rf"\frac{{{over * factor + 1}}}{{{under * factor}}}").verdict == "wrong"
 
 
 @settings(FEW, max_examples=120)
