@@ -67,8 +67,11 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     others, so it is decoded behind itself, and the text of the first of the two is left out.
     """
     options, tokens = {"skip_special_tokens": True, **options}, list(tokens)
-    first = next((token for token in tokens if token not in tokenizer.all_special_ids), None)
-    if first is None or not str(tokenizer.convert_ids_to_tokens(first)).startswith("\u2581"):
+    for first in tokens:
+        marked = str(tokenizer.convert_ids_to_tokens(first)).startswith("\u2581")
+        if marked or tokenizer.decode([first], **options):  # else a special token
+            break
+    if not tokens or not marked:
         return tokenizer.decode(tokens, **options)
     return tokenizer.decode([first, *tokens], **options)[len(tokenizer.decode([first], **options)):]
 
