@@ -50,9 +50,9 @@ class Table:
                 found.append((column[0], column[2](*case)))
                 continue
             for text, key in column.keys(*case).items():
-                for name, _, value in column.columns:
+                for name, _, made in column.columns:
                     start, end = name.index("{"), name.rindex("}")
-                    found.append((f"{name[:start]}{text}{name[end + 1:]}", value(*case, key)))
+                    found.append((f"{name[:start]}{text}{name[end + 1:]}", made(*case, key)))
         row: dict[str, Any] = {}
         for name, value in found:
             if value is not ABSENT:

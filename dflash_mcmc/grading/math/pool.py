@@ -257,7 +257,7 @@ class MathPool:
     def _schedule(self, tag: Hashable, found: Extracted, gold: str, question: str) -> None:
         if self._tested is None:
             self._tested = self._threads.submit(self._call, self_test, (), _START_SECONDS)
-        self._futures[self._threads.submit(self._graded, found.answer, gold, question)] = tag, found
+        self._futures[self._threads.submit(self._graded, str(found.answer), gold, question)] = tag, found
 
     def _check(self, wait: bool) -> None:
         """Raises UserError if the self-test has failed. With `wait`, waits for its result."""
