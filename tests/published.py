@@ -72,13 +72,12 @@ def _record(condition: Condition, number: int) -> dict:
         "text": "" if silent else f"The answer is \\boxed{{{answer}}}.",
         "num_tokens": length, "ended": not silent, "finish_reason": "length" if silent else "stop_id",
         "log_p": log_p, "log_q": 0.4 * log_p, "proposals": proposals,
-        "accepted": accepted, "grader": "math",
-        "moved": sum(entry["decision"] == "accept" for entry in trace), "abandoned": 0, "law_error": 0.0,
+        "accepted": accepted, "moved": sum(entry["decision"] == "accept" for entry in trace), "abandoned": 0, "law_error": 0.0,
         "tokens_drawn": drawn, "target_forwards": drawn, "token_forwards": drawn + 120, "tokens_skipped": 0,
         "blocks_drafted": 0, "tokens_drafted": 0, "tokens_kept": 0,
         "seconds": float(condition.mean_seconds + _spread(number, 20)),
         "share_seconds": float(condition.mean_seconds + _spread(number, 20)) / 8,
-        "tokens": [number % 50] * length, "trace": trace,
+        "tokens": [number % 50] * length, "trace": trace, "grader": "math",
     }
 
 

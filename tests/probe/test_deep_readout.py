@@ -197,7 +197,8 @@ def test_a_run_without_an_answer_that_fits_is_refused_before_the_first_record(so
 
 def test_the_identity_has_what_can_change_a_record(make_config):
     base = identity_of(make_config(*PROBE))
-    assert {name for name in base if name.startswith("probe.")} == {"probe.answers", "probe.context"}
+    assert {name for name in base if name.startswith("probe.")} == {
+        "probe.answers", "probe.context", "probe.reinject_every"}
     assert identity_of(make_config(*PROBE, "dataset.limit=2")) == base
     assert identity_of(make_config(*PROBE, "probe.reinject_every=null")) == base
     for override in ("probe.answers=greedy", "probe.context=block", "probe.reinject_every=1"):

@@ -199,9 +199,8 @@ def test_a_base_model_reads_examples_as_text_and_a_chat_model_as_turns(made, tmp
         "<|im_end|>\n<|im_start|>user\nQ: Is 0 even? A:<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_the_identity_covers_what_is_asked_and_is_unchanged_without_it(made, tmp_path):
+def test_the_identity_covers_what_is_asked(made, tmp_path):
     plain = identity_of(made())
-    assert not {"dataset.system", "dataset.fewshot", "dataset.fewshot_seed"} & set(plain)
     assert identity_of(made("dataset.fewshot_seed=3")) == plain  # without examples the seed has no effect
     given = [(), ("dataset.system=S",), ("dataset.fewshot=1",), ("dataset.fewshot=1", "dataset.fewshot_seed=3"),
              ("dataset.fewshot=1", f"dataset.fewshot_path={tmp_path}/shots.jsonl")]

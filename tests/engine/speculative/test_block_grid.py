@@ -140,7 +140,7 @@ def test_draft_mh_is_reference_and_does_not_depend_on_the_batch(qwen3, reference
 def test_draft_refine_is_reference(qwen3, reference):
     """With early rejection, since it changes no decision."""
     sampler = DraftRefine(alpha=2.0, start_temperature=0.7, proposal_temperature=1.0, num_blocks=2, num_steps=3,
-                          cut="confidence", floor=0.1, early_reject="exact")
+                          cut="confidence", early_reject="exact")
     few = [entry for entry in chains(sampler) if entry[0] % 5 < 2]
     results = {tag: done.result for tag, done in run(qwen3, few, NoBlend(), slots=8).items()}
     assert sum(result.moved for result in results.values())
