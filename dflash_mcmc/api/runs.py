@@ -196,7 +196,7 @@ def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[s
     problems = read_problems(folder)
     for record in records:
         problem = problems.get(str(record.get("problem")))
-        nothing = _NOTHING if record.get("verdict") in UNDRAWN else {}
+        nothing = _NOTHING if "ended" in record and record["verdict"] in UNDRAWN else {}  # a probe's record has no text
         yield {**record, **nothing, **({"question": problem["question"]} if problem else {})}
 
 

@@ -240,7 +240,7 @@ def test_a_folder_with_other_content_is_refused_and_never_to_be_removed(index, t
     assert "remove" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["../..", "..", ".", "", "a/b", "/tmp/x", ".hidden", "a\nb"])
+@pytest.mark.parametrize("name", ["../..", "..", ".", "", "a/b", "/x", ".hidden", "a\nb"])
 def test_a_name_that_is_a_path_is_refused(tmp_path, name):
     wheels.write_model(tmp_path / "own.gguf")
     with refused("allowed: a name of letters, digits", start=f"NAME: given {name!r}"):

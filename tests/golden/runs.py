@@ -78,7 +78,8 @@ NO_DATASET = ("probe_rejection_sampling",)
 TIMES = ("seconds", "share_seconds", "prefill_seconds", "grade_seconds")
 """Fields that a clock measures."""
 ADDED = ("finish_reason", "prompt_forwards")
-"""Keys that records have got since the runs were stored. `test_golden.py` compares them with what the stored records imply."""
+"""Keys that records have got since the runs were stored. `test_golden.py` compares the first one with what the stored records
+imply, and `runner/test_samples.py` the other one with the engine's meter."""
 
 
 def overrides(name: str) -> list[str]:

@@ -199,7 +199,8 @@ class MathPool:
         """Submits a text. Integers and texts without an answer need no process and are decided at once."""
         (found, grade), seconds = verdicts.timed(self._found, text, gold)
         if grade is None:
-            self._schedule(tag, found, gold, question)
+            assert found.answer is not None  # a text without an answer has its grade
+            self._schedule(tag, found, found.answer, gold, question)
         else:
             self._decide(tag, grade._replace(grade_seconds=seconds), found)
 
@@ -220,7 +221,7 @@ class MathPool:
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
-        self._schedule(tag, Extracted(answer, "boxed"), gold, "")
+        self._schedule(tag, Extracted(answer, "boxed"), answer, gold, "")
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the answers that are decided; with `wait`, waits for all that were submitted.
@@ -254,10 +255,10 @@ class MathPool:
         self._tested = None
         self._futures.clear()
 
-    def _schedule(self, tag: Hashable, found: Extracted, gold: str, question: str) -> None:
+    def _schedule(self, tag: Hashable, found: Extracted, answer: str, gold: str, question: str) -> None:
         if self._tested is None:
             self._tested = self._threads.submit(self._call, self_test, (), _START_SECONDS)
-        self._futures[self._threads.submit(self._graded, str(found.answer), gold, question)] = tag, found
+        self._futures[self._threads.submit(self._graded, answer, gold, question)] = tag, found
 
     def _check(self, wait: bool) -> None:
         """Raises UserError if the self-test has failed. With `wait`, waits for its result."""

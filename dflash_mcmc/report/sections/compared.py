@@ -80,9 +80,9 @@ def section(study: Study) -> Section | None:
 def _candidates(study: Study) -> dict[str, list[Run]]:
     """The runs that could represent each method. The base has temperature 1, and a low-temperature run one below."""
     candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
-    of = {id(run): float(run.identity.get("sampler.temperature") or 1.0) for run in candidates["temp"]}
-    candidates["temp"] = [run for run in candidates["temp"] if of[id(run)] < 1.0]
-    candidates["base"] = [run for run in candidates["base"] if of[id(run)] == 1.0]
+    drawn = [(run, float(run.identity.get("sampler.temperature") or 1.0)) for run in candidates["temp"]]
+    candidates["base"] = [run for run, temperature in drawn if temperature == 1.0]
+    candidates["temp"] = [run for run, temperature in drawn if temperature < 1.0]
     return {role: runs for role, runs in candidates.items() if runs}
 
 

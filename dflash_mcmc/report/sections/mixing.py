@@ -46,9 +46,12 @@ class _Of(NamedTuple):
 
 def section(study: Study) -> Section | None:
     """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
-    found = [_Of(run, name, {problem: mixing.window(own, name) for problem, own in chains.items()},
-                 {problem: forwards_together(own) for problem, own in by_problem(run.records).items()})
-             for run in study.runs if (chains := _chains(run)) for name in mixing.WINDOWS]
+    found: list[_Of] = []
+    for run in study.runs:
+        if chains := _chains(run):
+            spent = {problem: forwards_together(own) for problem, own in by_problem(run.records).items()}
+            found += [_Of(run, name, {problem: mixing.window(own, name) for problem, own in chains.items()}, spent)
+                      for name in mixing.WINDOWS]
     if not found:
         return None
     lags = [row for of in found for row in _lags(of)]
