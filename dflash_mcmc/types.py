@@ -24,6 +24,15 @@ class Message(TypedDict):
     reasoning_content: NotRequired[str]
 
 
+class Example(NamedTuple):
+    """An example of a program, as the question of a problem has it."""
+
+    call: str
+    """A call of the function with literal arguments; empty where there is none."""
+    check: str
+    """A statement that fails if the program is wrong, such as `assert f(1) == 2`; empty where no result is known."""
+
+
 class Problem(NamedTuple):
     """A problem of a dataset. `id` is stable: it is the key of the problem's randomness and records."""
 
@@ -42,6 +51,8 @@ class Problem(NamedTuple):
     """Tools that the model may call, as JSON schemas for the chat template."""
     second: str | None = None
     """The question of the second prompt of `blend=prompt`, such as the question without its context."""
+    examples: tuple[Example, ...] = ()
+    """The examples that the question of a program shows."""
 
 
 class Trajectory(NamedTuple):

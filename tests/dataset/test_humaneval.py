@@ -65,4 +65,6 @@ def test_all_real_problems(make_config, shared_data):
         program = ast.parse(problem.question + problem.solution + "\n" + needed["test"])
         defined = {node.name for node in program.body if isinstance(node, ast.FunctionDef)}
         assert {needed["entry_point"], "check"} <= defined
+        assert all(ast.parse(example.check) for example in problem.examples)
+    assert sum(any(example.check for example in problem.examples) for problem in problems) == 141
     assert dataset.fingerprint() == "944a2c836ef102f02bbfe97e2985be1c"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.examples import tested_function
 
 _FIELDS = ("prompt", "test", "entry_point")
 _MAX_EXAMPLE = 1 << 20
@@ -62,17 +62,10 @@ def _task(fields: Mapping[str, Any]) -> CodeTask:
 def _mbpp(fields: Mapping[str, Any]) -> CodeTask:
     tests = [_text(test) for test in fields["test_list"]]
     setup = "\n".join([*map(_text, fields.get("test_imports") or ()), _text(fields.get("test_setup_code") or "")]).strip()
-    entry_point = _tested_function(tests[0])
+    entry_point = _identifier(tested_function(tests[0]))
     compile("\n".join([setup, *tests]), "tests", "exec", flags=ast.PyCF_ONLY_AST)
     test = f"{setup}\ndef check(candidate):\n    for test in {tests!r}:\n        exec(test, globals())\n"
     return CodeTask("", test, entry_point)
-
-
-def _tested_function(test: str) -> str:
-    """The function that an assertion calls: the first call in it that is neither builtin nor of a module."""
-    functions = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
-    names = [function.id for function in functions if isinstance(function, ast.Name) and not hasattr(builtins, function.id)]
-    return _identifier(names[0])
 
 
 def _livecodebench(fields: Mapping[str, Any]) -> CodeTask:
