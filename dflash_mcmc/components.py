@@ -6,7 +6,7 @@ from abc import ABC
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 class Component(ABC):
@@ -29,14 +29,14 @@ class Component(ABC):
     takes_draft: ClassVar[bool] = False
     """Whether the component uses a draft where one is configured."""
 
-    def check(self, config: Config) -> None:  # noqa: B027 - a hook: most components have no such condition
+    def check(self, config: Settings) -> None:  # noqa: B027 - a hook: most components have no such condition
         """Checks conditions that span fields or components. Raises UserError."""
 
-    def resolved(self, config: Config) -> Self:
+    def resolved(self, config: Settings) -> Self:
         """The component with automatic values, such as null or auto, replaced by their actual values."""
         return self
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Values that replace the component's own in the identity: effective values, and None for a field without effect."""
         return {}
 

@@ -124,7 +124,7 @@ def class_names() -> list[str]:
     return [registered.cls.__name__ for registered in _components.values()]
 
 
-def name_of(component: Component) -> str:
+def name_of(component: object) -> str:
     """The name under which the class of this object is registered."""
     return next(registered.name for registered in _components.values() if registered.cls is type(component))
 

@@ -28,7 +28,7 @@ from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.grading import GradingPool
+    from dflash_mcmc.grading.verdicts import GradingPool
     from dflash_mcmc.report.reading import Found
     from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record, SampleKey

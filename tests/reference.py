@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.draft.network.dflash import block_pass
-from dflash_mcmc.engine.batching.interface import TargetBlend
+from dflash_mcmc.engine.batching.interface import TargetBlend, Unblended
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
@@ -37,7 +37,7 @@ class ReferenceEngine:
                  drafter: DFlashDrafter | None = None, companion: Any = None, second: Any = None, anti: Any = None):
         self.model, self.parts, self.drafter, self.companion, self.second = model, parts, drafter, companion, second
         self.anti = anti
-        self.blend = TargetBlend() if blend is None else blend
+        self.blend = Unblended() if blend is None else blend
         self._origin = 0
 
     def run(self, chain: Steps[Result]) -> Result:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.engine.batching.interface import Hidden, TargetBlend
+from dflash_mcmc.engine.batching.interface import Hidden, Unblended
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import name_of
@@ -19,18 +19,18 @@ from dflash_mcmc.registry import name_of
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.model import Model
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import Problem
 
 MASK_HELP = "only tokens with at least this share of the target's largest probability can be drawn; 0 = all tokens"
 
 
-class Blend(Component, TargetBlend):
+class Blend(Component, Unblended):
     """Base class of blends. A subclass defines `mix`, and what `mix` reads: layers of the target, a draft, or a companion."""
 
     __slots__ = ()
@@ -64,7 +64,7 @@ class Blend(Component, TargetBlend):
         """
         return None
 
-    def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> Mapping[bytes, np.ndarray]:
         """The companion's prompts by the bytes of the target's; empty if it reads the same. Raises UserError.
 
@@ -118,7 +118,7 @@ class LogitsBlend(Blend):
 
     mixes_logits = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the sampler draws no token that the mask forbids, and the share of probabilities. Raises ConfigError."""
         sampler = config.sampler
         if self.space == "probability" and not 0 <= self.beta <= 1:
@@ -185,14 +185,14 @@ class ChosenLayerBlend(LogitsBlend):
     def choice(self, own: torch.Tensor, layers: Sequence[torch.Tensor]) -> torch.Tensor:
         """The chosen logits of each token (..., vocabulary), among those of the candidates and the target's own."""
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the layers exist, where the model's configuration is available, and the mask. Raises ConfigError."""
         LogitsBlend.check(self, config)
         num_layers = config.model.num_layers()
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The candidates as sorted numbers from 0."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layers": list(self.tapped_layers(num_layers))}

@@ -14,7 +14,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import options_with, register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("blend", "draft")
@@ -34,7 +34,7 @@ class DraftBlend(Blend):
 
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the draft gives logits, that the decoder draws token by token, and that grid=cut comes with rescoring.
 
         Raises ConfigError.

@@ -18,7 +18,7 @@ from dflash_mcmc.rng import Key
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("blend", "layer")
@@ -46,7 +46,7 @@ class LayerBlend(Blend):
         "layer", "layer = the layer's hidden state; random = the same state turned by a fixed random rotation, a control with "
         "equal norm")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the layers exist, where the model's configuration is available. Raises ConfigError."""
         if self.layers is not None and len(set(self.layers)) < max(2, len(self.layers)):
             raise ConfigError("blend.layers", self.layers, "null, or two and more different layers; one is blend.layer")
@@ -54,7 +54,7 @@ class LayerBlend(Blend):
         if num_layers is not None:
             self.tapped_layers(num_layers)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The layers as sorted numbers from 0. Layers -3 and 33 of 36 therefore have the same identity."""
         num_layers = config.model.num_layers()
         if num_layers is None:

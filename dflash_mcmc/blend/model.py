@@ -13,10 +13,10 @@ from dflash_mcmc.model.beside import ModelBeside
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.model import Model
+    from dflash_mcmc.settings import Settings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelBlend(ModelBeside, LogitsBlend):
     presets = ("contrastive",)
     needs_companion = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the models are there; see `LogitsBlend.check`. Raises ConfigError."""
         if self.anti_model is not None and self.space == "probability":
             raise ConfigError("blend.space", self.space, "logit with blend.anti_model, whose difference has no probabilities")
@@ -58,7 +58,7 @@ class ModelBlend(ModelBeside, LogitsBlend):
             anti.check(config)
         LogitsBlend.check(self, config)
 
-    def resolved(self, config: Config) -> ModelBlend:
+    def resolved(self, config: Settings) -> ModelBlend:
         """The blend with folders or hub names in place of options of `model`."""
         anti = next((each.resolved(config).model for each in self._anti()), None)
         return dataclasses.replace(ModelBeside.resolved(self, config), anti_model=anti)

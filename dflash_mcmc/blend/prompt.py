@@ -17,11 +17,11 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import Problem
 
 _SECOND = "{second}"
@@ -54,7 +54,7 @@ class PromptBlend(LogitsBlend):
         """That of the target, whose weights are there already."""
         return target._replace(num_parameters=0, head_copy=False)
 
-    def second_prompts(self, config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+    def second_prompts(self, config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
                        prompts: Mapping[str, np.ndarray]) -> dict[bytes, np.ndarray]:
         """See `Blend.second_prompts`. Raises ConfigError for one that is longer than the first, or ends in another token."""
         second_of: dict[bytes, tuple[str, np.ndarray]] = {}

@@ -6,9 +6,10 @@ import re
 
 from omegaconf import DictConfig
 
-from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, groups_of, to_typed
+from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, to_typed
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import components, name_of, options_with
+from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics.rules import VOTES
 from dflash_mcmc.statistics.summaries import NAMES
 

@@ -19,6 +19,7 @@ from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.registry import GROUPS, components, load_all, name_of
+from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics.rules import Vote
 
 if TYPE_CHECKING:
@@ -177,12 +178,6 @@ def to_typed(composed: DictConfig, cls: type[Root], prefix: str = "") -> Root:
         raise UserError(" ".join(str(error).split())) from error
     check_bounds(config, prefix)
     return config
-
-
-def groups_of(config: Config) -> tuple[str, ...]:
-    """The groups that the outputs depend on, for the probe or for samples."""
-    blend = ("blend",) if config.probe.reads_blend and not config.blend.is_null else ()
-    return (*config.probe.sources(), *blend, *(("engine",) if config.engine.rounds_otherwise else ()))
 
 
 def unused(config: Config) -> set[str]:

@@ -23,7 +23,7 @@ from dflash_mcmc.registry import name_of, options_with
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _MOST_STOPS, _LONGEST_STOP = 16, 128
 """Largest number of stop strings, and their largest length in characters."""
@@ -183,16 +183,16 @@ class Dataset(ProblemSelection, Component):
         """Number of all problems if it is known without reading them, else None."""
         return None
 
-    def is_unread(self, config: Config) -> bool:
+    def is_unread(self, config: Settings) -> bool:
         """Whether the run is a dry run that need not read the problems: they are on the hub, and their number is known."""
         return config.dry_run and self.num_known() is not None
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks the selection, the prompt, the stop strings, and that a grader of programs is there for programs.
 
         Raises ConfigError.
         """
-        from dflash_mcmc.config.schema import groups_of
+        from dflash_mcmc.settings import groups_of
 
         self.check_choice()
         check_stops(self.stop, "dataset.stop")
@@ -212,7 +212,7 @@ class Dataset(ProblemSelection, Component):
             raise ConfigError("grader", name_of(config.grader), f"{options_with('grader', 'runs_answers')}, with "
                               f"dataset={name_of(self)}, whose answers are programs")
 
-    def resolved(self, config: Config) -> Dataset:
+    def resolved(self, config: Settings) -> Dataset:
         """The dataset with its prompt as text. The name of a template and the template's text therefore give the same run."""
         return dataclasses.replace(self, prompt=prompting.template_of(self.prompt, self.prompt_file),
                                    fewshot_seed=self.fewshot_seed if self.fewshot else 0)

@@ -19,7 +19,7 @@ from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("dataset", "clbench")
@@ -40,9 +40,9 @@ class ClBench(FromFile):
 
     required = ("messages", "metadata")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the grader is a judge, if the run is graded. Raises ConfigError."""
-        from dflash_mcmc.config.schema import groups_of
+        from dflash_mcmc.settings import groups_of
 
         if "grader" in groups_of(config) and not config.grader.judges:
             able = options_with("grader", "judges")
@@ -50,9 +50,9 @@ class ClBench(FromFile):
                               f"probe={name_of(config.probe)}: the rubrics of clbench need a judge model, grader={able}")
         FromFile.check(self, config)
 
-    def resolved(self, config: Config) -> ClBench:
+    def resolved(self, config: Settings) -> ClBench:
         """The dataset with rubrics as gold answers if the run is graded."""
-        from dflash_mcmc.config.schema import groups_of
+        from dflash_mcmc.settings import groups_of
 
         dataset = FromFile.resolved(self, config)
         assert isinstance(dataset, ClBench)

@@ -19,7 +19,7 @@ from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` writes."""
@@ -155,7 +155,7 @@ class HubDataset(NamedFields):
     revision: str | None = runtime(None, "commit, tag or branch of a name on the hub; null takes the newest")
     fewshot_split: str | None = runtime(None, "split of the few-shot examples; null takes the split itself")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a dataset is named, in addition to the checks of every dataset. Raises ConfigError."""
         if self.path is None:
             raise ConfigError("dataset.path", None, "a name on the hub, such as openai/gsm8k, or a local folder of `datasets`")

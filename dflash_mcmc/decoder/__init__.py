@@ -13,9 +13,9 @@ from dflash_mcmc.ops import LARGEST, SMALLEST
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.settings import Settings
 
 _NEED_SAMPLED_DRAFTS = ("argmax_proposal", "residual_by_draft_noise", "unprocessed_draft")
 """Faults that change nothing where the draft's tokens are not sampled."""
@@ -37,7 +37,7 @@ class Decoder(Component):
         return False
 
 
-def check_plain(config: Config, user: str) -> None:
+def check_plain(config: Settings, user: str) -> None:
     """Checks that the decoder decodes token by token. Raises ConfigError.
 
     Args:
@@ -64,7 +64,7 @@ class SpeculativeDecoder(Decoder):
         @property
         def fault(self) -> str | None: ...
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks the draft's temperature and the fault, which needs experiment=faults and a setting in which it has an effect.
 
         Raises ConfigError.
@@ -85,7 +85,7 @@ class SpeculativeDecoder(Decoder):
             raise ConfigError("decoder.fault", fault, "another, or a sampler.repetition_penalty that is not 1 (or another "
                               "penalty)")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Leaves out the draft temperature if no draft token is sampled, because it then has no effect."""
         idle = not config.draft.has_density or config.sampler.is_deterministic
         return {"draft_temperature": None} if idle else {}

@@ -12,9 +12,9 @@ from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.settings import Settings
 
 
 @register("decoder", "speculative_match")
@@ -35,7 +35,7 @@ class SpeculativeMatch(SpeculativeDecoder):
     fault_window: int | None = identity(None, "latest tokens that the target attends to when it reads a block, for "
                                         "fault=finite_window alone", ge=1)
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a fault changes something and that a window belongs to `finite_window`. Raises ConfigError."""
         SpeculativeDecoder.check(self, config)
         if (self.fault == "finite_window") != (self.fault_window is not None):

@@ -12,9 +12,9 @@ from dflash_mcmc.ops import LARGEST
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.settings import Settings
 
 
 @register("decoder", "speculative_rejection")
@@ -35,7 +35,7 @@ class SpeculativeRejection(SpeculativeDecoder):
                     "block_residual"] | None) = identity(
         None, "a known mistake instead of the rule, for experiment=faults alone")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a fault is run in experiment=faults and with the rule that has it. Raises ConfigError."""
         SpeculativeDecoder.check(self, config)
         needed = "block" if self.fault == "block_residual" else "token"

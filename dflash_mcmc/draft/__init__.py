@@ -16,12 +16,12 @@ from dflash_mcmc.model.files import Checkpoint, CheckpointSize, precision_name, 
 from dflash_mcmc.registry import name_of, options_with
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
     from dflash_mcmc.model import Model
+    from dflash_mcmc.settings import Settings
 
 
 class Draft(Component):
@@ -93,13 +93,13 @@ class CheckpointDraft(Draft):
         """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
         return shape.num_drafted
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the checkpoint exists and fits the block, without loading it. Raises UserError."""
         self._checkpoint().check()
         if self._checkpoint().folder.is_dir():
             self.block_tokens(self._shape(self._checkpoint().folder))
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The fields as the identity has them: null and auto are replaced by their actual values.
 
         `revision` is null, because the identity has the hash of the content.
@@ -202,7 +202,7 @@ def _network(folder: str, dtype: str, device: str, family: Family, packs: bool) 
     return network
 
 
-def check_source(config: Config, user: str, instead: str = "") -> None:
+def check_source(config: Settings, user: str, instead: str = "") -> None:
     """Checks that blocks can be drawn from the draft alone, by laws that depend on the sequence alone. Raises ConfigError.
 
     Args:
@@ -216,7 +216,7 @@ def check_source(config: Config, user: str, instead: str = "") -> None:
         raise ConfigError("draft", name_of(config.draft), f"{able} with {user}, which draws whole blocks from the draft")
 
 
-def check_features(config: Config, user: str) -> None:
+def check_features(config: Settings, user: str) -> None:
     """Checks that the draft reads the target's features and gives logits for a whole block. Raises ConfigError."""
     if config.draft.reduces():
         raise ConfigError("draft", name_of(config.draft), f"a draft with all tokens of the target with {user}")
@@ -226,7 +226,7 @@ def check_features(config: Config, user: str) -> None:
                           "forward on the target's features")
 
 
-def check_adapting(config: Config, mode: str) -> None:
+def check_adapting(config: Settings, mode: str) -> None:
     """Checks that the draft may learn while it is used: that laws are kept, and that an engine uses it. Raises ConfigError.
 
     The law of a proposal, and a blend's target, must stay the same along a chain. What is learned from the prompt does.
@@ -240,7 +240,7 @@ def check_adapting(config: Config, mode: str) -> None:
                               "there, and learning along the chain would change that law")
 
 
-def load_feature_drafter(config: Config, target: LanguageModel, packs: bool = True) -> DFlashDrafter:
+def load_feature_drafter(config: Settings, target: LanguageModel, packs: bool = True) -> DFlashDrafter:
     """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target.
 
     Args:

@@ -11,11 +11,11 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.settings import Settings
 
 
 @register("draft", "dflash")
@@ -51,7 +51,7 @@ class DFlashDraft(CheckpointDraft):
                               f"2 to {shape.block_size} (the draft was trained for {shape.block_size})")
         return (self.block_size or shape.block_size) - 1
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """See `CheckpointDraft.check`. A draft that learns must keep the laws."""
         CheckpointDraft.check(self, config)
         if self.adapt != "none":
@@ -62,7 +62,7 @@ class DFlashDraft(CheckpointDraft):
         """See `Draft.learns`."""
         return self.adapt != "none"
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """See `CheckpointDraft.canonical`. Fields of learning without effect are left out."""
         values, folder = CheckpointDraft.canonical(self, config) | self._idle_adapting(config), self._checkpoint().folder
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
@@ -99,7 +99,7 @@ class DFlashDraft(CheckpointDraft):
             raise ConfigError("draft.adapt", self.adapt, "none with a reduced vocabulary: it would learn from tokens to which "
                               "the draft gives probability 0")
 
-    def _idle_adapting(self, config: Config) -> dict[str, object]:
+    def _idle_adapting(self, config: Settings) -> dict[str, object]:
         """The fields of learning that change no output, with the values at which the identity leaves them out."""
         if self.adapt == "none" or config.decoder.keeps_tokens():
             return {"adapt": "none", "adapt_rank": None, "adapt_rate": None}

@@ -11,10 +11,10 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
+    from dflash_mcmc.settings import Settings
 
 
 @register("draft", "dspark")
@@ -41,7 +41,7 @@ class DSparkDraft(CheckpointDraft):
 
         return FAMILY
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the checkpoint exists, and that it has a confidence head for a threshold. Raises UserError."""
         CheckpointDraft.check(self, config)
         folder = self._checkpoint().config_folder()

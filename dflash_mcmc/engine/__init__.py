@@ -11,10 +11,9 @@ from dflash_mcmc.components import Component
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.settings import BlendPart, Settings
 
 
 class Engine(Component):
@@ -31,7 +30,7 @@ class Engine(Component):
     """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
 
     @abstractmethod
-    def load(self, config: Config, device: str) -> Any:
+    def load(self, config: Settings, device: str) -> Any:
         """The target on a device, as `start` takes it. It has the attributes of `interface.ChainTarget`. Raises UserError."""
 
     def resource(self, target: Any) -> object:
@@ -43,7 +42,7 @@ class Engine(Component):
         return target
 
     @abstractmethod
-    def start(self, config: Config, target: Any, prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: Any, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """An engine that runs chains on the target. Its user closes it. Raises UserError.
 
@@ -54,7 +53,7 @@ class Engine(Component):
             second: the result of `Blend.second_prompts` for the prompts of these chains; None where it is not known.
         """
 
-    def blend_width(self, blend: Blend, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
+    def blend_width(self, blend: BlendPart, target: Any, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts.
 
         None for a blend that taps no layer, and for an engine that cannot measure it.
@@ -65,11 +64,11 @@ class Engine(Component):
         """Devices that a process uses together for one copy of the model."""
         return 1
 
-    def memory_note(self, config: Config) -> str:
+    def memory_note(self, config: Settings) -> str:
         """A line on the engine's memory for the table of a dry run, which is empty where `plans_memory` checks it or the
         model's configuration is not here. Raises ConfigError."""
         return ""
 
-    def prompt_encoder(self, config: Config) -> PromptEncoder | None:
+    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The encoder of prompts before a start; None if the model's configuration is not here. Raises UserError."""
         return config.model.prompt_encoder()

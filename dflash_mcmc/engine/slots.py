@@ -14,14 +14,13 @@ from dflash_mcmc.registry import name_of, register
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.blend import Blend
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.batched import BatchedEngine
     from dflash_mcmc.engine.batching.interface import ChainRunner, Options
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize, MemoryPlan, TargetShape
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
+    from dflash_mcmc.settings import BlendPart, Settings
 
 
 @register("engine", "slots")
@@ -32,7 +31,7 @@ class Slots(Engine):
     is_null = True
     mixes_stops = True
 
-    def load(self, config: Config, device: str) -> LanguageModel:
+    def load(self, config: Settings, device: str) -> LanguageModel:
         """The model of transformers. Sets the threads of its arithmetic. Raises UserError."""
         from dflash_mcmc.engine.batching.linear import is_small
 
@@ -44,7 +43,7 @@ class Slots(Engine):
         """The model's layers, whose outputs and attention belong to a run."""
         return target.decoder
 
-    def start(self, config: Config, target: LanguageModel, prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: LanguageModel, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """The batched engine with the configured draft, blend and decoder. Raises UserError if the memory does not suffice."""
         if config.blend.has_prompts and second is None:
@@ -57,7 +56,7 @@ class Slots(Engine):
         return engine_of(config, model, prompt_length, num_draws, config.blend, config.decoder.speculation(drafter), drafter,
                          config.blend.needs_draft or config.sampler.needs_draft, second if config.blend.has_prompts else None)
 
-    def blend_width(self, blend: Blend, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
+    def blend_width(self, blend: BlendPart, target: LanguageModel, prompts: Sequence[np.ndarray]) -> float | None:
         """The standard deviation of the blend's logits over that of the target's, a mean over the last tokens of prompts."""
         layers = blend.tapped_layers(len(target.layers))
         if not layers:
@@ -80,7 +79,7 @@ _LAST = 16
 """Tokens at the end of a prompt that `blend_width` reads."""
 
 
-def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draws: int, blend: Blend | None,
+def engine_of(config: Settings, model: LanguageModel, prompt_length: int, num_draws: int, blend: BlendPart | None,
               speculation: Speculation | None = None, drafter: Drafter | None = None,
               uses_draft: bool = False, second: Mapping[bytes, np.ndarray] | None = None) -> BatchedEngine:
     """An engine with the configuration's hardware. Raises UserError.
@@ -104,7 +103,7 @@ def engine_of(config: Config, model: LanguageModel, prompt_length: int, num_draw
                          drafter if uses_draft else None, companion, second, anti, few)
 
 
-def memory_plan(config: Config, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
+def memory_plan(config: Settings, model: LanguageModel | TargetShape, prompt_length: int, num_draws: int,
                 drafter: Drafter | DraftSize | None, still_to_load: int = 0,
                 companion: LanguageModel | TargetShape | None = None,
                 anti: LanguageModel | TargetShape | None = None) -> tuple[Options, MemoryPlan]:

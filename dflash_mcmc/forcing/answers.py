@@ -16,9 +16,9 @@ from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult, Problem, Trajectory, Unit, Work
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.settings import Settings
 
 
 class Answer(NamedTuple):
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
         return f"shorter than {least} tokens" if len(self.tokens) < least else None
 
 
-def check_source(config: Config, source: str) -> None:
+def check_source(config: Settings, source: str) -> None:
     """Checks that the dataset has solutions for `gold`, except in a dry run that does not read it. Raises ConfigError."""
     if source != "gold" or config.dataset.is_unread(config):
         return
@@ -56,7 +56,7 @@ def check_source(config: Config, source: str) -> None:
                           "without a solution")
 
 
-def answers(config: Config, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
+def answers(config: Settings, model: LanguageModel, work: Work, source: str) -> Iterator[tuple[Unit, Answer]]:
     """The answer of each unit of `work`: the dataset's solution (`gold`) or the target's greedy answer (`greedy`).
 
     Raises UserError before the first answer if any answer does not fit into the model's positions.
@@ -68,12 +68,12 @@ def answers(config: Config, model: LanguageModel, work: Work, source: str) -> It
     return _greedy(config, model, work, build.prompts(config, model, pending))
 
 
-def _gold(config: Config, model: LanguageModel, work: Work, pending: list[Problem]) -> Iterator[tuple[Unit, Answer]]:
+def _gold(config: Settings, model: LanguageModel, work: Work, pending: list[Problem]) -> Iterator[tuple[Unit, Answer]]:
     prompts, tokens = solutions(config, model, pending)
     return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
 
 
-def solutions(config: Config, model: LanguageModel | PromptEncoder,
+def solutions(config: Settings, model: LanguageModel | PromptEncoder,
               pending: list[Problem]) -> tuple[dict[str, np.ndarray], ...]:
     """The token ids of each problem's prompt and of its solution, by problem id.
 
@@ -89,7 +89,8 @@ def solutions(config: Config, model: LanguageModel | PromptEncoder,
     return prompts, tokens
 
 
-def _greedy(config: Config, model: LanguageModel, work: Work, prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
+def _greedy(config: Settings, model: LanguageModel, work: Work,
+            prompts: dict[str, np.ndarray]) -> Iterator[tuple[Unit, Answer]]:
     engine = slots.engine_of(config, model, max(map(len, prompts.values())), len(work.units), None)
 
     def chain(prompt: np.ndarray) -> Chain:

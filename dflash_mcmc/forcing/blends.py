@@ -11,11 +11,11 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from dflash_mcmc.blend import Blend
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Source, Standing
+    from dflash_mcmc.settings import BlendPart
 
 DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
 """Sources that are not layers; a layer is named by its number."""
@@ -33,7 +33,7 @@ AGREEMENT = ("n", "kl", "rank_correlation")
 
 class Other(NamedTuple):
     """The chosen blend, the models that it reads beside the target, and their prompts by the bytes of the target's."""
-    blend: Blend
+    blend: BlendPart
     companions: list[LanguageModel]
     second: Mapping[bytes, np.ndarray]
 
@@ -44,7 +44,7 @@ class Other(NamedTuple):
         return layers.other_source(model, self.blend, self.companions, answer, last, self.second.get(answer.prompt.tobytes()))
 
 
-class Settings(NamedTuple):
+class BlendOptions(NamedTuple):
     """Decoder layers to blend, the norm applied to them (`none` or `final`), the betas, and the limit for hard tokens."""
     layers: Sequence[int]
     norm: str
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
     hard_below: float
 
 
-def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: Settings,
+def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, settings: BlendOptions,
            other: Other | None = None) -> dict:
     """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta.
 
@@ -87,7 +87,7 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 
 def _of_a_piece(model: LanguageModel, last: torch.Tensor, sources: dict[str, Source | None], tokens: torch.Tensor,
-                piece: slice, settings: Settings) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+                piece: slice, settings: BlendOptions) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """`SUMS` of each source over a piece of an answer, float64 (parts, betas, sums), and `AGREEMENT`, float64 (sums,)."""
     import torch
 

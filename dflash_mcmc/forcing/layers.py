@@ -19,11 +19,11 @@ from dflash_mcmc.engine.batching.model_runner import mixed_logits
 from dflash_mcmc.forcing import sequences
 
 if TYPE_CHECKING:
-    from dflash_mcmc.blend import Blend
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.probe import Unit
+    from dflash_mcmc.settings import BlendPart
 
 NORMS = ("none", "final")
 """The norm between a layer's output and the head."""
@@ -129,8 +129,8 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
 
 @torch.no_grad()
-def other_source(model: LanguageModel, blend: Blend, companions: Sequence[LanguageModel], answer: Answer, last: torch.Tensor,
-                 second: np.ndarray | None = None) -> Source:
+def other_source(model: LanguageModel, blend: BlendPart, companions: Sequence[LanguageModel], answer: Answer,
+                 last: torch.Tensor, second: np.ndarray | None = None) -> Source:
     """What a blend mixes into the target's logits along an answer.
 
     Args:

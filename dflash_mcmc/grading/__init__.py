@@ -10,38 +10,22 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.fields import MISSING, identity
 from dflash_mcmc.grading import extraction
-from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE
+from dflash_mcmc.grading.verdicts import ERROR, TIMEOUT, UNGRADABLE, GradingPool
 from dflash_mcmc.process import stopping
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import Grade, Problem
 
 
 VERSION = 8
 """Version of the rules. Increase it with every change of a rule: a run with grades of another version is not continued, and
 each record states the version of its grade."""
-
-
-class GradingPool(Protocol):
-    """Grades texts while the run continues."""
-
-    def submit(self, tag: Any, text: str, gold: str, question: str = "") -> None:
-        """Hands over a text, and the question if the form that it asks for counts.
-
-        Raises UserError for a gold answer that no text can be compared with.
-        """
-
-    def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
-        """Yields (tag, grade) of each graded text. With `wait` it waits until all submitted texts are graded."""
-
-    def close(self) -> None:
-        """Ends the pool's processes."""
 
 
 def settled(pool: GradingPool, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
@@ -74,7 +58,7 @@ class Grader(Component):
     def check_gold(self, gold: str) -> None:
         """Raises UserError for a gold answer that no text can be compared with."""
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The version of the rules."""
         return {} if self.version is None else {"version": self.version}
 
@@ -96,12 +80,12 @@ class AnswerGrader(Grader):
                                 "question (\\n is a line feed)")
 
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks how the answer is found. Raises ConfigError."""
         extraction.rules_of(self.extract, self.sources, self.auto)
         extraction.check_until(self.until)
 
-    def resolved(self, config: Config) -> AnswerGrader:
+    def resolved(self, config: Settings) -> AnswerGrader:
         """The grader with its extraction rules in their normal form."""
         return dataclasses.replace(self, extract=extraction.normal(self.extract))
 

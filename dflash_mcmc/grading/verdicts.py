@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from dflash_mcmc.types import Grade
 
 _Result = TypeVar("_Result")
 
@@ -22,6 +25,22 @@ UNDRAWN = (NOT_DRAWN, TOO_LONG)
 """The verdicts of records without a text. TOO_LONG: prompt and answer do not fit into the model's positions."""
 VERDICTS = (*GIVEN, *UNDRAWN)
 """All verdicts of records."""
+
+
+class GradingPool(Protocol):
+    """Grades texts while the run continues."""
+
+    def submit(self, tag: Any, text: str, gold: str, question: str = "") -> None:
+        """Hands over a text, and the question if the form that it asks for counts.
+
+        Raises UserError for a gold answer that no text can be compared with.
+        """
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+        """Yields (tag, grade) of each graded text. With `wait` it waits until all submitted texts are graded."""
+
+    def close(self) -> None:
+        """Ends the pool's processes."""
 
 
 class Decision(NamedTuple):

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.dataset.inputs.conversations import Conversation
-from dflash_mcmc.model.files import CheckpointSize
+from dflash_mcmc.model.files import CheckpointSize, Files
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-
-
-class Files(NamedTuple):
-    """The files of a checkpoint, for an engine that loads them itself."""
-
-    folder: Path
-    dtype: str
-    """Precision of weights and activations; auto = the checkpoint's own."""
 
 
 class Model(Component):

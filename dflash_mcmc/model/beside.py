@@ -17,10 +17,10 @@ from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.registry import components
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.model import Model
+    from dflash_mcmc.settings import Settings
 
 
 @dataclass(kw_only=True)
@@ -37,18 +37,18 @@ class ModelBeside:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = identity(
         None, "precision of the other model; auto = the checkpoint's own; null = that of the option, else auto")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the model is there. Raises ConfigError."""
         with self.named():
             self._component(config).check(config)
 
-    def resolved(self, config: Config) -> Self:
+    def resolved(self, config: Settings) -> Self:
         """The component with the folder or hub name, and the precision, of an option of `model`."""
         component: Any = self._component(config)
         dtype = self.dtype if component.dtype == "auto" else component.dtype
         return dataclasses.replace(self, model=component.path, revision=component.revision, dtype=dtype)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The revision is null, because the identity has the hash of the content. So is `auto`, which null is by now."""
         return {"revision": None, "dtype": None if self.dtype == "auto" else self.dtype}
 
@@ -100,7 +100,7 @@ class ModelBeside:
             raise ConfigError(self._field, self.model, f"a model with the target's tokenizer (its token {differing[0]} is "
                               f"{there}, and the target's is {here}; {len(differing)} of {len(mine)} differ)")
 
-    def _component(self, config: Config) -> Any:
+    def _component(self, config: Settings) -> Any:
         """The component of the group `model` for what is given. Raises ConfigError."""
         if self.model not in option_files()["model"] or self.model in components("model"):
             return self.component()

@@ -432,6 +432,14 @@ def _files(folder: Path, field: str) -> list[Path]:
     return files
 
 
+class Files(NamedTuple):
+    """The files of a checkpoint, for an engine that loads them itself."""
+
+    folder: Path
+    dtype: str
+    """Precision of weights and activations; auto = the checkpoint's own."""
+
+
 class CheckpointSize(NamedTuple):
     """The size of a target or a draft. A value is None if it is not known without loading the checkpoint."""
 

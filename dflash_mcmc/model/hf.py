@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
-from dflash_mcmc.model import Files, Model
-from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, following_index, size_of
+from dflash_mcmc.model import Model
+from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, Files, following_index, size_of
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
+    from dflash_mcmc.settings import Settings
 
 _TOKENIZERS = {"qwen3": ("TokenizersBackend", "Qwen2Tokenizer")}
 """Classes of tokenizers, by `model_type`, that `transformers.AutoTokenizer` takes where tokenizer_config.json names them."""
@@ -49,7 +49,7 @@ class HFModel(Model):
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
                                  "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
@@ -71,7 +71,7 @@ class HFModel(Model):
         """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
         return self._checkpoint().weights_fingerprint()
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
         return {"revision": None, **({} if self.chat else {"enable_thinking": None})}
 

@@ -23,10 +23,10 @@ from dflash_mcmc.types import Summary, Unit, Work
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.draft import Draft
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.probe.columns import Table
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import UnitCost
 
 
@@ -69,10 +69,10 @@ class Probe(Component):
         return self
 
     @abstractmethod
-    def units(self, config: Config) -> list[Unit]:
+    def units(self, config: Settings) -> list[Unit]:
         """All requested units, in the order of the reports. This method loads no model."""
 
-    def num_units(self, config: Config) -> int:
+    def num_units(self, config: Settings) -> int:
         """Number of requested units, which a dry run asks for. An override need not read the dataset."""
         return len(self.units(config))
 
@@ -86,12 +86,12 @@ class Probe(Component):
     def check_target(self, target: TargetShape) -> None:
         """Checks that the probe can measure this target, before its weights are loaded. Raises UserError."""
 
-    def expected_cost(self, config: Config) -> UnitCost | None:
+    def expected_cost(self, config: Settings) -> UnitCost | None:
         """Mean cost of a unit, for the lengths in `config.assumed`; None without an estimate. Loads no weights."""
         return None
 
     @abstractmethod
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Measures each unit that `work` gives and yields its record when it is done, in any order.
 
         A record holds JSON values. Problem and chain are not in it, and the fields `failure` and `checksum` are reserved.
@@ -101,11 +101,11 @@ class Probe(Component):
         """
 
     @abstractmethod
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """Summarises the records, which are in the order of `units`. There is at least one record."""
 
     @abstractmethod
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""
 
 
@@ -117,15 +117,15 @@ class ProblemProbe(Probe):
     measures_chains: ClassVar[bool] = False
     """Whether a problem has `num_chains` units."""
 
-    def units(self, config: Config) -> list[Unit]:
+    def units(self, config: Settings) -> list[Unit]:
         """The units of a problem are adjacent, so that its prompt is read once."""
         return [Unit(problem.id, chain) for problem in config.dataset.problems() for chain in range(self._each(config))]
 
-    def num_units(self, config: Config) -> int:
+    def num_units(self, config: Settings) -> int:
         """The number of problems is known for a published dataset, which is not read."""
         return config.dataset.num_chosen() * self._each(config)
 
-    def _each(self, config: Config) -> int:
+    def _each(self, config: Settings) -> int:
         return config.num_chains if self.measures_chains else 1
 
 
@@ -141,7 +141,7 @@ class AnswerProbe(ProblemProbe):
     uses = ("model", "draft", "dataset")
     unit = "problem"
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the dataset has the answers, and that the draft reads features if there is one. Raises ConfigError."""
         if not config.draft.is_null:
             check_features(config, f"probe={name_of(self)}")
@@ -151,7 +151,7 @@ class AnswerProbe(ProblemProbe):
         """Whether the answers are the target's own."""
         return self.answers == "greedy"
 
-    def expected_cost(self, config: Config) -> UnitCost:
+    def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
 
         A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.forcing.layers import Standing
+    from dflash_mcmc.settings import Settings
 
 
 @final
@@ -81,7 +81,7 @@ class LayerRank(AnswerProbe):
     tables_in = __name__
     takes_draft = True
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Ranks of each answer's tokens, and sums of log p; see `record`."""
         from dflash_mcmc.forcing.layers import along
 
@@ -90,11 +90,11 @@ class LayerRank(AnswerProbe):
         yield from along(answers(config, model, work, self.answers),
                          lambda answer: record(model, draft, answer, self.hard_below))
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The tables of sources and of the final norm's effect, for all tokens and for hard ones; see `summary`."""
         return summary(records)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_layer_probe_ranks`: ranks by layer, for all tokens and for hard ones, on a logarithmic axis."""
         from matplotlib.figure import Figure
 

@@ -28,7 +28,7 @@ from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import answers, solutions
-from dflash_mcmc.forcing.blends import AGREEMENT, FLATTENED, PARTS, SUMS, Other, Settings, record
+from dflash_mcmc.forcing.blends import AGREEMENT, FLATTENED, PARTS, SUMS, BlendOptions, Other, record
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import name_of, register
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import UnitCost
 
 
@@ -99,7 +99,7 @@ class LogitBlend(AnswerProbe):
     tables_in = __name__
     takes_draft = reads_blend = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         if not self.betas or len(set(self.betas)) < len(self.betas) or not all(-10.0 <= beta <= 1.0 for beta in self.betas):
             raise ConfigError("probe.betas", self.betas, "different numbers from -10 to 1, at least one")
@@ -111,7 +111,7 @@ class LogitBlend(AnswerProbe):
                               "reads the draft's logits already")
         AnswerProbe.check(self, config)
 
-    def expected_cost(self, config: Config) -> UnitCost:
+    def expected_cost(self, config: Settings) -> UnitCost:
         """See `AnswerProbe.expected_cost`. A blend of layers reads the answer again, and so does one of another prompt.
 
         The length of that prompt is not counted, since it is not known.
@@ -122,7 +122,7 @@ class LogitBlend(AnswerProbe):
         again = answer.length + (0.0 if config.blend.has_prompts else answer.prompt)
         return expected._replace(token_forwards=expected.token_forwards + again)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The layers counted from 0, with null replaced by all layers. In a model of 36 layers, -3 and 33 are the same."""
         num_layers = config.model.num_layers()
         return {} if num_layers is None else {"layers": self.blended_layers(num_layers)}
@@ -136,18 +136,18 @@ class LogitBlend(AnswerProbe):
                               f"model has {num_layers} layers), at least one; or null")
         return layers
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Sums over the hard and over the easy tokens of each answer; see `record`."""
         from dflash_mcmc.forcing.layers import along
 
         model = config.model.load(work.device)
         draft = None if config.draft.is_null else load_feature_drafter(config, model)
         other = None if config.blend.is_null else self._other(config, model, work)
-        settings = Settings(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
+        settings = BlendOptions(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
         yield from along(answers(config, model, work, self.answers),
                          lambda answer: record(model, draft, answer, settings, other))
 
-    def _other(self, config: Config, model: LanguageModel, work: Work) -> Other:
+    def _other(self, config: Settings, model: LanguageModel, work: Work) -> Other:
         """The chosen blend with its models and prompts. Raises UserError for a model with too few positions."""
         blend, asked = config.blend, {unit.problem for unit in work.units}
         companions = [each for each in (blend.companion(model), blend.anti(model)) if each is not None]
@@ -164,11 +164,11 @@ class LogitBlend(AnswerProbe):
                             "model)")
         return Other(blend, companions, blend.second_prompts(config, model, problems, prompts))
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The tables `grid` (for all tokens), `hard`, `easy` and `agreement`; see `summary`."""
         return summary(records, self.betas)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
         if not summary.tables["grid"]:
             return {}

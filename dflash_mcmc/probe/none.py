@@ -12,7 +12,7 @@ from dflash_mcmc.registry import register
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("probe", "none")
@@ -28,18 +28,18 @@ class NoProbe(Probe):
         """The groups that samples depend on. The probe itself is not part of the identity."""
         return self.uses
 
-    def units(self, config: Config) -> list[Unit]:
+    def units(self, config: Settings) -> list[Unit]:
         """Nothing is measured."""
         return []
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Nothing is measured."""
         return iter(())
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """An empty summary."""
         return Summary({}, {}, {})
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """No figure."""
         return {}

@@ -17,14 +17,13 @@ from dflash_mcmc.types import Problem
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.ops import Chain
-    from dflash_mcmc.sampler import Sampler
+    from dflash_mcmc.settings import SamplerPart, Settings
 
 
-def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+def prompts(config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
             room: int | None = None) -> dict[str, np.ndarray]:
     """The token ids of each problem's prompt, by problem id. Raises UserError for a prompt that leaves too little room.
 
@@ -41,13 +40,13 @@ def prompts(config: Config, model: ChainTarget | PromptEncoder, problems: Sequen
     return by_id
 
 
-def given(config: Config, room: int) -> str:
+def given(config: Settings, room: int) -> str:
     """The words for a longest answer in an error, which say where it comes from if it is the dataset's default."""
-    is_default = room == type(config.dataset).__dataclass_fields__["max_new_tokens"].default
+    is_default = room == vars(type(config.dataset))["__dataclass_fields__"]["max_new_tokens"].default
     return f"given {room}{f', the default of dataset={name_of(config.dataset)}' if is_default else ''}"
 
 
-def encoded(config: Config, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
+def encoded(config: Settings, model: ChainTarget | PromptEncoder, problems: Sequence[Problem],
             known: Mapping[str, np.ndarray] = MappingProxyType({})) -> dict[str, np.ndarray]:
     """The token ids of each problem's prompt, of any length, by problem id. Raises UserError for an empty prompt.
 
@@ -70,12 +69,12 @@ def ending(model: ChainTarget, prompt: np.ndarray) -> str:
     return model.tokenizer.decode(prompt[-8:].tolist(), skip_special_tokens=False)
 
 
-def first_prompt(config: Config) -> str:
+def first_prompt(config: Settings) -> str:
     """The whole prompt of the first requested problem as text, with special tokens.
 
     Loads the tokenizer but not the model. Raises UserError.
     """
-    from dflash_mcmc.config.schema import groups_of
+    from dflash_mcmc.settings import groups_of
 
     if not {"model", "dataset"} <= set(groups_of(config)):
         raise ConfigError("probe", name_of(config.probe), "with show=prompt: none, or a probe that uses a model and a dataset")
@@ -86,12 +85,12 @@ def first_prompt(config: Config) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def chain(config: Config, sampler: Sampler, problem: str, index: int, prompt: np.ndarray, model: ChainTarget) -> Chain:
+def chain(config: Settings, sampler: SamplerPart, problem: str, index: int, prompt: np.ndarray, model: ChainTarget) -> Chain:
     """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
     return begun(config, sampler, prompt, Key(config.seed).fold_in(problem, index), model)
 
 
-def begun(config: Config, sampler: Sampler, prompt: np.ndarray, key: Key, model: ChainTarget) -> Chain:
+def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, model: ChainTarget) -> Chain:
     """A chain after a prompt. A sampler that compares answers reads them as the grader does, in their normal form."""
     horizon, grader = config.dataset.max_new_tokens, config.grader
 

@@ -13,7 +13,7 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import ExpectedCost
 
 
@@ -43,7 +43,7 @@ class CostEstimate(NamedTuple):
                             _sum([one.hours for one in estimates]), _sum([one.draft_blocks for one in estimates]))
 
 
-def estimate(config: Config) -> CostEstimate:
+def estimate(config: Settings) -> CostEstimate:
     """The cost of a run of samples. Loads no model. Raises UserError if the problems cannot be counted."""
     forwards, chains = token_forwards(config), config.num_chains
     if forwards is not None:  # the chains of a problem read its prompt once
@@ -52,7 +52,7 @@ def estimate(config: Config) -> CostEstimate:
     return of_tasks(config, config.dataset.num_chosen() * chains, cost)
 
 
-def of_tasks(config: Config, count: int, cost: UnitCost | None) -> CostEstimate:
+def of_tasks(config: Settings, count: int, cost: UnitCost | None) -> CostEstimate:
     """The cost of `count` tasks that each cost `cost`. Without `cost` the costs are None."""
     if cost is None:
         return CostEstimate(count, None, None, None)
@@ -61,7 +61,7 @@ def of_tasks(config: Config, count: int, cost: UnitCost | None) -> CostEstimate:
     return CostEstimate(count, total, hours, count * cost.draft_blocks)
 
 
-def token_forwards(config: Config) -> float | None:
+def token_forwards(config: Settings) -> float | None:
     """Token-forwards of one sample, as the engine counts them: the prompt except its last token, and each drawn token.
 
     None if the sampler has no `expected_cost`. Forwards that speculative decoding spends on tokens that are not kept are not
@@ -73,7 +73,7 @@ def token_forwards(config: Config) -> float | None:
     return config.assumed.prompt_length - 1.0 + cost.extended + _proposed(config, cost) + cost.scored
 
 
-def draft_blocks(config: Config) -> float:
+def draft_blocks(config: Settings) -> float:
     """Blocks that the draft proposes for one sample, for a sampler or a blend that uses the draft; 0 if neither does.
 
     A draw of n tokens at any place of the blocks' grid touches (n - 1) / B + 1 blocks of B tokens on average. In one of B
@@ -101,14 +101,14 @@ class Forced(NamedTuple):
     """Whole blocks of the draft in an answer, on average over answers of about this length."""
 
 
-def forced(config: Config) -> Forced:
+def forced(config: Settings) -> Forced:
     """The answer of a unit of the configured probe. Raises UserError."""
     prompt, length, size = config.assumed.prompt_length, _answer_length(config), block_size(config)
     return Forced(prompt, length, prompt - 1 + length if config.probe.draws_answers() else 0.0, size,
                   max(0.0, (length - (size - 1) / 2) / size))
 
 
-def read_along(config: Config) -> UnitCost:
+def read_along(config: Settings) -> UnitCost:
     """The cost of drawing an answer and reading it. With a draft, it is read once more and each of its blocks is drafted."""
     answer = forced(config)
     read = answer.prompt + answer.length
@@ -117,13 +117,13 @@ def read_along(config: Config) -> UnitCost:
     return UnitCost(answer.drawing + 2 * read, answer.blocks)
 
 
-def block_size(config: Config) -> int:
+def block_size(config: Settings) -> int:
     """Tokens of a block of the draft, including the first; the published drafts' block size if the draft's is not known."""
     size = config.draft.size()
     return _PUBLISHED_BLOCK if size is None else size.num_drafted + 1
 
 
-def assumptions(config: Config) -> list[str]:
+def assumptions(config: Settings) -> list[str]:
     """The lines that explain the estimate of a run of samples."""
     assumed, cost = config.assumed, _expected(config, config.dataset.max_new_tokens)
     if cost is None:
@@ -144,7 +144,7 @@ def assumptions(config: Config) -> list[str]:
     return [*notes, rate(config)]
 
 
-def lengths(config: Config) -> str:
+def lengths(config: Settings) -> str:
     """The line about the lengths."""
     assumed, horizon = config.assumed, config.dataset.max_new_tokens
     return (f"assumed: prompts of {assumed.prompt_length:.0f} tokens, answers of {_answer_length(config):.0f} "
@@ -156,15 +156,15 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
-def _expected(config: Config, length: float) -> ExpectedCost | None:
+def _expected(config: Settings, length: float) -> ExpectedCost | None:
     return config.sampler.expected_cost(length, config.dataset.max_new_tokens)
 
 
-def _answer_length(config: Config) -> float:
+def _answer_length(config: Settings) -> float:
     return config.assumed.answer_length * config.dataset.max_new_tokens
 
 
-def _proposed(config: Config, cost: ExpectedCost) -> float:
+def _proposed(config: Settings, cost: ExpectedCost) -> float:
     """Tokens of proposals that are drawn with a forward."""
     assumed, proposed = config.assumed, cost.proposed
     if config.sampler.rejects_early():
@@ -174,7 +174,7 @@ def _proposed(config: Config, cost: ExpectedCost) -> float:
     return proposed
 
 
-def rate(config: Config) -> str:
+def rate(config: Settings) -> str:
     """The line about the rate that the hours are computed with."""
     if measured := config.hardware.tokens_per_second:
         return f"hours: at hardware.tokens_per_second={measured:g}"

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import numpy as np
 
 from dflash_mcmc.config.identity import identity_hash, run_folder
-from dflash_mcmc.config.schema import groups_of
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading import check_golds
 from dflash_mcmc.process import program
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
+from dflash_mcmc.settings import groups_of
 from dflash_mcmc.store.reading import recorded_keys
 from dflash_mcmc.types import Lengths
 

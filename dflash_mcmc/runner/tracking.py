@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.config.identity import name_of_path, plain
-from dflash_mcmc.config.schema import Config, Job, component_of, groups_of
+from dflash_mcmc.config.schema import Config, Job, component_of
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.fields import spec_of, walk
 from dflash_mcmc.grading.verdicts import CORRECT
 from dflash_mcmc.process import ranks
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics import summaries
 from dflash_mcmc.statistics.outcomes import wilson
 from dflash_mcmc.store import finishes

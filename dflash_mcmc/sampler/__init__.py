@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.ops import Chain, Floor, Steps
     from dflash_mcmc.rng import Key
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import ChainResult, ExpectedCost
 
 
@@ -103,7 +103,7 @@ class AtTemperature(Sampler):
     temperature: float | None = identity(None, "temperature of the draws; null takes 1/alpha", ge=SMALLEST, le=LARGEST,
                                          inverse_of="alpha", at_zero="sampler=greedy")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The temperature in effect, given or 1/alpha."""
         return {"temperature": self.law().temperature}
 
@@ -122,7 +122,7 @@ class ProposesAt(Sampler):
     proposal_temperature: float | None = identity(None, "temperature of the proposal q; null takes 1/alpha", ge=SMALLEST,
                                                   le=LARGEST, inverse_of="alpha")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The temperature in effect, given or 1/alpha."""
         return {"proposal_temperature": ProposesAt.law(self).temperature}
 
@@ -162,7 +162,7 @@ class Penalised(Truncated):
         "answer", "tokens that frequency and presence penalty count: answer = as the OpenAI API and vLLM; prompt+answer = "
         "those of the prompt too")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Leaves out what penalties count where none counts."""
         values = super().canonical(config)
         return values if self.law().counts_tokens else {**values, "penalty_counts": "answer"}
@@ -185,7 +185,7 @@ class Staged(Sampler):
                               "dataset.max_new_tokens", ge=1)
     num_steps: int = identity(2, "Metropolis-Hastings steps in each stage", ge=0)
 
-    def resolved(self, config: Config) -> Self:
+    def resolved(self, config: Settings) -> Self:
         """The sampler with at most one stage for each token of the longest answer."""
         most = config.dataset.max_new_tokens
         if most < self.num_blocks != self.__dataclass_fields__["num_blocks"].default:  # the default is what nobody gave

@@ -20,7 +20,7 @@ from dflash_mcmc.statistics.rules import AdaptiveVote
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "best_of_n")
@@ -49,7 +49,7 @@ class BestOfN(Truncated, AtTemperature):
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         values = AtTemperature.canonical(self, config)
         if self.num_candidates == 1:
@@ -60,7 +60,7 @@ class BestOfN(Truncated, AtTemperature):
             values["confidence"] = 0.95
         return values
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Raises ConfigError if answers are to be compared and the grader finds none in a text."""
         if self.select == "vote" and not isinstance(config.grader, AnswerGrader):
             raise ConfigError("sampler.select", "vote", f"log_p, mean_log_p or power with grader={name_of(config.grader)}, "

@@ -20,7 +20,7 @@ from dflash_mcmc.sampler import ProposesAt, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "draft_mh")
@@ -49,7 +49,7 @@ class DraftMH(Staged, ProposesAt):
 
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         check_source(config, "sampler=draft_mh", "sampler.proposal=mixture" if self.proposal == "draft" else "")
         if self.proposal == "draft":
@@ -58,7 +58,7 @@ class DraftMH(Staged, ProposesAt):
             raise ConfigError("sampler.early_reject", self.early_reject, "off with sampler.proposal=mixture or sampler.alpha "
                               "below 1")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         values = ProposesAt.canonical(self, config)
         if self.proposal == "draft":

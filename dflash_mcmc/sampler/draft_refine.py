@@ -22,7 +22,7 @@ from dflash_mcmc.sampler import ProposesAt, Redraws, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _FLOOR = 0.1
 """With cut=confidence: the weight of a place whose token has probability 1. Above 0, so that every place can be a cut."""
@@ -55,21 +55,21 @@ class DraftRefine(Redraws, ProposesAt):
 
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         check_source(config, "sampler=draft_refine")
         check_plain(config, "sampler=draft_refine, whose blocks are the draft's")
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto, off, since {self._no_early_rejection()}")
 
-    def resolved(self, config: Config) -> DraftRefine:
+    def resolved(self, config: Settings) -> DraftRefine:
         """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
         staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
             return staged
         return dataclasses.replace(staged, early_reject="off" if self._no_early_rejection() else "exact")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 

@@ -22,7 +22,7 @@ from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "lookahead")
@@ -45,13 +45,13 @@ class Lookahead(Truncated, AtTemperature):
     rollout_length: int = identity(16, "tokens of a rollout; 0 weighs candidates by themselves", ge=0)
     block_size: int = identity(8, "tokens of a block", ge=1)
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.rollout_length > config.dataset.max_new_tokens:
             raise ConfigError("sampler.rollout_length", self.rollout_length,
                               f"at most dataset.max_new_tokens={config.dataset.max_new_tokens}")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         return AtTemperature.canonical(self, config) | ({} if self.rollout_length else {"num_rollouts": None})
 

@@ -24,7 +24,7 @@ from dflash_mcmc.sampler import ProposesAt, Redraws, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 @register("sampler", "multiple_try")
@@ -56,12 +56,12 @@ class MultipleTry(Redraws, Truncated, ProposesAt):
         "auto", "abandon a try once it cannot be taken any more, with form=isir: exact = the same choices as off; auto = "
         "exact where it holds, else off")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. Early rejection changes no choice, so it is not part of the identity."""
         return {**ProposesAt.canonical(self, config), "early_reject": None}
 

@@ -23,7 +23,7 @@ from dflash_mcmc.sampler import Penalised, ProposesAt, Redraws, Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _PUBLISHED = {"schedule": "published", "cut": "current"}
 """The values of fields that the published kernel has."""
@@ -74,7 +74,7 @@ class PowerMH(Redraws, Penalised, ProposesAt):
 
     can_rescore = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.rule == "published":
             for name, only in _PUBLISHED.items():
@@ -97,7 +97,7 @@ class PowerMH(Redraws, Penalised, ProposesAt):
             others = "auto, off" + (" or eps" if self.early_reject == "exact" and not reason["eps"] else "")
             raise ConfigError("sampler.early_reject", self.early_reject, f"{others}, since {reason[self.early_reject]}")
 
-    def resolved(self, config: Config) -> PowerMH:
+    def resolved(self, config: Settings) -> PowerMH:
         """The sampler with `auto` replaced by its value; see `Staged.resolved`."""
         staged = Staged.resolved(self, config)
         if self.early_reject != "auto":
@@ -117,7 +117,7 @@ class PowerMH(Redraws, Penalised, ProposesAt):
             exact = "sampler.proposal=base draws without the blend that the target has"
         return {"exact": exact, "eps": eps}
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         values = Penalised.canonical(self, config)
         if self.cut != "entropy":

@@ -23,7 +23,7 @@ from dflash_mcmc.sampler import AtTemperature, Truncated
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 class Cloud(NamedTuple):
@@ -85,7 +85,7 @@ class PowerSMC(Truncated, AtTemperature):
 
     takes_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if self.wrapper == "csmc" and self.num_particles < 2:
             raise ConfigError("sampler.num_particles", self.num_particles, "at least 2 with sampler.wrapper=csmc, where "
@@ -103,7 +103,7 @@ class PowerSMC(Truncated, AtTemperature):
         if self.proposal == "draft":
             self._check_draft(config)
 
-    def _check_draft(self, config: Config) -> None:
+    def _check_draft(self, config: Settings) -> None:
         from dflash_mcmc.decoder import check_plain
         from dflash_mcmc.draft import check_source
 
@@ -117,7 +117,7 @@ class PowerSMC(Truncated, AtTemperature):
         """How parents are drawn: `resampling`, or what null stands for."""
         return self.resampling or ("multinomial" if self.wrapper == "csmc" else "systematic")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         values = AtTemperature.canonical(self, config) if not self.ramp else {}
         values["resampling"] = self.scheme

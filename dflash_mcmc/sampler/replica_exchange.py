@@ -22,7 +22,7 @@ from dflash_mcmc.sampler import Staged
 from dflash_mcmc.types import ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 class Rungs(NamedTuple):
@@ -61,7 +61,7 @@ class ReplicaExchange(Staged):
         "where it holds, else off")
 
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
         if len(self.alphas) < 2 or any(a >= b for a, b in zip(self.alphas, self.alphas[1:], strict=False)):
             raise ConfigError("sampler.alphas", self.alphas, "at least two powers, each larger than the one before it")
@@ -73,7 +73,7 @@ class ReplicaExchange(Staged):
         if self.early_reject == "exact" and self._no_early_rejection():
             raise ConfigError("sampler.early_reject", "exact", f"auto or off, since {self._no_early_rejection()}")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
         return {"temperatures": [law.temperature for law in self.laws()], "output": self.output_rung + 1, "early_reject": None}
 

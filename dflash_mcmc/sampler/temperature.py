@@ -16,7 +16,7 @@ from dflash_mcmc.sampler import AtTemperature, Penalised
 from dflash_mcmc.types import ChainResult, ExpectedCost, Trajectory
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _MOST_KEPT = 512
 """Largest `top_k` whose kept sets are recorded."""
@@ -40,13 +40,13 @@ class Temperature(Penalised, AtTemperature):
     sampling_mask: bool = runtime(False, "record the tokens that top_k, top_p and min_p keep at each token, and their log q; "
                                   f"needs a top_k up to {_MOST_KEPT}, and top_k * 16 bytes of memory for each token of a slot")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Raises ConfigError if kept sets are asked for and could be large."""
         if self.sampling_mask and not 0 < self.top_k <= _MOST_KEPT:
             raise ConfigError("sampler.sampling_mask", True, f"false with sampler.top_k={self.top_k}; or sampler.top_k from 1 "
                               f"to {_MOST_KEPT}, which bounds the sets")
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""
         return {**Penalised.canonical(self, config), "alpha": None}
 

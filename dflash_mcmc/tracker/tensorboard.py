@@ -15,7 +15,7 @@ from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 COLUMNS = ("problem", "chain", "level", "subject", "verdict", "answer", "gold", "num_tokens", "log_p", "proposals", "accepted",
            "moved", "seconds")
@@ -27,7 +27,7 @@ _FLUSH_SECONDS = 1  # a kill loses at most these seconds of data; the default is
 class TensorBoardTracker(Tracker):
     """TensorBoard event files in the run folder. To view them: tensorboard --logdir outputs."""
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Raises UserError before sampling if the package is missing."""
         if importlib.util.find_spec("tensorboard") is None:
             raise UserError("tracker=tensorboard: the package tensorboard is not installed: pip install tensorboard")

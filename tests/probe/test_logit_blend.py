@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import blends, layers, sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.forcing.blends import SUMS, Settings
+from dflash_mcmc.forcing.blends import SUMS, BlendOptions
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend import rows_of
 from dflash_mcmc.report.probed import overall
@@ -258,7 +258,7 @@ BETAS = [0.0, 0.1, 0.6, 1.0]
 
 
 def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: float = 0.01) -> dict:
-    return blends.record(model, None, ANSWER, Settings([0, 1, 2], norm, betas, hard_below))
+    return blends.record(model, None, ANSWER, BlendOptions([0, 1, 2], norm, betas, hard_below))
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dflash_mcmc.config.schema import groups_of, unused
+from dflash_mcmc.config.schema import unused
+from dflash_mcmc.settings import groups_of
 
 
 def test_everything_else_is_in_use(make_config):

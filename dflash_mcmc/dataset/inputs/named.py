@@ -18,7 +18,7 @@ from dflash_mcmc.types import Problem
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 """A level as MATH writes it (`Level 3`), or the number alone."""
@@ -55,7 +55,7 @@ class NamedFields(FromFile):
                                           "fields, such as '{{ question }}' where question_template has a context too; null = "
                                           "nothing")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks the templates, in addition to the checks of every dataset. Raises ConfigError."""
         FromFile.check(self, config)
         for field, source in self._templates().items():

@@ -25,7 +25,7 @@ from dflash_mcmc.store.schema import loaded
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 
 class MissingField(UserError):
@@ -155,7 +155,7 @@ class FromFile(Dataset):
     def problem(self, row: dict, number: int) -> Problem:
         """The problem of a row; `number` counts from 0. Raises UserError."""
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a file is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)
         if self.path is None:
@@ -198,19 +198,19 @@ class Benchmark(FromFile):
         """The published number; None if a file is read."""
         return self.num_published if self.path is None else None
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that a file or a commit is given, in addition to the checks of every dataset. Raises ConfigError."""
         Dataset.check(self, config)
         if self.path is None and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
             raise ConfigError("dataset.revision", self.revision, f"a commit of {self.hub.name} on the hub, all 40 hexadecimal "
                               "digits, so that a run can be repeated; or a file, dataset.path=/path/to/test.jsonl")
 
-    def resolved(self, config: Config) -> Benchmark:
+    def resolved(self, config: Settings) -> Benchmark:
         """The dataset with its prompt as text. The revision is null if a file is read."""
         revision = None if self.path else self.revision
         return dataclasses.replace(cast(Benchmark, Dataset.resolved(self, config)), revision=revision)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The content is part of the identity, so the revision is not."""
         return {"revision": None}
 

@@ -150,8 +150,21 @@ class ChainRunner(Protocol):
 Hidden = TypeVar("Hidden", "torch.Tensor", "np.ndarray")
 
 
-class TargetBlend:
-    """Changes the target's last hidden state before its head. The bodies here are those of a blend that changes nothing."""
+class TargetBlend(Protocol):
+    """What an engine asks of a blend; `Unblended` says what each member means."""
+
+    @property
+    def needs_draft(self) -> bool: ...
+    @property
+    def mixes_logits(self) -> bool: ...
+    def tapped_layers(self, num_layers: int) -> tuple[int, ...]: ...
+    def mix(self, last: Hidden, tapped: Sequence[Hidden], final_norm: Callable[[Hidden], Hidden]) -> Hidden: ...
+    def norms_layers(self) -> bool: ...
+    def restarts_grid(self) -> bool: ...
+
+
+class Unblended:
+    """A blend that changes nothing of the target's last hidden state before its head."""
 
     __slots__ = ()
 

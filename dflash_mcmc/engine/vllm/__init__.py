@@ -15,10 +15,10 @@ from dflash_mcmc.registry import name_of, register
 if TYPE_CHECKING:
     import numpy as np
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
     from dflash_mcmc.engine.vllm.starting import VllmTarget
+    from dflash_mcmc.settings import Settings
 
 _INSTEAD = "or engine=slots"
 
@@ -50,7 +50,7 @@ class Vllm(Engine):
     float32_head: bool = identity(True, "compute logits in float32, as engine=slots does; false takes the activations' "
                                   "precision")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that vLLM can run probe, decoder and blend. Raises ConfigError."""
         if not config.probe.is_null:
             raise ConfigError("probe", name_of(config.probe), f"none with engine=vllm, {_INSTEAD}, which reads layers and "
@@ -69,7 +69,7 @@ class Vllm(Engine):
         """GPUs of the group that shares a copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def memory_note(self, config: Config) -> str:
+    def memory_note(self, config: Settings) -> str:
         """The keys and values of the requests in progress. Raises ConfigError if one sequence does not fit."""
         shape = config.model.shape("cpu")
         if shape is None:
@@ -78,7 +78,7 @@ class Vllm(Engine):
 
         return starting.plan_cache(self, config, shape).line()
 
-    def load(self, config: Config, device: str) -> VllmTarget:
+    def load(self, config: Settings, device: str) -> VllmTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
         from dflash_mcmc.engine.vllm import starting
 
@@ -92,7 +92,7 @@ class Vllm(Engine):
         """This class: a process has one engine of vLLM."""
         return Vllm
 
-    def prompt_encoder(self, config: Config) -> PromptEncoder | None:
+    def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
         encoder = config.model.prompt_encoder()
         shape = None if encoder is None else config.model.shape("cpu")
@@ -102,7 +102,7 @@ class Vllm(Engine):
 
         return encoder._replace(max_positions=starting.positions(shape.config))
 
-    def start(self, config: Config, target: VllmTarget, prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: VllmTarget, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting

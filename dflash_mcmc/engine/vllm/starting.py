@@ -23,9 +23,9 @@ from dflash_mcmc.process import machine, ranks
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.cache import CacheShape
     from dflash_mcmc.engine.vllm import Vllm
+    from dflash_mcmc.settings import Settings
 
 
 class VllmTarget(NamedTuple):
@@ -143,7 +143,7 @@ def fitting(chains: int, requests: float, width: int) -> int:
     return max(1, int(min(chains, requests // width)))
 
 
-def settings(engine: Vllm, config: Config, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
+def settings(engine: Vllm, config: Settings, target: VllmTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
     """What vLLM is started with. Raises ConfigError for what it cannot run on this device."""
     on_cpu, blend = target.device == "cpu", _blend(config)
     if on_cpu and engine.enable_expert_parallel and engine.tensor_parallel_size > 1:
@@ -167,7 +167,7 @@ def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
     return {**values, "block_size": block_size, "enforce_eager": engine.enforce_eager or on_cpu}
 
 
-def _blend(config: Config) -> tuple[tuple[str, Any], ...]:
+def _blend(config: Settings) -> tuple[tuple[str, Any], ...]:
     """Name and fields of the blend; nothing without one."""
     if config.blend.is_null:
         return ()
@@ -269,7 +269,7 @@ class CachePlan(NamedTuple):
         return f"{start} {lengths}{weights}; {end}"
 
 
-def plan_cache(engine: Vllm, config: Config, shape: TargetShape) -> CachePlan:
+def plan_cache(engine: Vllm, config: Settings, shape: TargetShape) -> CachePlan:
     """The plan. Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence."""
     text = shape._replace(config=shape.config.get_text_config())
     each, weights = token_bytes(engine, text.cache_shape), shape.weight_bytes()

@@ -12,8 +12,8 @@ from dflash_mcmc.grading import VERSION, AnswerGrader
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.grading.choice.letters import LetterPool
+    from dflash_mcmc.settings import Settings
 
 
 @register("grader", "choice")
@@ -30,7 +30,7 @@ class ChoiceGrader(AnswerGrader):
                             "answer_is and last_line")
     letters: str = identity("ABCDEFGHIJ", "letters of the choices, such as ABCDE")
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks the letters and how the answer is found. Raises ConfigError."""
         AnswerGrader.check(self, config)
         if not re.fullmatch("[A-Z]{2,}", self.letters) or len(set(self.letters)) < len(self.letters):

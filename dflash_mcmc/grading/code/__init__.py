@@ -19,8 +19,8 @@ from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.grading.code.pool import ProgramPool
+    from dflash_mcmc.settings import Settings
 
 
 @register("grader", "code")
@@ -41,7 +41,7 @@ class CodeGrader(Grader):
     num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1,
                                le=256)
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that running the model's programs is allowed. Raises ConfigError."""
         if not self.allow_execution:
             raise ConfigError("grader.allow_execution", False, "true, which runs the programs that the model writes on this "

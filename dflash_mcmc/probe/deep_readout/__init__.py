@@ -27,9 +27,9 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.settings import Settings
 
 
 class ParameterCounts(TypedDict):
@@ -91,13 +91,13 @@ class DeepReadout(AnswerProbe):
     tables_in = f"{__name__}.tables"
     needs_draft = True
 
-    def expected_cost(self, config: Config) -> UnitCost:
+    def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer, reading prompt and whole blocks once, and drafting each block in every mode."""
         answer = cost.forced(config)
         modes = len(tables.MODES) + (self.reinject_every is not None)
         return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.
 
         Raises UserError for an answer that does not fit into the model's positions.
@@ -128,11 +128,11 @@ class DeepReadout(AnswerProbe):
         return {"prompt_length": blocks.prompt_length, "block_size": size, "block": block_of, **readout._asdict(),
                 "parameters": counts}
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The document's tables; see `tables.summary`."""
         return tables.summary(config, records)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import figures
 

@@ -19,8 +19,8 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.probe.deep_readout import ParameterCounts
+    from dflash_mcmc.settings import Settings
 
 TARGET, MODES = "target", ("mask", "gold", "random")
 REINJECT = "reinject"
@@ -305,7 +305,7 @@ ALL = (VALUES, OVERALL, CONFIDENCE, DECOMPOSITION, BLOCKS, REINJECTION, PARAMETE
        POSITION_CURVES)
 
 
-def summary(config: Config, records: list[dict]) -> Summary:
+def summary(config: Settings, records: list[dict]) -> Summary:
     """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
 
     Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.

@@ -26,11 +26,11 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.ops import Chain
+    from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import Problem, Trajectory
 
 
@@ -86,7 +86,7 @@ class Difficulty(ProblemProbe):
     measures_chains = True
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=difficulty")
         if not config.blend.is_null:
@@ -94,7 +94,7 @@ class Difficulty(ProblemProbe):
             raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
                               "target's")
 
-    def expected_cost(self, config: Config) -> UnitCost | None:
+    def expected_cost(self, config: Settings) -> UnitCost | None:
         """The cost of drawing a sample, reading it once, and drafting each of its blocks."""
         forwards, drafted = cost.token_forwards(config), cost.draft_blocks(config)
         if forwards is None:
@@ -102,7 +102,7 @@ class Difficulty(ProblemProbe):
         answer = cost.forced(config)
         return UnitCost(forwards + answer.prompt + answer.length, drafted + answer.blocks)
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws answers in a batch. Each one is teacher-forced separately while it is graded. Raises UserError."""
         problems = {problem.id: problem for problem in config.dataset.problems()}
         model = config.model.load(work.device)
@@ -116,20 +116,20 @@ class Difficulty(ProblemProbe):
                   for unit in work)
         return _graded(config, engine, problems, chains, lambda answer: _along(model, drafter, answer))
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """AUROC of each signal, and its difference from the best one without a draft."""
         from dflash_mcmc.probe.difficulty import tables
 
         return tables.summary(records)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """AUROC of all signals."""
         from dflash_mcmc.probe.difficulty import tables
 
         return {"fig_difficulty_auroc": tables.figure(summary)}
 
 
-def _graded(config: Config, engine: ChainRunner, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
+def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem], chains: Iterator[tuple[Unit, Chain]],
             along: Callable[[Trajectory], dict]) -> Iterator[tuple[Unit, dict]]:
     """Yields the record of each chain, `along(answer)` and the grade, as soon as the grading processes have decided."""
     pool = config.grader.start()

@@ -25,7 +25,7 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 # The pair of laws of the document's table. At this seed argmax_proposal deviates as much; the median of 1,000 seeds is 0.19.
 _LAW_SEED, _TARGET_SPREAD, _DRAFT_SPREAD = 890, 1.5, 2.0
@@ -75,7 +75,7 @@ class RejectionSampling(Probe):
     record_type = DrawsRecord
     tables_in = f"{__name__}.samplers"
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         if self.num_draws % self.chunk_size:
             raise ConfigError("probe.num_draws", self.num_draws, f"a multiple of probe.chunk_size={self.chunk_size}")
@@ -97,11 +97,11 @@ class RejectionSampling(Probe):
         """See `Probe.sources`. With laws=draft the records depend on target, draft and prompt."""
         return ("probe", "model", "draft", "dataset") if self.laws == "draft" else ("probe",)
 
-    def units(self, config: Config) -> list[Unit]:
+    def units(self, config: Settings) -> list[Unit]:
         """Chunks of draws."""
         return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
-    def expected_cost(self, config: Config) -> UnitCost | None:
+    def expected_cost(self, config: Settings) -> UnitCost | None:
         """Nothing with synthetic laws. With laws=draft both laws are read twice, for the records and for the summary.
 
         That reads the prompt, and the prompt before each token of the vocabulary. None if the model's configuration is not
@@ -114,14 +114,14 @@ class RejectionSampling(Probe):
         prompt, each = config.assumed.prompt_length, 2.0 / self.num_units(config)
         return UnitCost(each * (prompt + shape.vocab_size * (prompt + 1)), each)
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
         from dflash_mcmc.probe.rejection_sampling import samplers
 
         measure = samplers.measure if self.laws == "draft" else samplers.measure_synthetic
         return measure(self, config, work)
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The table of samplers, a row per token, and the largest deviation after each chunk.
 
         `overlap` is the sum of min(p, q), with laws=synthetic the share of drafts that rejection accepts. `standard_error` is
@@ -133,7 +133,7 @@ class RejectionSampling(Probe):
             return samplers.summary(*samplers.laws(self, config), records)
         return samplers.summary(*self.both_laws(), int, records)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Distributions and deviations by token, and the largest deviation over the number of draws."""
         from matplotlib.figure import Figure
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.probe.rejection_sampling import RejectionSampling
+    from dflash_mcmc.settings import Settings
 
 
 _ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
@@ -86,7 +86,7 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
     return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
 
 
-def measure_synthetic(probe: RejectionSampling, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+def measure_synthetic(probe: RejectionSampling, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
     """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
     target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in probe.logits())
     key, size = Key(config.seed).fold_in("rejection_sampling"), probe.chunk_size
@@ -143,7 +143,7 @@ def samplers() -> dict[str, Speculation]:
 
 
 @torch.inference_mode()
-def tables(probe: RejectionSampling, config: Config, device: str) -> Tables:
+def tables(probe: RejectionSampling, config: Settings, device: str) -> Tables:
     """The laws after the first problem's prompt. Raises UserError."""
     model = config.model.load(device)
     if model.vocab_size > _LARGEST_VOCABULARY:
@@ -183,7 +183,7 @@ def _processed(logits: torch.Tensor, probe: RejectionSampling) -> torch.Tensor:
     return laws_of.process(rows, SamplingParams(probe.temperature), laws_of.NO_HISTORY).view(logits.shape)
 
 
-def laws(probe: RejectionSampling, config: Config) -> tuple[np.ndarray, np.ndarray, Callable[[int], str]]:
+def laws(probe: RejectionSampling, config: Settings) -> tuple[np.ndarray, np.ndarray, Callable[[int], str]]:
     """p and q of the counted pairs of tokens and of all other pairs together, float64 (cells,), and the name of a cell."""
     device = config.hardware.resolve()
     exact, model = tables(probe, config, device), config.model.load(device)
@@ -199,7 +199,7 @@ def laws(probe: RejectionSampling, config: Config) -> tuple[np.ndarray, np.ndarr
     return p, q, name
 
 
-def measure(probe: RejectionSampling, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+def measure(probe: RejectionSampling, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
     """Counts, for each sampler and chunk of draws, how often each pair of tokens is drawn."""
     exact, size = tables(probe, config, work.device), probe.chunk_size
     key = Key(config.seed).fold_in("rejection_sampling", "draft")

@@ -32,8 +32,8 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.settings import Settings
 
 _FAULTS = ("greedy_first", "greedy_bonus", "greedy_walk", "redraw_after_mismatch", "late_penalty", "finite_window")
 _CANNOT_MASK = "flash_attention_2"
@@ -105,7 +105,7 @@ class SampledVerify(Probe):
     tables_in = f"{__name__}.arms"
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks sampler, temperatures and faults. Raises ConfigError."""
         able = [name for name, option in components("sampler").items() if _has_temperature(option.cls)]
         if not _has_temperature(type(config.sampler)):
@@ -126,18 +126,18 @@ class SampledVerify(Probe):
         """The decoders, plain decoding first."""
         return [Arm(name) for name in (arms.PLAIN, arms.SAME_KEY, arms.MATCH, *self.faults)]
 
-    def units(self, config: Config) -> list[Unit]:
+    def units(self, config: Settings) -> list[Unit]:
         """The generations of all workloads. Names of long and agent units have the workload in parentheses."""
         problems = [problem.id for problem in config.dataset.problems()]
         return [*(Unit(name, chain) for name in problems for chain in range(config.num_chains)),
                 *(Unit(f"(long) {name}") for name in problems),
                 *(Unit("(agent)", chain) for chain in range(self.agent_runs))]
 
-    def num_units(self, config: Config) -> int:
+    def num_units(self, config: Settings) -> int:
         """The number of generations, without reading a published dataset."""
         return config.dataset.num_chosen() * (config.num_chains + 1) + self.agent_runs
 
-    def expected_cost(self, config: Config) -> UnitCost:
+    def expected_cost(self, config: Settings) -> UnitCost:
         """The cost with every decoder, up to the model's positions. `assumed.kept`: what one but `plain` keeps of a block."""
         assumed, problems, size = config.assumed, config.dataset.num_chosen(), cost.block_size(config)
         short, long = problems * config.num_chains * len(self.temperatures), problems
@@ -151,7 +151,7 @@ class SampledVerify(Probe):
         units = self.num_units(config)
         return UnitCost((len(self.arms()) * prompts + answers + drafting * blocks * size) / units, drafting * blocks / units)
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
         model = config.model.load(work.device)
         drafter = config.draft.load(model)
@@ -178,7 +178,7 @@ class SampledVerify(Probe):
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),
                                       "seconds": [cell.pop("seconds") for cell in of_task], "cells": of_task}
 
-    def agent_prompt(self, config: Config, model: LanguageModel) -> AgentPrompt:
+    def agent_prompt(self, config: Settings, model: LanguageModel) -> AgentPrompt:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:
@@ -197,18 +197,18 @@ class SampledVerify(Probe):
                             f"the model's {model.max_positions} positions)")
         return prompt
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """A table for each workload, with a row for each decoder and temperature."""
         return arms.summary(records)
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
         return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
-    def _sampler(self, config: Config, temperature: float) -> Sampler:
+    def _sampler(self, config: Settings, temperature: float) -> Sampler:
         return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)
 
-    def _tasks(self, config: Config, model: LanguageModel, prompt: AgentPrompt,
+    def _tasks(self, config: Settings, model: LanguageModel, prompt: AgentPrompt,
                units: Sequence[Unit]) -> dict[Unit, GenerationTask]:
         """The task of each unit. Raises UserError for a prompt that leaves too little room."""
         problems = {problem.id: problem for problem in config.dataset.problems()}

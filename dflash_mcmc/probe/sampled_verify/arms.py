@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import Drafter
     from dflash_mcmc.engine.speculative.speculation import Speculation
     from dflash_mcmc.probe import Unit
     from dflash_mcmc.sampler import Sampler
+    from dflash_mcmc.settings import Settings
 
 
 PLAIN, SAME_KEY, MATCH = "plain", "same_key", "speculative_match"
@@ -96,7 +96,7 @@ class Arm(NamedTuple):
                            fault=fault)
 
 
-def draw(config: Config, model: LanguageModel, speculation: Speculation | None, sampler: Sampler,
+def draw(config: Settings, model: LanguageModel, speculation: Speculation | None, sampler: Sampler,
          tasks: Sequence[GenerationTask], keys: Sequence[Key]) -> list[dict]:
     """Draws the generations of all tasks in one batch, and returns a cell of a record for each.
 
@@ -105,7 +105,8 @@ def draw(config: Config, model: LanguageModel, speculation: Speculation | None, 
     longest = max(len(task.prompt) for task in tasks)
     # Rows of the cache are as long as the longest prompt and `max_new_tokens`, whatever the horizon of a task.
     total = max(len(task.prompt) + task.horizon for task in tasks)
-    sized = dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, max_new_tokens=total - longest))
+    own: Any = config  # a dataclass, as every component
+    sized = dataclasses.replace(own, dataset=dataclasses.replace(own.dataset, max_new_tokens=total - longest))
     engine = slots.engine_of(sized, model, longest, len(tasks) * ranks.place().total, None, speculation)
     chains = [(index, sampler.chain(task.prompt, task.horizon, key))
               for index, (task, key) in enumerate(zip(tasks, keys, strict=True))]

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.settings import Settings
 
 
 PROPOSALS = 4
@@ -123,7 +123,7 @@ class SpeculativeMCMC(ProblemProbe):
     tables_in = f"{__name__}.tables"
     needs_draft = True
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=speculative_mcmc")
         listed = self.draft_temperatures
@@ -148,11 +148,11 @@ class SpeculativeMCMC(ProblemProbe):
         temperatures = [1.0, 0.5, 1.0 / self.alpha] if self.draft_temperatures is None else self.draft_temperatures
         return sorted(set(temperatures), reverse=True)
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """The temperatures, with null replaced by its meaning."""
         return {"draft_temperatures": self.temperatures()}
 
-    def expected_cost(self, config: Config) -> UnitCost:
+    def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the greedy answer, reading it once, reading the drawn blocks, and timing the proposals.
 
         All tokens of a drawn block except the last are read. Common beginnings are read once (`config.assumed.shared`).
@@ -166,7 +166,7 @@ class SpeculativeMCMC(ProblemProbe):
         return UnitCost(answer.drawing + answer.prompt + answer.length + read + timed,
                         answer.blocks + self.timed_rows * PROPOSALS)
 
-    def measure(self, config: Config, work: Work) -> Iterator[tuple[Unit, dict]]:
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Measures the greedy answers one after another. `seconds` of a record is the time since the previous record.
 
         Raises UserError.
@@ -194,14 +194,14 @@ class SpeculativeMCMC(ProblemProbe):
             yield unit, {**record, "seconds": round(ended - begun, 6)}
             begun = ended
 
-    def summarise(self, config: Config, records: list[dict]) -> Summary:
+    def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
         summary = tables.summary(records, self.num_samples, self.position_edges, self.timed_rows)
         if all("skipped" in record for record in records):
             return summary
         return summary._replace(tables={**summary.tables, **tables.of_run(config, records)})
 
-    def figures(self, config: Config, records: list[dict], summary: Summary) -> dict[str, Figure]:
+    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
         from matplotlib.figure import Figure
 

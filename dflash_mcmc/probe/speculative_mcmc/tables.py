@@ -18,7 +18,7 @@ from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
 _TOKEN_PERCENTILES = (5, 25, 50, 75, 95)
@@ -443,7 +443,7 @@ def summary(records: list[dict], num_samples: int, position_edges: Sequence[int]
                    {name: rows for name, rows in tables.items() if rows}, data)
 
 
-def of_run(config: Config, records: list[dict]) -> dict[str, list[dict]]:
+def of_run(config: Settings, records: list[dict]) -> dict[str, list[dict]]:
     """The tables of the document's appendix, for at least one measured answer: both models, and the run's setting."""
     columns = Columns(records)
     return {"models": MODELS.rows([("target", config.model.checkpoint_size(), None),
