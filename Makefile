@@ -178,7 +178,8 @@ lint: $(READY)  ##- style, types and errors that can be seen without running
 	$(BIN)/ruff check dflash_mcmc docs launchers tests
 	$(BIN)/mypy
 
-house: $(READY)  ##- the layout in numbers, and their limits
+house: $(READY)  ##- the order of the rooms, the layout in numbers, and their limits
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.house --check
 
 wheel: $(BASE)  ## the package as a wheel in dist/, to be installed elsewhere: pip install 'dist/FILE.whl[serve]'

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.command import Command
     from dflash_mcmc.config.schema import Job
     from dflash_mcmc.config.sweep import Sweep
-    from dflash_mcmc.runner.tasks import RunResult
+    from dflash_mcmc.types import RunResult
 
 Tables = dict[Callable[[list[Path]], str], list[Path]]
 """Folders of complete runs by the function that renders them as one table."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
@@ -328,3 +330,34 @@ class Summary(NamedTuple):
         if value is None or isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, not a number")
         return value
+
+
+class RunResult(NamedTuple):
+    """The state of a run after this start."""
+
+    folder: Path
+    summary: dict
+    """Empty if `num_left` is not 0."""
+    num_new: int
+    """Tasks recorded since this start, by this or another process."""
+    num_beyond: int
+    """Tasks of earlier starts that this start did not request. The summary covers them."""
+    num_left: int = 0
+    """Tasks that other processes are still doing. The last of these processes writes the summary."""
+    unit: str = "sample"
+    """The word for one task."""
+    table: Callable[[list[Path]], str] = lambda folders: ""
+    """Renders one table for all folders whose results have this same function."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.table([self.folder]) or self.line())}</pre>"
+
+    def line(self) -> str:
+        """The result in a line."""
+        units = self.unit + "s" * (self.num_new != 1)
+        nothing = "nothing drawn" if self.num_left else "already complete, nothing drawn"
+        drawn = f"{self.num_new} new {units}" if self.num_new else nothing
+        beyond = (f"; {self.num_beyond} recorded {self.unit}s that were not requested are counted as well"
+                  if self.num_beyond else "")
+        left = f"; {self.num_left} more are being drawn by other processes" if self.num_left else ""
+        return f"{self.folder}: {drawn}{beyond}{left}"

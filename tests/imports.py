@@ -1,6 +1,6 @@
-"""The import graph of the package: circles, arrows that run up, and small files with one importer.
+"""What import-linter does not measure: circles of files, small files with one importer, attributes that are born late.
 
-Imports inside functions count. Imports under `if TYPE_CHECKING:` do not, because nothing runs them.
+Imports inside functions and imports for types count. `pyproject.toml` has the order of the rooms.
 """
 
 from __future__ import annotations
@@ -9,15 +9,6 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-LAYERS = ("errors types ops rng fields components registry", "process", "model.files", "grading", "statistics", "store",
-          "config", "report.figure report.table report.parts report.probed", "kernel tracker", "dataset",
-          "engine.batching engine.speculative engine.oracle draft.network draft.adaptation", "engine hardware decoder",
-          "model draft blend sampler", "runner", "forcing", "probe", "report grid fetch train", "testing draft.check", "api",
-          "serve harness export verify", "__main__ drafts regrade runs")
-"""The rooms from the lowest to the highest. A file imports files of its own room and of lower ones. Nothing imports a command,
-so that the command of a low room stands with the others."""
-
-
 def names_of(package: Path) -> dict[str, Path]:
     """The files of a package by their module names."""
     dotted = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sorted(package.rglob("*.py"))}
@@ -25,14 +16,12 @@ def names_of(package: Path) -> dict[str, Path]:
 
 
 def graph(files: Mapping[str, Path], trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]:
-    """For each module, the modules of the package that it imports at run time."""
+    """For each module, the modules of the package that it imports."""
     return {name: {target for target in _imported(trees[path], files) if target != name} for name, path in files.items()}
 
 
 def _imported(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
         if isinstance(child, ast.ImportFrom) and child.module:
             for alias in child.names:
                 target = f"{child.module}.{alias.name}"
@@ -68,23 +57,6 @@ def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
         if module not in index:
             visit(module)
     return components
-
-
-def layer(module: str) -> int | None:
-    """The place of a module's room in LAYERS; None for the package itself."""
-    parts = module.split(".")[1:]
-    for room in (".".join(parts[:2]), *parts[:1]):
-        for place, rooms in enumerate(LAYERS):
-            if room in rooms.split():
-                return place
-    return None
-
-
-def arrows_up(edges: Mapping[str, set[str]]) -> list[str]:
-    """Imports of a module from a higher room."""
-    pairs = [(module, target) for module, targets in edges.items() for target in sorted(targets)]
-    return [f"{module} -> {target}" for module, target in pairs
-            if (here := layer(module)) is not None and (there := layer(target)) is not None and there > here]
 
 
 def small_with_one_importer(edges: Mapping[str, set[str]], lines: Mapping[str, int], limit: int = 60) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from dflash_mcmc.chains.cost import token_forwards
 from dflash_mcmc.config import command
-from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import UserError, note
+from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.report import figure
-from dflash_mcmc.runner.cost import token_forwards
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.config.command import compose_once
-from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Condition, Config
@@ -26,6 +25,7 @@ from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, identity_values
 from dflash_mcmc.model import Model
+from dflash_mcmc.options import option_files
 from dflash_mcmc.process.turns import Turn
 from dflash_mcmc.registry import GROUPS, components, name_of
 

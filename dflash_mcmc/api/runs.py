@@ -14,11 +14,10 @@ from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
-from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store.described import RUN, described, identity_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.types import Grade
+from dflash_mcmc.types import Grade, RunResult
 
 if TYPE_CHECKING:
     import pandas as pd

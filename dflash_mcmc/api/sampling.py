@@ -18,6 +18,7 @@ from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api import workers
 from dflash_mcmc.api.choices import LoadedModel, configuration, evaluating, known_only, model_of, named_by_argument, turn_of
 from dflash_mcmc.api.prompts import array_of
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
@@ -26,7 +27,6 @@ from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.ops import Chain, SamplingParams, Score
 from dflash_mcmc.process import bars
-from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 

@@ -18,11 +18,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.api.choices import turn_of
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.checks import checked
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import stopping
-from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:

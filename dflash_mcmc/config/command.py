@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.compose import Composer
-from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.launcher import Slurm, store_fields, to_launcher
 from dflash_mcmc.config.overrides import SHOWING, given_value, names_if_present, parse_arguments, readable, text_of
 from dflash_mcmc.config.schema import PACKAGE, Job, Root, store_schema, store_schemas, to_typed
 from dflash_mcmc.config.sweep import Sweep, job_of, jobs_of, note_idle, optional_of, points_of
 from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.options import config_folder
 from dflash_mcmc.registry import GROUPS
 from dflash_mcmc.types import Lengths
 

@@ -23,10 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 from yaml import YAMLError
 
-from dflash_mcmc.config.help import config_folder, option_files
 from dflash_mcmc.config.schema import Config, Job, component_of, parts_of, unused
 from dflash_mcmc.errors import ConfigError, UserError, printable, reason_of
 from dflash_mcmc.fields import check_types, default_of, identity_values, restored, spec_of, specs_of, walk
+from dflash_mcmc.options import config_folder, option_files
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.statistics.rules import Vote

@@ -13,12 +13,12 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from dflash_mcmc.config.help import option_files
 from dflash_mcmc.config.launcher import PREFIX
 from dflash_mcmc.config.overrides import OF_PATHS, given_value, text_of
 from dflash_mcmc.config.schema import Config, field_of, unknown_field
 from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import has_spec, spec_of
+from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import GROUPS, PLUGINS, components
 
 SEARCH_PATH = "hydra.searchpath"

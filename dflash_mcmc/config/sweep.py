@@ -33,7 +33,7 @@ from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics import summaries
 
 if TYPE_CHECKING:
-    from dflash_mcmc.runner.tasks import RunResult
+    from dflash_mcmc.types import RunResult
 
 
 Texts = tuple[str, ...]

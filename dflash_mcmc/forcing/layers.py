@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
-    from dflash_mcmc.probe import Unit
     from dflash_mcmc.settings import BlendPart
+    from dflash_mcmc.types import Unit
 
 NORMS = ("none", "final")
 """The norm between a layer's output and the head."""

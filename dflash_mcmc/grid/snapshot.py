@@ -26,11 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.config.help import config_folder
 from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of, of_yaml
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
+from dflash_mcmc.options import config_folder
 from dflash_mcmc.registry import GROUPS, PLUGINS, name_of
 
 _PATHS = ("path", "prompt_file", "fewshot_path", "model", "anti_model")

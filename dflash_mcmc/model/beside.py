@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from omegaconf import OmegaConf
 
-from dflash_mcmc.config.help import option_files
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
+from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import components
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from dflash_mcmc.chains import cost
 from dflash_mcmc.components import Component
 from dflash_mcmc.draft import check_features
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import check_source
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner import cost
 from dflash_mcmc.types import Summary, Unit, Work
 
 if TYPE_CHECKING:

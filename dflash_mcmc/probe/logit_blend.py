@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 import numpy as np
 from typing_extensions import TypedDict
 
+from dflash_mcmc.chains import cost
+from dflash_mcmc.chains.build import encoded
 from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
@@ -33,8 +35,6 @@ from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of
-from dflash_mcmc.runner import cost
-from dflash_mcmc.runner.build import encoded
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 

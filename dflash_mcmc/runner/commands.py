@@ -44,7 +44,7 @@ def only_shows(command: Command, arguments: list[str]) -> bool:
 
         show_for_flag(arguments)
     elif any(job.config.show for job in command.jobs):
-        from dflash_mcmc.runner.build import first_prompt
+        from dflash_mcmc.chains.build import first_prompt
 
         if not ranks.rank():
             print("\n\n".join(dict.fromkeys(printable(first_prompt(job.config), keep="\n\t") for job in command.jobs)))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
+from dflash_mcmc.chains.cost import CostEstimate
 from dflash_mcmc.config.identity import point_labels, settings_of
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
-from dflash_mcmc.runner.cost import CostEstimate
 from dflash_mcmc.runner.tasks import Tasks
 from dflash_mcmc.settings import groups_of
 from dflash_mcmc.types import Lengths

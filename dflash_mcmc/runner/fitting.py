@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading import extraction
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner import build
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:

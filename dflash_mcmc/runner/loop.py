@@ -13,12 +13,13 @@ from dflash_mcmc.errors import UserError, of_memory, tell
 from dflash_mcmc.process import bars, ranks, stopping
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.provenance import describe, renew
-from dflash_mcmc.runner.tasks import RunResult, Tasks, Worker
+from dflash_mcmc.runner.tasks import Tasks, Worker
 from dflash_mcmc.runner.tracking import Tracking
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.described import add_problems
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.records import SampleKey, key_of
+from dflash_mcmc.types import RunResult
 
 _POLL_SECONDS = 0.5
 _MOST_TRIED = 64

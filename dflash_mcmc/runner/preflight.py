@@ -153,7 +153,8 @@ class _Checks:
 
     def _prompts(self, config: Config, encoder: PromptEncoder, problems: list[Problem]) -> _EncodedPrompts:
         """Raises UserError if no prompt fits."""
-        from dflash_mcmc.runner import build, fitting
+        from dflash_mcmc.chains import build
+        from dflash_mcmc.runner import fitting
 
         drawn = config.probe.draws_answers()
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from dflash_mcmc.chains import build, cost
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.errors import note
 from dflash_mcmc.grading import check_golds, extraction, label, settled
 from dflash_mcmc.grading.verdicts import CORRECT, NOT_DRAWN
-from dflash_mcmc.runner import build, cost, fitting
+from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.runner.tracking import metrics_of, summary_of
-from dflash_mcmc.store.records import Record, SampleKey, record_of, sample_schema
+from dflash_mcmc.store import finishes
+from dflash_mcmc.store.records import Record, SampleKey, sample_schema
 from dflash_mcmc.store.schema import Schema
-from dflash_mcmc.types import Cost, Grade, Problem
+from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.batching.interface import ChainRunner, Finished
+    from dflash_mcmc.engine.batching.interface import ChainRunner, ChainTarget, Finished
     from dflash_mcmc.ops import Chain
     from dflash_mcmc.store.described import ProblemText
 
@@ -177,3 +180,48 @@ class SampleWorker(Worker[Record]):
     def close(self) -> None:
         self._pool.close()
         self._engine.close()
+
+
+def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, done: Finished,
+              target: ChainTarget, grader: str) -> Record:
+    """The record of a sample. `done.result` is None for a sample that could not be drawn."""
+    result = done.result or ChainResult(Trajectory.start(prompt))
+    path, cost = result.trajectory, done.cost
+    log_q = float(path.log_q.sum())
+    record: dict[str, Any] = {
+        "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
+        "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+        "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
+        "text": target.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
+        "finish_reason": finishes.of_trajectory(path, target.stop_ids) if done.result else NOT_DRAWN,
+        "log_p": float(path.log_p.sum()), "log_q": log_q if math.isfinite(log_q) else None,
+        "proposals": result.proposals, "accepted": result.accepted,
+        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,
+        "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards, "token_forwards": cost.token_forwards,
+        "tokens_skipped": cost.tokens_skipped, "blocks_drafted": cost.blocks_drafted,
+        "tokens_drafted": cost.tokens_drafted, "tokens_kept": cost.tokens_kept,
+        "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
+        "trace": list(result.trace),
+    }
+    # A field without a value is left out, so that the records of runs without it keep their bytes and checksums.
+    if done.prefill_seconds is not None:
+        record["prefill_seconds"] = round(done.prefill_seconds, 6)
+    if grade.grade_seconds is not None:
+        record["grade_seconds"] = round(grade.grade_seconds, 6)
+    record |= path.sampling_mask()
+    if result.measures:
+        record["measures"] = dict(result.measures)
+    if cost.blocks_verified:
+        record |= {"blocks_verified": cost.blocks_verified, "tokens_verified": cost.tokens_verified}
+    if cost.tokens_shared:
+        record["tokens_shared"] = cost.tokens_shared
+    if cost.prompt_forwards:
+        record["prompt_forwards"] = cost.prompt_forwards
+    if cost.companion_forwards:
+        record["companion_forwards"] = cost.companion_forwards
+    if cost.adapt_steps or cost.adapt_dropped:
+        record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
+                   "adapt_seconds": round(done.adapt_seconds, 6)}
+    if done.walk:
+        record["walk"] = list(done.walk)
+    return cast("Record", {**record, "grader": grader})

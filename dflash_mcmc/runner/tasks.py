@@ -4,18 +4,17 @@ and returns a `RunResult`.
 
 from __future__ import annotations
 
-import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dflash_mcmc.store.records import SampleKey
 from dflash_mcmc.store.schema import Schema
 
 if TYPE_CHECKING:
-    from dflash_mcmc.runner.cost import CostEstimate
+    from dflash_mcmc.chains.cost import CostEstimate
     from dflash_mcmc.store.described import ProblemText
 
 R = TypeVar("R", bound=Mapping)
@@ -121,34 +120,3 @@ class Tasks(ABC, Generic[R]):
     def progress(self, fresh: Sequence[R]) -> str:
         """Text after the progress bar. `fresh` holds the records that were added since the last call."""
         return ""
-
-
-class RunResult(NamedTuple):
-    """The state of a run after this start."""
-
-    folder: Path
-    summary: dict
-    """Empty if `num_left` is not 0."""
-    num_new: int
-    """Tasks recorded since this start, by this or another process."""
-    num_beyond: int
-    """Tasks of earlier starts that this start did not request. The summary covers them."""
-    num_left: int = 0
-    """Tasks that other processes are still doing. The last of these processes writes the summary."""
-    unit: str = "sample"
-    """The word for one task."""
-    table: Callable[[list[Path]], str] = lambda folders: ""
-    """Renders one table for all folders whose results have this same function."""
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.table([self.folder]) or self.line())}</pre>"
-
-    def line(self) -> str:
-        """The result in a line."""
-        units = self.unit + "s" * (self.num_new != 1)
-        nothing = "nothing drawn" if self.num_left else "already complete, nothing drawn"
-        drawn = f"{self.num_new} new {units}" if self.num_new else nothing
-        beyond = (f"; {self.num_beyond} recorded {self.unit}s that were not requested are counted as well"
-                  if self.num_beyond else "")
-        left = f"; {self.num_left} more are being drawn by other processes" if self.num_left else ""
-        return f"{self.folder}: {drawn}{beyond}{left}"

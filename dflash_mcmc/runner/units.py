@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_mcmc.chains import cost
+from dflash_mcmc.chains.cost import CostEstimate
 from dflash_mcmc.grading.verdicts import TOO_LONG
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.runner import cost, fitting
-from dflash_mcmc.runner.cost import CostEstimate
+from dflash_mcmc.runner import fitting
 from dflash_mcmc.runner.tasks import Results, Tasks, Worker
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.store.records import FAILURE, SampleKey, unit_schema

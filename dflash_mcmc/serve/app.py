@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.api.workers import Closing, DrawnAnswer, NotDrawn, Order, QueueFull, Workers, started
+from dflash_mcmc.chains import build
 from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.runner import build
 from dflash_mcmc.serve import answers, fields
 from dflash_mcmc.serve.answers import Envelope, Refused, Reply, Teller, TextScorer
 from dflash_mcmc.serve.fields import RequestFields

@@ -6,25 +6,17 @@ writes to `records.jsonl`, or to `records.1.jsonl`, ... if other processes write
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast, final
+from typing import Annotated, Any, NotRequired, TypedDict, final
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
+from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.store import finishes
 from dflash_mcmc.store.files import remove_empty
 from dflash_mcmc.store.schema import Count, Finite, OneOf, Range, Schema, Whole
-from dflash_mcmc.types import ChainResult, Trajectory
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dflash_mcmc.engine.batching.interface import ChainTarget, Finished
-    from dflash_mcmc.types import Grade, Problem
 
 SampleKey = tuple[str, int]
 """The key of a sample: problem id and number of the chain. A unit of a probe has a key of the same form."""
@@ -145,51 +137,6 @@ class Record(TypedDict):
     """The grader and its version."""
     before: NotRequired[Annotated[dict[str, Any], Finite()]]
     """The grade before the run was graded again: the fields of `Grade`, and `grader`. Only records graded again have it."""
-
-
-def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, done: Finished,
-              target: ChainTarget, grader: str) -> Record:
-    """The record of a sample. `done.result` is None for a sample that could not be drawn."""
-    result = done.result or ChainResult(Trajectory.start(prompt))
-    path, cost = result.trajectory, done.cost
-    log_q = float(path.log_q.sum())
-    record: dict[str, Any] = {
-        "problem": problem.id, "chain": chain, "level": problem.level, "subject": problem.subject,
-        "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-        "same_string": grade.same_string, "walls": grade.walls, "gold": problem.answer,
-        "text": target.decode(path.tokens), "num_tokens": path.length, "ended": path.ended,
-        "finish_reason": finishes.of_trajectory(path, target.stop_ids) if done.result else NOT_DRAWN,
-        "log_p": float(path.log_p.sum()), "log_q": log_q if math.isfinite(log_q) else None,
-        "proposals": result.proposals, "accepted": result.accepted,
-        "moved": result.moved, "abandoned": result.abandoned, "law_error": result.law_error,
-        "tokens_drawn": cost.tokens_drawn, "target_forwards": cost.target_forwards, "token_forwards": cost.token_forwards,
-        "tokens_skipped": cost.tokens_skipped, "blocks_drafted": cost.blocks_drafted,
-        "tokens_drafted": cost.tokens_drafted, "tokens_kept": cost.tokens_kept,
-        "seconds": round(done.seconds, 6), "share_seconds": round(done.share_seconds, 6), "tokens": path.tokens.tolist(),
-        "trace": list(result.trace),
-    }
-    # A field without a value is left out, so that the records of runs without it keep their bytes and checksums.
-    if done.prefill_seconds is not None:
-        record["prefill_seconds"] = round(done.prefill_seconds, 6)
-    if grade.grade_seconds is not None:
-        record["grade_seconds"] = round(grade.grade_seconds, 6)
-    record |= path.sampling_mask()
-    if result.measures:
-        record["measures"] = dict(result.measures)
-    if cost.blocks_verified:
-        record |= {"blocks_verified": cost.blocks_verified, "tokens_verified": cost.tokens_verified}
-    if cost.tokens_shared:
-        record["tokens_shared"] = cost.tokens_shared
-    if cost.prompt_forwards:
-        record["prompt_forwards"] = cost.prompt_forwards
-    if cost.companion_forwards:
-        record["companion_forwards"] = cost.companion_forwards
-    if cost.adapt_steps or cost.adapt_dropped:
-        record |= {"adapt_steps": cost.adapt_steps, "adapt_dropped": cost.adapt_dropped,
-                   "adapt_seconds": round(done.adapt_seconds, 6)}
-    if done.walk:
-        record["walk"] = list(done.walk)
-    return cast("Record", {**record, "grader": grader})
 
 
 def key_of(record: Mapping[str, Any]) -> SampleKey:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.errors import ConfigError, UserError, writing
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.runner import build
 from dflash_mcmc.verify import drawn
 from dflash_mcmc.verify.audit import OFF, near_of, read_text
 from dflash_mcmc.verify.drawn import DrawnText

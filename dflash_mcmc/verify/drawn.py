@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import configuration_of
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.dataset.inputs.sources import lines_of
@@ -26,7 +27,6 @@ from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.process.http import NoReplyError, fetch_json
-from dflash_mcmc.runner import build
 from dflash_mcmc.store.records import key_of
 from dflash_mcmc.store.schema import loaded
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dflash_mcmc.blend.model import ModelBlend
+from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_hash, identity_of, label_of
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
@@ -21,7 +22,6 @@ from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, Tabul
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import cost
 from dflash_mcmc.testing import (
     power_target,
     total_variation,

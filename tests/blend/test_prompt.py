@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.prompt import PromptBlend
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_hash
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.dataset.inputs.conversations import Conversation
@@ -19,7 +20,7 @@ from dflash_mcmc.engine.batching.plan import TargetShape, Workload, predict
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build, preflight
+from dflash_mcmc.runner import preflight
 from dflash_mcmc.testing import total_variation
 from tests.blend.exact import EXACT, check_chain, check_decoder, speculation
 from tests.engine.batching.test_batched import HORIZON, NUM_CHAINS, PROMPTS, SAMPLERS, STOPS, TOLERANCE, same, ways

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from dflash_mcmc.chains.build import first_prompt
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.runner.build import first_prompt
 from tests.refusals import refused
 
 PROBED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=clbench")

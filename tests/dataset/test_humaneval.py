@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from dflash_mcmc.chains.build import first_prompt
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner.build import first_prompt
 from dflash_mcmc.types import Problem
 
 UNGRADED = ("probe=deep_readout", "probe.answers=greedy", "draft=tiny", "dataset=humaneval")

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from dflash_mcmc.chains.build import first_prompt
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.runner.build import first_prompt
 from dflash_mcmc.types import Example, Problem
 from tests.refusals import refused
 

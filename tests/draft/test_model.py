@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.draft.model import ModelDraft
 from dflash_mcmc.engine.batching import batched
@@ -25,7 +26,6 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model import hf
 from dflash_mcmc.ops import Draw, SamplingParams, Score
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import cost
 from dflash_mcmc.sampler.draft_refine import DraftRefine
 from dflash_mcmc.testing import PROMPT, law_of, total_variation
 from dflash_mcmc.types import ChainResult, Trajectory

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import Config
-from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult
 
 ANSWERS = ("dataset=arith", "dataset.limit=24", "dataset.max_new_tokens=64", "num_chains=1")

@@ -24,9 +24,9 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.grid import snapshot, submission, work
 from dflash_mcmc.grid.folder import Grid
 from dflash_mcmc.process.stopping import Stopped
-from dflash_mcmc.runner.tasks import RunResult
 from dflash_mcmc.runner.tracking import readable_name, tags
 from dflash_mcmc.store.schema import to_line
+from dflash_mcmc.types import RunResult
 from tests import processes
 from tests.config.test_schema import companions
 from tests.test_names import PLUGIN, install

@@ -49,7 +49,7 @@ def reference(tmp_path_factory) -> list[dict]:
 
 
 def test_a_job_that_the_cluster_kills_for_its_memory_is_requeued(slurm, tmp_path, reference):
-    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "runner/build.py", CHAIN, TOO_MUCH))
+    submitter = Submitter(slurm, tmp_path, altered(tmp_path, "chains/build.py", CHAIN, TOO_MUCH))
     submitter.submit(*POINT, *SHORT, "shards=2")
     submitter.wait()
     assert ["started", "started", "complete"] in submitter.events().values()  # both, where both jobs begin at once

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Difficulty, signals, tables
 from dflash_mcmc.process import stopping
-from dflash_mcmc.runner import build
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dflash_mcmc.__main__ import main
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers as of_probe
 from dflash_mcmc.probe.rejection_sampling.samplers import samplers_by_name, verdict
-from dflash_mcmc.runner import build
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator

@@ -12,6 +12,7 @@ import pytest
 
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.blend.none import NoBlend
+from dflash_mcmc.chains import build, cost
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.chains import LiveChain
 from dflash_mcmc.engine.batching.interface import Options
@@ -21,7 +22,6 @@ from dflash_mcmc.forcing.sequences import Tree
 from dflash_mcmc.probe import Probe
 from dflash_mcmc.registry import components
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from tests.probes import measured
 from tests.runs import execute

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from dflash_mcmc.__main__ import main
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_hash, run_folder
 from dflash_mcmc.config.schema import Job
 from dflash_mcmc.engine import slots
 from dflash_mcmc.engine.batching import plan
 from dflash_mcmc.errors import note
-from dflash_mcmc.runner import build, preflight
+from dflash_mcmc.runner import preflight
 from dflash_mcmc.store.schema import to_line
 from tests.report.folders import record
 

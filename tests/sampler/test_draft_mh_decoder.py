@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.blend.layer import LayerBlend
+from dflash_mcmc.chains import cost
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Speculation
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.runner import cost
 from dflash_mcmc.testing import (
     PROMPT,
     balance_error,

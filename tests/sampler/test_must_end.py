@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import MetropolisStep
 from dflash_mcmc.ops import UNENDED, Draw, SamplingParams, Steps, ended_only, until_ended
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build
 from dflash_mcmc.testing import (
     PROMPT,
     Target,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.engine.batching.interface import Finished
+from dflash_mcmc.runner.samples import record_of
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
 from dflash_mcmc.statistics.paired import compare, power_of, problems_needed, two_by_two
 from dflash_mcmc.statistics.summaries import summarise
-from dflash_mcmc.store.records import record_of
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
 from tests import published
 

@@ -19,7 +19,7 @@ from tests.runs import execute, folder_of, records_of, start, wait_for_records
 DEADLY = """
 import os, signal, sys
 from dflash_mcmc import __main__
-from dflash_mcmc.runner import build
+from dflash_mcmc.chains import build
 
 chain = build.chain
 

@@ -31,15 +31,15 @@ from dflash_mcmc.api import prompts as read_prompts
 from dflash_mcmc.api import workers
 from dflash_mcmc.api.choices import Samplers
 from dflash_mcmc.api.workers import DrawnAnswer, Order
-from dflash_mcmc.config.help import option_files
+from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching.prompt_encoder import id_bound
 from dflash_mcmc.engine.batching.stop_strings import texts_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.harness import chosen
 from dflash_mcmc.harness.inspect_ai import requests
 from dflash_mcmc.harness.inspect_ai.requests import RequestSettings
+from dflash_mcmc.options import option_files
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
+from dflash_mcmc.chains import cost
 from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import answers
@@ -20,7 +21,6 @@ from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.deep_readout import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import cost
 from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
 import numpy as np
 from typing_extensions import TypedDict
 
+from dflash_mcmc.chains import build, cost
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
@@ -19,7 +20,6 @@ from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.runner import build, cost
 from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import UnitCost
 

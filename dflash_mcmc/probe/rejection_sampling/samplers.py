@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching import logits_processor as laws_of
 from dflash_mcmc.engine.speculative import rules
 from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault, Noise, Speculation, Uniforms, Verdict
@@ -26,7 +27,6 @@ from dflash_mcmc.probe import Summary, Unit, Work
 from dflash_mcmc.probe.columns import Each, Table
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

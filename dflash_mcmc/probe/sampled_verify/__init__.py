@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
 import numpy as np
 from typing_extensions import TypedDict
 
+from dflash_mcmc.chains import build, cost
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
@@ -24,7 +25,6 @@ from dflash_mcmc.probe.sampled_verify import arms
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, AgentPrompt, Arm, GenerationTask
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build, cost
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost

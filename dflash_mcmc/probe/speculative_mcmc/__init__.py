@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 import numpy as np
 from typing_extensions import TypedDict
 
+from dflash_mcmc.chains import cost
 from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
@@ -24,7 +25,6 @@ from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import cost
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 

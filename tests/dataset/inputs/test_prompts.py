@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dflash_mcmc.chains.build import first_prompt, prompts
 from dflash_mcmc.config.identity import identity_hash, identity_of, plain
 from dflash_mcmc.dataset.inputs.conversations import Conversation, messages_of, tools_of
 from dflash_mcmc.dataset.inputs.prompting import TEMPLATES
 from dflash_mcmc.engine.batching import prompt_encoder
-from dflash_mcmc.runner.build import first_prompt, prompts
 from tests.refusals import refused
 
 TEXTS = {

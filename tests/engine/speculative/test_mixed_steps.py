@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
-from dflash_mcmc.runner import build
 from dflash_mcmc.types import ChainResult, Trajectory
 from tests.engine.batching.test_batched import BLENDS, HORIZON, PROMPTS, STOPS, TOLERANCE, chains, same, same_as_reference
 from tests.engine.speculative.test_block_grid import draft_mh

@@ -1,0 +1,1 @@
+"""The prompts and chains of a configured run, and what they cost."""
