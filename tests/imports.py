@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+
 def names_of(package: Path) -> dict[str, Path]:
     """The files of a package by their module names."""
     dotted = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sorted(package.rglob("*.py"))}

@@ -14,7 +14,7 @@ from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
 if TYPE_CHECKING:
-    from dflash_mcmc.config.schema import Config
+    from dflash_mcmc.settings import Settings
 
 _SETUP = ("test_setup_code", "test_imports")
 """Fields with code that runs before a program: the text of the full file, and the list of texts of the sanitized file."""
@@ -46,7 +46,7 @@ class Mbpp(Benchmark):
     required = ("task_id", "code", "test_list")
     answers_in_text = False
 
-    def canonical(self, config: Config) -> dict[str, object]:
+    def canonical(self, config: Settings) -> dict[str, object]:
         """Leaves out `shown` where it changes nothing."""
         return {**Benchmark.canonical(self, config), **({"shown": None} if self.shown == "all" else {})}
 
