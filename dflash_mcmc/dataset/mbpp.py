@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.grading.examples import in_assertions, tested_function
+from dflash_mcmc.grading.examples import function_of, in_assertions
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
@@ -63,7 +63,7 @@ class Mbpp(Benchmark):
         if not isinstance(task, str):
             raise UserError(f"dataset.path: row {number} has {task!r:.80} for its text or prompt; allowed: a text")
         try:
-            function = tested_function(tests[0])
+            function = function_of(tests[0])
         except (SyntaxError, ValueError, LookupError) as error:
             raise UserError(f"dataset.path: row {number} has {tests[0]!r:.80} for a test; allowed: an assertion that calls a "
                             "function") from error

@@ -50,14 +50,15 @@ def in_assertions(assertions: list[str], function: str) -> tuple[Example, ...]:
     return tuple(Example(next(iter(_calls(assertion, function)), ""), assertion) for assertion in assertions)
 
 
-def tested_function(test: str) -> str:
-    """The function that an assertion calls: the first call in it that is neither builtin nor of a module.
+def function_of(test: str) -> str:
+    """The function that an assertion calls: the first call in it that is neither builtin nor of a module. A builtin counts
+    where nothing else is called: MBPP has a function `sum`.
 
     Raises SyntaxError, or IndexError if there is none.
     """
     functions = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
-    names = [function.id for function in functions if isinstance(function, ast.Name) and not hasattr(builtins, function.id)]
-    return names[0]
+    names = [function.id for function in functions if isinstance(function, ast.Name)]
+    return next((name for name in names if not hasattr(builtins, name)), names[0])
 
 
 def _check(expression: str, value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.grading.examples import in_assertions, in_docstring
+from dflash_mcmc.grading.examples import function_of, in_assertions, in_docstring
 from dflash_mcmc.types import Example
 
 
@@ -46,3 +46,9 @@ def test_a_call_counts_once_with_its_first_result():
 def test_assertions_are_examples_as_they_are():
     assert in_assertions(["assert set(f(1, a=[2])) == {3}", "assert f(x) == 1"], "f") == (
         Example("f(1, a=[2])", "assert set(f(1, a=[2])) == {3}"), Example("", "assert f(x) == 1"))
+
+
+@pytest.mark.parametrize(("test", "function"), [("assert set(f(1)) == {2}", "f"), ("assert sum(10, 15) == 6", "sum"),
+                                                ("assert math.isclose(f(1), 2)", "f")])
+def test_the_function_of_an_assertion(test, function):
+    assert function_of(test) == function

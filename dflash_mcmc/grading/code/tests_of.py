@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.examples import tested_function
+from dflash_mcmc.grading.examples import function_of
 
 _FIELDS = ("prompt", "test", "entry_point")
 _MAX_EXAMPLE = 1 << 20
@@ -62,7 +62,7 @@ def _task(fields: Mapping[str, Any]) -> CodeTask:
 def _mbpp(fields: Mapping[str, Any]) -> CodeTask:
     tests = [_text(test) for test in fields["test_list"]]
     setup = "\n".join([*map(_text, fields.get("test_imports") or ()), _text(fields.get("test_setup_code") or "")]).strip()
-    entry_point = _identifier(tested_function(tests[0]))
+    entry_point = _identifier(function_of(tests[0]))
     compile("\n".join([setup, *tests]), "tests", "exec", flags=ast.PyCF_ONLY_AST)
     test = f"{setup}\ndef check(candidate):\n    for test in {tests!r}:\n        exec(test, globals())\n"
     return CodeTask("", test, entry_point)

@@ -76,7 +76,7 @@ def test_gold_answers_round_trip():
 
 
 @pytest.mark.parametrize("gold", ["42", "", "[]", '{"test_list": []}', '{"test_list": ["assert 1 =="]}',
-                                  '{"test_list": ["assert len([]) == 0"]}', '{"inputs": ["1"], "outputs": []}',
+                                  '{"test_list": ["assert [].count(1) == 0"]}', '{"inputs": ["1"], "outputs": []}',
                                   '{"inputs": [], "outputs": []}', '{"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}',
                                   '{"inputs": ["1"], "outputs": ["1"], "fn_name": "f()"}', '{"private_test_cases": "gASV"}',
                                   f'{{"inputs": ["{"1" * (1 << 20)}"], "outputs": ["1"]}}',
