@@ -169,6 +169,7 @@ golden: $(READY)  ##- the stored runs again, compared to the last bit on the mac
 
 bench: $(READY)  ##- speed and memory of the engine, as tables (half an hour)
 	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench.reports
 
 bench-gpu: $(READY)  ##- rates, CUDA graphs and peak memory on a GPU at the shape of Qwen3-4B with random weights (minutes)
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: PyTorch finds none here")'

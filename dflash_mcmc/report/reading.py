@@ -11,8 +11,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
@@ -117,7 +118,8 @@ _LONGEST_NAME = 120
 _NAMED_BY = ("blend", "draft", "sampler", "decoder")
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Run:
     """A run that has at least one record."""
 
     folder: Path
@@ -136,7 +138,7 @@ class Run(NamedTuple):
     """Number of records that the finished run has; None if unknown."""
     summarised: bool = False
     """Whether the last start reported that nothing is missing."""
-    asked: Mapping[str, ProblemText] = MappingProxyType({})
+    asked: Mapping[str, ProblemText] = field(default_factory=dict)
     """Question and prompt of each problem by its id, as `problems.jsonl` has them; empty without the file."""
 
     @property
@@ -144,17 +146,23 @@ class Run(NamedTuple):
         """Twelve hexadecimal digits that identify the run."""
         return hash_of(self.identity)
 
-    @property
+    @cached_property
     def num_chains(self) -> int:
         """The largest number of chains recorded for a problem."""
         return max(record["chain"] for record in self.records) + 1
 
-    @property
+    @cached_property
     def problems(self) -> list[str]:
         """Problem ids, in order of first appearance."""
         return list(dict.fromkeys(record["problem"] for record in self.records))
 
-    @property
+    @cached_property
+    def full(self) -> list[Record]:
+        """The records of the problems that have all chains. A vote over fewer chains would not be comparable."""
+        counts = Counter(record["problem"] for record in self.records)
+        return [record for record in self.records if counts[record["problem"]] == self.num_chains]
+
+    @cached_property
     def complete(self) -> bool:
         """Whether every sample that the last start asked for is recorded.
 
@@ -310,5 +318,5 @@ def labelled(runs: Sequence[Run]) -> list[Run]:
     named = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..." for name in names]
     labels = labels_of(named, [run.identity for run in runs], [run.config for run in runs])
     again = [labels[:index].count(label) for index, label in enumerate(labels)]
-    return [run._replace(label=f"{label} ({count + 1})" if count else label)
+    return [dataclasses.replace(run, label=f"{label} ({count + 1})" if count else label)
             for run, label, count in zip(runs, labels, again, strict=True)]

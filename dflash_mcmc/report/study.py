@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -126,17 +125,11 @@ def _has_no_effect(run: Run, key: str) -> bool:
     return not (option and takes_null(option.cls, name))
 
 
-def full(run: Run) -> list[Record]:
-    """The records of the problems that have all chains. A vote over fewer chains would not be comparable."""
-    counts, chains = Counter(record["problem"] for record in run.records), run.num_chains
-    return [record for record in run.records if counts[record["problem"]] == chains]
-
-
 def votes(run: Run) -> bool:
     """Whether a majority vote is possible. It needs a problem with several chains, and answers that can be the same."""
     grader = components("grader").get(run.component("grader"))
     unlike = grader is not None and (grader.cls.runs_answers or grader.cls.judges)
-    return run.num_chains > 1 and not unlike and bool(full(run))
+    return run.num_chains > 1 and not unlike and bool(run.full)
 
 
 def weighted_rules(run: Run, alphas: Sequence[float] = ()) -> list[VoteRule]:
@@ -161,7 +154,7 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
-    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], full(run), None
+    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], run.full, None
     if _has_weights(run):
         alpha = (run.config.get("sampler") or {}).get("alpha")
     if not records:  # no problem has all chains
@@ -259,7 +252,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
                         "Paired differences, overlap, interaction and improvements use the problems that their runs share; "
                         "all other tables and figures use each run's own problems")
     for run in runs:
-        if uneven := len(run.problems) - len({record["problem"] for record in full(run)}):
+        if uneven := len(run.problems) - len({record["problem"] for record in run.full}):
             warnings.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} "
                             "chains; votes omit these problems")
     for what, of, why in (

@@ -19,6 +19,8 @@ _RESAMPLES = 1000
 _FEW = 10
 """Up to this number of clusters, a caution goes with the intervals."""
 _VALUES_AT_ONCE = 4_000_000
+_ROWS = 50
+"""Resamples that are drawn or multiplied at once."""
 
 
 def cautions(numbers: Iterable[int]) -> list[str]:
@@ -96,7 +98,7 @@ class Clusters:
         if total == 0:
             return IntervalEstimate(None, None, None, 0)
         counts = self._counts if np.count_nonzero(sums[1]) > 1 else self._counts[:0]
-        return self._estimate(sums[0].sum() / total, divided(*(counts @ part for part in sums)), round(total))
+        return self._estimate(sums[0].sum() / total, divided(*(_products(counts, part) for part in sums)), round(total))
 
     def quantiles(self, values: ArrayLike, levels: Sequence[float]) -> list[IntervalEstimate]:
         """The quantile at each level: the smallest value such that at least this share of the observations is not above it."""
@@ -125,7 +127,7 @@ class Clusters:
     def _in_pieces(self, function: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """Applies a function to all resamples, in pieces that fit in memory. Returns (resamples, width)."""
         step = max(1, _VALUES_AT_ONCE // max(1, self.size))
-        pieces = [function(self._counts[start : start + step]) for start in range(0, len(self._counts), step)]
+        pieces = [function(self._counts[start : start + step].astype(np.int64)) for start in range(0, len(self._counts), step)]
         return np.concatenate(pieces) if pieces else np.empty((0, width))
 
     def _estimate(self, value: float, resampled: np.ndarray, n: int) -> IntervalEstimate:
@@ -138,10 +140,21 @@ class Clusters:
 
 @lru_cache(maxsize=64)
 def _resamples(num_clusters: int) -> np.ndarray:
-    """The count of each cluster in each resample, int64 (resamples, num_clusters); no resamples for a single cluster."""
+    """The count of each cluster in each resample, uint8 (resamples, num_clusters); no resamples for a single cluster.
+
+    A count is above 255 with a probability below 1e-500, and 100,000 clusters take 100 MB.
+    """
     if num_clusters < 2:
-        return np.empty((0, num_clusters), np.int64)
-    return np.random.default_rng(0).multinomial(num_clusters, np.full(num_clusters, 1.0 / num_clusters), _RESAMPLES)
+        return np.empty((0, num_clusters), np.uint8)
+    rng, shares = np.random.default_rng(0), np.full(num_clusters, 1.0 / num_clusters)
+    pieces = [rng.multinomial(num_clusters, shares, rows).astype(np.uint8) for rows in [_ROWS] * (_RESAMPLES // _ROWS)]
+    return np.concatenate(pieces)
+
+
+def _products(counts: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """`counts @ part`, some rows at a time: a whole array of float64 does not fit where there are many clusters."""
+    return np.concatenate([counts[start : start + _ROWS].astype(np.float64) @ part
+                           for start in range(0, len(counts), _ROWS)] or [np.empty(0)])
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ class PowerVote:
         return weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class AdaptiveVote:
     """Majority vote whose chains are drawn one after another, until the leader is likely enough to be the majority's answer.
 

@@ -239,18 +239,36 @@ def expected_adaptive(chains: Sequence[Record], rule: AdaptiveVote, most: int) -
     of `most` of them if there are at most 1,000, else over 1,000 orders that are drawn with a fixed seed.
     """
     votes = Votes.of(chains)
-    orders = _orders(len(chains), most)
-    answers = np.array(votes.of_chain, np.int64)[orders]
-    counts = (answers[:, :, None] == np.arange(len(votes.candidates))).cumsum(axis=1)  # (orders, chains drawn, answers)
+    by_size = sorted(range(len(votes.candidates)), key=lambda place: -votes.candidates[place].number)
+    sizes = tuple(votes.candidates[place].number for place in by_size)
+    returned, used = _adaptive(sizes, votes.silent, rule, most)
+    correct = sum(chance for place, chance in zip(by_size, returned, strict=True) if votes.candidates[place].correct)
+    order = np.argsort([(by_size.index(place) if place >= 0 else len(sizes)) for place in votes.of_chain], kind="stable")
+    of_chain = np.empty(len(chains))
+    of_chain[order] = used
+    return AdaptiveResult(round(correct, 12), tuple(of_chain.tolist()))
+
+
+@lru_cache(maxsize=4096)
+def _adaptive(sizes: tuple[int, ...], silent: int, rule: AdaptiveVote, most: int) -> tuple[list[float], np.ndarray]:
+    """The probability that each answer is returned, and the share of the orders that draw each chain.
+
+    Most problems of a run share their numbers of votes with others, so that they are computed once.
+
+    Args:
+        sizes: votes of each answer, in descending order. The chains are in the order of their answers; silent ones are last.
+    """
+    chains = sum(sizes) + silent
+    orders = _orders(chains, most)
+    answers = np.repeat(np.arange(len(sizes) + 1), [*sizes, silent])[orders]
+    counts = (answers[:, :, None] == np.arange(len(sizes))).cumsum(axis=1)  # (orders, chains drawn, answers)
     leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
     ended = rule.ends(leading[..., -1], leading[..., -2])
     ended[:, -1] = True
     last = ended.argmax(axis=1)
     final = counts[np.arange(len(counts)), last].astype(np.float64)
-    correct = chances(final) @ np.array([candidate.correct for candidate in votes.candidates], np.float64)
     drawn = orders[np.arange(orders.shape[1]) <= last[:, None]]
-    used = np.bincount(drawn, minlength=len(chains)) / len(orders)
-    return AdaptiveResult(round(float(correct.mean()), 12), tuple(used.tolist()))
+    return chances(final).mean(axis=0).tolist(), np.bincount(drawn, minlength=chains) / len(orders)
 
 
 @lru_cache(maxsize=64)

@@ -179,7 +179,7 @@ class TestGuided:
             (axes,) = drawing.make().axes
             assert axes.get_xlabel().startswith("KL") is known
             assert len(axes.texts) == (3 if known else 4)
-        normed = study.runs[1]._replace(identity={**study.runs[1].identity, "blend.norm": "final"})
+        normed = dataclasses.replace(study.runs[1], identity={**study.runs[1].identity, "blend.norm": "final"})
         assert guided._probed(normed, [probe()]) is None
         assert guided._probed(normed, [probe(**{"probe.norm": "final"})])["kl"] == 0.5
 

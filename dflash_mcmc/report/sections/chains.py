@@ -29,7 +29,7 @@ from dflash_mcmc.report.parts import (
 )
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.sections.paired import adjusted
-from dflash_mcmc.report.study import Study, cost_of, full, rules_asked_for, same_but, votes, weighted_rules
+from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, outcomes
@@ -121,7 +121,7 @@ def _curve(run: Run) -> list[dict]:
 
 
 def _ties(run: Run) -> str:
-    ballots = majority(full(run))
+    ballots = majority(run.full)
     return f"{sum(vote['tied'] for vote in ballots):,} of {len(ballots):,} problems of {run.shown}"
 
 
@@ -200,7 +200,7 @@ def rules_section(study: Study) -> Section | None:
 
 def _rows(run: Run, rules: list[VoteRule]) -> list[dict]:
     """The majority vote of a run, and each rule compared with it."""
-    records = full(run)
+    records = run.full
     base = outcomes(aggregated(records))
     rows = [{"run": run.shown, "rule": _MAJORITY, "k": run.num_chains, "problems": len(base.problems),
              **accuracy_of(base).columns("accuracy"), "effective": None, "dominated": None,
@@ -281,7 +281,7 @@ class _MatchedVotes:
     """The votes of a run over k chains, computed once for each k. Without a rule they are majority votes."""
 
     def __init__(self, run: Run, rule: VoteRule | None):
-        self.run, self.records = run, full(run)
+        self.run, self.records = run, run.full
         self.shown = rule.shown if rule else "majority vote"
         self.of: Callable[[int], list[Combined]] = cache(partial(aggregated, self.records, rule or "majority", None))
         """One record per problem: the vote over k of its chains."""
