@@ -47,6 +47,8 @@ class Spec(NamedTuple):
     because it varies only with it."""
     at_zero: str = ""
     """The override that does what a 0 would mean, for a number whose bounds exclude 0."""
+    later: bool = False
+    """Whether the identity leaves the field out at its default, as that of runs that are older than the field."""
     no_effect: bool = False
     """Whether the field changes nothing at any value. The points of a sweep over it are one run."""
 
@@ -200,7 +202,8 @@ def takes_null(cls: Any, name: str) -> bool:
 
 def identity_values(node: Any) -> dict[str, object]:
     """The values of the identity fields by dotted name."""
-    return {name: value for name, field, _, value in walk(node) if spec_of(field).role == "identity"}
+    return {name: value for name, field, _, value in walk(node) if (spec := spec_of(field)).role == "identity"
+            and not (spec.later and value == default_of(field))}
 
 
 def values_of(cls: Any, given: Mapping[str, object], prefix: str) -> dict[str, object]:

@@ -153,7 +153,7 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
     if grade is None:
         return {**record, "grader": name, "before": before}
     return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-            "same_string": grade.same_string, "walls": grade.walls, "grader": name, "before": before}
+            "same_string": grade.same_string, "walls": grade.walls, **grade.shown(), "grader": name, "before": before}
 
 
 def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:

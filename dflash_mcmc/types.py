@@ -279,6 +279,15 @@ class Grade(NamedTuple):
     """The layers of the sandbox around a program that was run."""
     grade_seconds: float | None = None
     """Seconds that finding the verdict took, without waiting; None if they were not measured."""
+    passed: float | None = None
+    """The share of its question's examples that a program passes; None without examples, or if they were not run."""
+    behaviour: str | None = None
+    """A hash of what a program returns on the calls of the examples, and on changed ones; None as of `passed`, and for a
+    program that does not end or raises on every call."""
+
+    def shown(self) -> dict[str, Any]:
+        """What is known of the question's examples, by the names of records."""
+        return {name: value for name in ("passed", "behaviour") if (value := getattr(self, name)) is not None}
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

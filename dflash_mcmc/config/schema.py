@@ -93,7 +93,8 @@ class Config:
     seed: int = identity(0, "seed of all randomness")
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
-                             "adaptive, or log_p = the likeliest; a list gives a row for each, and a search "
+                             "adaptive, log_p = the likeliest, or with grader.examples examples, behaviour, "
+                             "examples_vote (statistics/programs.py); a list gives a row for each, and a search "
                              "maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import runtime
-from dflash_mcmc.grading.examples import in_docstring
+from dflash_mcmc.grading.examples import examples_in
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
 
@@ -40,5 +40,5 @@ class HumanEval(Benchmark):
         for name, text in needed.items():
             if not isinstance(text, str):
                 raise UserError(f"dataset.path: row {number} has {text!r:.80} for its {name}; allowed: a text")
-        shown = in_docstring(row["prompt"].rpartition(f"def {row['entry_point']}(")[2], row["entry_point"])
+        shown = examples_in(row["prompt"], row["entry_point"])
         return Problem(row["task_id"], row["prompt"], json.dumps(needed), solution=row["canonical_solution"], examples=shown)

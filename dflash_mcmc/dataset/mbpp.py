@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dflash_mcmc.dataset.inputs.sources import Benchmark, Hub
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.grading.examples import function_of, in_assertions
+from dflash_mcmc.grading.examples import examples_in, function_of
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Problem
-
-if TYPE_CHECKING:
-    from dflash_mcmc.settings import Settings
 
 _SETUP = ("test_setup_code", "test_imports")
 """Fields with code that runs before a program: the text of the full file, and the list of texts of the sanitized file."""
@@ -36,7 +33,7 @@ class Mbpp(Benchmark):
 
     path: str | None = runtime(None, "JSON Lines file with task_id, text (or prompt), code and test_list; null takes the hub")
     shown: Literal["all", "first"] = identity("all", "tests in the question: all, as in the paper; first = the first, and the "
-                                              "others decide")
+                                              "others decide", later=True)
     max_new_tokens: int = 512
     prompt: str = "mbpp"
     revision: str | None = "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
@@ -45,10 +42,6 @@ class Mbpp(Benchmark):
     num_published = 500
     required = ("task_id", "code", "test_list")
     answers_in_text = False
-
-    def canonical(self, config: Settings) -> dict[str, object]:
-        """Leaves out `shown` where it changes nothing."""
-        return {**Benchmark.canonical(self, config), **({"shown": None} if self.shown == "all" else {})}
 
     def rows(self) -> list[dict]:
         """The rows of the test split. Raises UserError."""
@@ -74,4 +67,4 @@ class Mbpp(Benchmark):
         named = "these tests" if self.shown == "all" else "this test"
         question = f"{task.strip()} Your code should pass {named}:\n\n" + "\n".join(shown) + "\n"
         return Problem(f"mbpp-{row['task_id']}", question, json.dumps(gold), solution=row["code"],
-                       examples=in_assertions(shown, function))
+                       examples=examples_in(question, function))

@@ -23,6 +23,14 @@ _NAMES = {"true": "True", "false": "False", "null": "None", "none": "None"}
 _TOLERANCE = 1e-6
 
 
+def examples_in(question: str, function: str) -> tuple[Example, ...]:
+    """The examples of a function in the question of a program: its assertions, or else those of the function's docstring."""
+    assertions = [line for line in question.split("\n") if line.startswith("assert ")]
+    if assertions:
+        return in_assertions(assertions, function)
+    return in_docstring(question.rpartition(f"def {function}(")[2], function)
+
+
 def in_docstring(text: str, function: str) -> tuple[Example, ...]:
     """The examples of a function in a docstring, in their order. One without a literal result has no check."""
     examples = dict[str, Example]()

@@ -208,6 +208,7 @@ def record_of(problem: Problem, chain: int, prompt: np.ndarray, grade: Grade, do
         record["prefill_seconds"] = round(done.prefill_seconds, 6)
     if grade.grade_seconds is not None:
         record["grade_seconds"] = round(grade.grade_seconds, 6)
+    record |= grade.shown()
     record |= path.sampling_mask()
     if result.measures:
         record["measures"] = dict(result.measures)

@@ -4,8 +4,8 @@ A vote is an extracted answer. Two answers are the same vote if their normalised
 (`grading.math.string_rule.normal_form`). Equivalent answers that are written differently are different votes, whether they are
 right or wrong: merging votes with the grader would use the gold answer, and would merge right answers only. An answer is
 as correct as its most frequent text. A sample without an answer does not vote. A tied vote counts as the expected
-value of a uniform draw among the winners; if no sample votes, the problem is wrong. Programs are not voted on, because
-different programs can solve the same problem.
+value of a uniform draw among the winners; if no sample votes, the problem is wrong. Different programs can solve the same
+problem: they vote by what they do (`programs.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
+from dflash_mcmc.statistics import programs
 from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share, prompt_forwards
 from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, VoteRule
 from dflash_mcmc.statistics.votes import (
@@ -149,7 +150,8 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
     `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
-        by: `majority`, the rule of a weighted vote, or a key of `best_of`.
+        by: `majority`, the rule of a weighted vote, a key of `best_of`, or a rule of `programs`, which takes the first
+            `chains` in their order.
         alpha: exponent for `power`.
         chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
             all ways to choose them; for a weighted vote see `weighted.expected_weighted`. If it has fewer chains, it is left
@@ -163,12 +165,26 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
     kept = [group for group in by_problem(records).values() if chains is None or len(group) >= chains]
     flat = [record for group in kept for record in group]
+    if by in programs.RULES:
+        return [_of_programs(group, programs.rule_named(by, flat), chains) for group in kept]
     if isinstance(by, AdaptiveVote):
         return [_stopped(group, by, chains or len(group)) for group in kept]
     rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
     shares = [1 if chains in (None, len(group)) else chains / len(group) for group in kept]
     return [_aggregate(_of_fewer(row, group, by, chains), group, [share] * len(group))
             for row, group, share in zip(rows, kept, shares, strict=True)]
+
+
+def _of_programs(group: list[Record], rule: programs.Rule, most: int | None) -> Combined:
+    """The record of the program that a rule keeps of the first draws; the cost is that of the draws that it needs."""
+    chains = sorted(group, key=lambda record: record["chain"])[:most]
+    record, used = programs.chosen(chains, rule)
+    row = {"problem": record["problem"], "answer": record["answer"], "tied": False, "effective": float(used),
+           "dominated": 0.0, "correct": float(record["verdict"] == "correct")}
+    combined = _aggregate(row, chains[:used], [1] * used)
+    if used < len(chains) and "seconds" in combined:
+        combined["seconds"] = sum(each["seconds"] for each in chains[:used])
+    return combined
 
 
 def _stopped(chains: list[Record], rule: AdaptiveVote, most: int) -> Combined:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
+from dflash_mcmc.statistics import programs
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, score
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
-NAMES = ("majority", *WEIGHTED, "log_p")
+NAMES = ("majority", *WEIGHTED, "log_p", *programs.RULES)
 """The ways to combine several chains of a problem."""
-_IN_WORDS = {"majority": "majority", "log_p": "best by log p"}
+_IN_WORDS = {"majority": "majority", "log_p": "best by log p", **programs.IN_WORDS}
 
 
 def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:

@@ -119,6 +119,10 @@ class Record(TypedDict):
     """The part of `share_seconds` in which prompts and prefixes were read; only of engines that measure it."""
     grade_seconds: NotRequired[Annotated[float, Range(0)]]
     """Seconds of the grader's work on this answer. It runs beside the engine."""
+    passed: NotRequired[Annotated[float, Range(0)]]
+    """The share of its question's examples that a program passes; only with `grader.examples`."""
+    behaviour: NotRequired[str]
+    """A hash of what the program returns on their calls and on changed ones, if it returns anything."""
     tokens: NotRequired[list[Count]]
     """Token ids of the answer. This field and the next four are in the files only; a run does not keep them in memory."""
     sampling_mask: NotRequired[list[list[Count]]]

@@ -25,6 +25,7 @@ from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, r
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
+from dflash_mcmc.statistics.programs import RULES
 from dflash_mcmc.statistics.rules import PowerVote
 from dflash_mcmc.statistics.summaries import NAMES
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
@@ -412,9 +413,11 @@ AGGREGATE_MISTAKES = {
     "twice": (["aggregate=[power,power]"], "aggregate: given ['power', 'power']", "a list of several"),
     "one chain": (["num_chains=1", "aggregate=power"], "aggregate: given 'power'", "num_chains of 2 and more (given 1)"),
     "programs": (["grader=code", "aggregate=[log_p,power]"], "aggregate: given ['log_p', 'power']",
-                 "null or log_p with grader=code: a vote over programs is not defined"),
+                 "null or log_p with grader=code: programs have no answers that can be compared as texts"),
+    "programs that are not run": (["grader=code", "grader.allow_execution=true", "aggregate=examples"],
+                                  "aggregate: given 'examples'", "grader.examples=true, which runs programs on the examples"),
     "chains of Metropolis-Hastings": (["condition=ps", "aggregate=power"], "aggregate: given 'power'",
-                                      "adaptive, log_p with sampler=power_mh: power needs independent draws"),
+                                      "examples_vote with sampler=power_mh: power needs independent draws"),
     "best of N": (["condition=best_of_n", "aggregate=power"], "aggregate: given 'power'", "sampler=best_of_n"),
     "greedy": (["condition=greedy", "aggregate=power"], "aggregate: given 'power'", "sampler=greedy"),
     "top_k": (["sampler.top_k=5", "aggregate=[adaptive,power]"], "aggregate: given 'power'", "sampler.top_k=5"),
@@ -437,7 +440,7 @@ def test_a_word_or_a_list_in_its_order(make_config):
     assert make_config(*CHAINS, "aggregate=adaptive").aggregates() == ["adaptive"]
     config = make_config(*CHAINS, "aggregate=[power,log_p,majority,adaptive]", "vote.power.alpha=2.5")
     assert config.aggregates() == ["power", "log_p", "majority", "adaptive"]
-    assert set(config.aggregates()) == set(NAMES)
+    assert {*config.aggregates(), *RULES} == {*NAMES}
     assert config.vote.rules["power"] == PowerVote(alpha=2.5)
 
 

@@ -135,8 +135,9 @@ def test_a_run_without_a_judge_ends_before_loading(server, make_config, tmp_path
     ("grader.url=ftp://x", r"grader\.url"), ("grader.url=http://me:word@x/v1", "a URL with a user"),
     ("grader.model=null", r"grader\.model"),
     ("grader.prompt='{{ response }}'", r"grader\.prompt"), ("grader.prompt='{% if'", r"grader\.prompt"),
-    ("grader.prompt=none.jinja", "file that exists"), ("aggregate=majority", "a vote over judged texts is not defined"),
-    ("aggregate=[log_p,adaptive]", "a vote over judged texts is not defined")])
+    ("grader.prompt=none.jinja", "file that exists"),
+    ("aggregate=majority", "judged texts have no answers that can be compared"),
+    ("aggregate=[log_p,adaptive]", "judged texts have no answers that can be compared")])
 def test_wrong_settings_are_one_line(server, make_config, wrong, message):
     with pytest.raises(UserError, match=message) as error:
         make_config(*settings(server, "num_chains=2", wrong))

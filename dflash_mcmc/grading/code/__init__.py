@@ -38,6 +38,8 @@ class CodeGrader(Grader):
     walls: Literal["required", "available"] = runtime(
         "required", "required: refuses a machine that cannot isolate a program from the network, other processes and the "
         "user's rights; available: uses the walls of the sandbox that the machine supports")
+    examples: bool = identity(False, "whether each program is also run on the examples that its question shows: records then "
+                              "have the share that it passes and what it returns, for aggregate=examples", later=True)
     num_workers: int = runtime(1, "number of programs that run at once; more than the free cores cause time-outs", ge=1,
                                le=256)
 
@@ -57,4 +59,5 @@ class CodeGrader(Grader):
         """The running pool. Raises UserError if programs cannot be run as configured."""
         from dflash_mcmc.grading.code.pool import ProgramPool
 
-        return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required")
+        return ProgramPool(self.timeout_seconds, self.memory_gib, self.num_workers, self.walls == "required",
+                           self.examples)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
+from dflash_mcmc.grading.code.shown import behaviour, share_passed
 from dflash_mcmc.grading.code.tests_of import task_of
+from dflash_mcmc.grading.examples import examples_in
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
-from dflash_mcmc.types import Grade
+from dflash_mcmc.types import Example, Grade
 
 _MAX_LENGTH = 100_000
 """The largest number of characters in a program. No real solution is that long."""
@@ -28,11 +31,13 @@ class ProgramPool:
     if this machine cannot run programs in a sandbox, or if `all_walls` is true and a wall in `_NEEDED` does not work.
     """
 
-    def __init__(self, timeout_seconds: float, memory_gib: float, num_workers: int, all_walls: bool):
+    def __init__(self, timeout_seconds: float, memory_gib: float, num_workers: int, all_walls: bool,
+                 examples: bool = False):
+        self._examples = examples
         self._limits = Limits(timeout_seconds, memory_gib, num_workers)
         self._sandbox, self.walls = _sandbox(all_walls)
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
-        self._futures: dict[Future, tuple[Hashable, str]] = {}
+        self._futures: dict[Future, Hashable] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
@@ -47,8 +52,9 @@ class ProgramPool:
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
         else:
             tested = with_tests(program, task)
-            future = self._threads.submit(timed, _run, self._sandbox, tested, task.entry_point, self._limits)
-            self._futures[future] = tag, program
+            shown = examples_in(question, task.entry_point) if self._examples and task.entry_point else ()
+            future = self._threads.submit(self._graded, program, tested, task.entry_point, shown)
+            self._futures[future] = tag
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
@@ -65,15 +71,20 @@ class ProgramPool:
         """Waits for the running programs, which have a time limit, and cancels the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    def _graded(self, program: str, tested: str, entry_point: str, examples: Sequence[Example]) -> Grade:
+        """The grade of a program, and what it does on examples."""
+        run = partial(_run, self._sandbox, entry_point=entry_point, limits=self._limits)
+        ended, seconds = timed(run, tested)
+        return Grade(_OUTCOMES.get(ended.word, WRONG), program, ended.word, ended.detail, walls=self.walls,
+                     grade_seconds=seconds, passed=share_passed(run, program, examples),
+                     behaviour=behaviour(run, program, examples))
+
     def _settle(self, future: Future) -> None:
-        tag, program = self._futures.pop(future)
+        tag = self._futures.pop(future)
         try:
-            ended, seconds = future.result()
+            self._decided.append((tag, future.result()))
         except CannotRun as error:
             raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
-        outcome = _OUTCOMES.get(ended.word, WRONG)
-        grade = Grade(outcome, program, ended.word, ended.detail, walls=self.walls, grade_seconds=seconds)
-        self._decided.append((tag, grade))
 
 
 def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
