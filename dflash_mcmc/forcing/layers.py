@@ -8,8 +8,7 @@ after another, each with its own forward.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,25 +22,10 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.settings import BlendPart
-    from dflash_mcmc.types import Unit
 
 NORMS = ("none", "final")
 """The norm between a layer's output and the head."""
 _STATES_BYTES = 768 * 2**20
-
-
-def along(found: Iterable[tuple[Unit, Answer]], record: Callable[[Answer], dict]) -> Iterator[tuple[Unit, dict]]:
-    """Yields the record of each answer, with its seconds. For an answer that cannot be measured, the record is the reason."""
-    for unit, answer in found:
-        if reason := answer.skipped():
-            yield unit, {"skipped": reason}
-            continue
-        started = time.perf_counter()
-        try:
-            measured = record(answer)
-        except sequences.NotNumbers as none:
-            measured = {"skipped": str(none)}
-        yield unit, {**measured, "seconds": round(time.perf_counter() - started, 6)}
 
 
 class Source(NamedTuple):

@@ -7,16 +7,17 @@ resuming, the processes of a launch, progress and tracker are handled by `dflash
 from __future__ import annotations
 
 import importlib
+import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.components import Component
-from dflash_mcmc.draft import check_features
+from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import check_source
+from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.types import Summary, Unit, Work
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.draft import Draft
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.probe.columns import Table
     from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import UnitCost
@@ -131,7 +135,10 @@ class ProblemProbe(Probe):
 
 @dataclass(kw_only=True)
 class AnswerProbe(ProblemProbe):
-    """Base class of probes that teacher-force an answer to every problem, in the target and in a draft."""
+    """Base class of probes that teacher-force an answer to every problem, in the target and in a draft.
+
+    A subclass defines `recorder`. An answer that cannot be measured has its reason as record.
+    """
 
     __slots__ = ()  # the field is a slot of the leaf
 
@@ -140,6 +147,8 @@ class AnswerProbe(ProblemProbe):
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
+    is_timed: ClassVar[bool] = True
+    """Whether a record has the seconds of its measurement."""
 
     def check(self, config: Settings) -> None:
         """Checks that the dataset has the answers, and that the draft reads features if there is one. Raises ConfigError."""
@@ -157,3 +166,26 @@ class AnswerProbe(ProblemProbe):
         A sequence whose states of all layers exceed the memory that `forcing.layers` allows is read more than once.
         """
         return cost.read_along(config)
+
+    @abstractmethod
+    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+                 work: Work) -> Callable[[Unit, Answer], dict]:
+        """The function that measures an answer, of a block at least if the probe needs a draft. It may raise NotNumbers."""
+
+    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
+        """The record of each answer. Raises UserError for an answer that does not fit into the model's positions."""
+        from dflash_mcmc.forcing.sequences import NotNumbers
+
+        model = config.model.load(work.device)
+        draft = None if config.draft.is_null else load_feature_drafter(config, model)
+        record = self.recorder(config, model, draft, work)
+        for unit, answer in answers(config, model, work, self.answers):
+            if reason := answer.skipped(draft.num_drafted + 1 if draft and self.needs_draft else 1):
+                yield unit, {"skipped": reason}
+                continue
+            started = time.perf_counter()
+            try:
+                found = record(unit, answer)
+            except NotNumbers as none:
+                found = {"skipped": str(none)}
+            yield unit, {**found, "seconds": round(time.perf_counter() - started, 6)} if self.is_timed else found

@@ -16,16 +16,14 @@ norm); `draft`; and `target where drafted`, the target on the tokens that the dr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import register
@@ -33,8 +31,6 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
-    import torch
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
 
 @final
 class LayerRankRecord(TypedDict):
-    """The tokens of an answer by row name (see `py`), such as `target` or `3 final`."""
+    """The tokens of an answer by row name, such as `target` or `3 final`."""
 
     num_tokens: Annotated[Count, Long("num_tokens")]
     """Tokens of the answer."""
@@ -81,22 +77,26 @@ class LayerRank(AnswerProbe):
     tables_in = __name__
     takes_draft = True
 
-    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Ranks of each answer's tokens, and sums of log p; see `record`."""
-        from dflash_mcmc.forcing.layers import along
-
-        model = config.model.load(work.device)
-        draft = None if config.draft.is_null else load_feature_drafter(config, model)
-        yield from along(answers(config, model, work, self.answers),
-                         lambda answer: record(model, draft, answer, self.hard_below))
+    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+                 work: Work) -> Callable[[Unit, Answer], dict]:
+        """Ranks of an answer's tokens, and sums of log p; see `record`."""
+        return lambda unit, answer: record(model, draft, answer, self.hard_below)
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """The tables of sources and of the final norm's effect, for all tokens and for hard ones; see `summary`."""
-        return summary(records)
+        """The tables of layers and of norms, over all tokens and over hard ones."""
+        kept, tables = [record for record in records if "skipped" not in record], dict[str, list[dict]]()
+        for part in LAYERS:
+            ranked = Ranked(kept, hard_only=bool(part))
+            tables[f"{part}layers"] = LAYERS[part].rows((ranked, name) for name in ranked.ranks)
+            layers = sorted({found[0] for found in map(_layer, ranked.ranks) if found})
+            tables[f"{part}norms"] = NORMS[part].rows((ranked, layer) for layer in layers)
+        return Summary(VALUES.row(records, kept, tables["layers"]), tables, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """`fig_layer_probe_ranks`: ranks by layer, for all tokens and for hard ones, on a logarithmic axis."""
+        """`fig_layer_probe_ranks`: mean and median rank by layer, for all tokens and for hard ones, on a logarithmic axis."""
         from matplotlib.figure import Figure
+
+        from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of
 
         if not summary.tables["layers"]:
             return {}
@@ -107,39 +107,32 @@ class LayerRank(AnswerProbe):
         figure = Figure(figsize=(5.6 * len(panels_of), 4.6), layout="constrained")
         panels = figure.subplots(1, len(panels_of), sharey=True, squeeze=False)[0]
         for axes, (part, rows) in zip(panels, panels_of.items(), strict=True):
-            _draw(axes, rows, summary.number("chance_rank"))
-            n = next(row["n"] for row in rows if row["source"] == "target")
+            for norm, colour, marker, label, aside in (("none", WRONG, "o", "raw", -0.12),
+                                                       ("final", RIGHT, "s", "after the final norm", 0.12)):
+                layers = [row for row in rows if row["norm"] == norm]
+                for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
+                    axes.errorbar([row["layer"] + aside for row in layers], [row[f"{name}_rank"] for row in layers],
+                                  bars_of(layers, f"{name}_rank"), color=colour, linestyle=style, marker=marker,
+                                  markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0,
+                                  label=f"{name}, {label}")
+            for source, colour, style, label in ((TARGET, INK, "-", "mean, target"),
+                                                 (DRAFT, GREEN, "-.", "mean, draft (on its tokens)")):
+                for row in rows:
+                    if row["source"] == source and row["mean_rank"] is not None:
+                        axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)
+                        if row["mean_rank_low"] is not None:
+                            axes.axhspan(row["mean_rank_low"], row["mean_rank_high"], color=colour, alpha=0.12, linewidth=0)
+            axes.axhline(summary.number("chance_rank"), color=OTHER, linestyle=":", label="chance")
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.yaxis.set_minor_formatter("")
+            axes.set_xticks([row["layer"] for row in layers][:: 1 + len(layers) // 12])
+            n = next(row["n"] for row in rows if row["source"] == TARGET)
             axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
         panels[0].set_ylabel("rank of the next token (1 is best)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels_of))
         return {"fig_layer_probe_ranks": figure}
-
-
-def _draw(axes: Axes, rows: list[dict], chance: float) -> None:
-    """Mean and median by layer, raw and normed, with intervals; target, draft and chance as horizontal lines."""
-    from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of
-
-    kinds = (("none", WRONG, "o", "raw", -0.12), ("final", RIGHT, "s", "after the final norm", 0.12))
-    for norm, colour, marker, label, aside in kinds:
-        layers = [row for row in rows if row["norm"] == norm]
-        for name, style, fill in (("mean", "-", "full"), ("median", "--", "none")):
-            ranks, reach = [row[f"{name}_rank"] for row in layers], bars_of(layers, f"{name}_rank")
-            axes.errorbar([row["layer"] + aside for row in layers], ranks, reach, color=colour, linestyle=style, marker=marker,
-                          markersize=4.0, fillstyle=fill, linewidth=1.2, elinewidth=0.9, capsize=2.0, label=f"{name}, {label}")
-    for source, colour, style, label in (("target", INK, "-", "mean, target"),
-                                         ("draft", GREEN, "-.", "mean, draft (on its tokens)")):
-        for row in rows:
-            if row["source"] == source and row["mean_rank"] is not None:
-                axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)
-                if row["mean_rank_low"] is not None:
-                    axes.axhspan(row["mean_rank_low"], row["mean_rank_high"], color=colour, alpha=0.12, linewidth=0)
-    axes.axhline(chance, color=OTHER, linestyle=":", label="chance")
-    layers_shown = [row["layer"] for row in layers]
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_minor_formatter("")
-    axes.set_xticks(layers_shown[:: 1 + len(layers_shown) // 12])
 
 
 _PUBLISHED_FROM_END = 3
@@ -148,12 +141,7 @@ TARGET, DRAFT, TARGET_WHERE_DRAFTED = "target", "draft", "target where drafted"
 
 
 def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, hard_below: float) -> dict:
-    """The record of an answer.
-
-    For every row name it has the rank of each token (null if the draft does not predict it). Over all tokens and over hard
-    tokens it has the sum of log p in nats, and the number of positions at which the row's most likely token is also the
-    target's most likely token. Raises NotNumbers.
-    """
+    """The record of an answer; see `LayerRankRecord`. Raises NotNumbers."""
     import torch
 
     from dflash_mcmc.forcing import layers
@@ -173,22 +161,15 @@ def record(model: LanguageModel, draft: DFlashDrafter | None, answer: Answer, ha
         standing[DRAFT], standing[TARGET_WHERE_DRAFTED] = layers.standings(model, source, tokens), standing[TARGET]
         speaks[DRAFT] = speaks[TARGET_WHERE_DRAFTED] = source.speaks
     hard = standing[TARGET].log_p < math.log(hard_below)
-    sums = {name: _sums(row, standing[TARGET], speaks[name], hard) for name, row in standing.items()}
+    parts = {name: (tokens_of, tokens_of & hard) for name, tokens_of in speaks.items()}
     return {"num_tokens": len(tokens), "num_hard": int(hard.sum()), "vocabulary": int((~model.forbidden).sum()),
             "hard": hard.nonzero()[:, 0].tolist(),
-            "ranks": {name: _where(row.rank.tolist(), speaks[name].tolist()) for name, row in standing.items()},
-            "log_p": {name: [float(f"{value:.9g}") for value in log_p] for name, (log_p, _) in sums.items()},
-            "agreements": {name: agreements for name, (_, agreements) in sums.items()}}
-
-
-def _where(ranks: list[int], there: list[bool]) -> list[int | None]:
-    return [value if here else None for value, here in zip(ranks, there, strict=True)]
-
-
-def _sums(row: Standing, target: Standing, speaks: torch.Tensor, hard: torch.Tensor) -> tuple[list[float], list[int]]:
-    """Sums of log p, and numbers of agreements with the target, each over all predicted tokens and over the hard ones."""
-    masks = (speaks, speaks & hard)
-    return [float(row.log_p[mask].sum()) for mask in masks], [int((row.best == target.best)[mask].sum()) for mask in masks]
+            "ranks": {name: [rank if known else None for rank, known in zip(
+                row.rank.tolist(), speaks[name].tolist(), strict=True)] for name, row in standing.items()},
+            "log_p": {name: [float(f"{float(row.log_p[part].sum()):.9g}") for part in parts[name]]
+                      for name, row in standing.items()},
+            "agreements": {name: [int((row.best == standing[TARGET].best)[part].sum()) for part in parts[name]]
+                           for name, row in standing.items()}}
 
 
 def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -317,17 +298,3 @@ VALUES = Table("values", (
      lambda _, kept, rows: (kept[0]["vocabulary"] + 1) / 2 if kept else None),
 ))
 ALL = (VALUES, LAYERS[""], LAYERS["hard_"], NORMS[""], NORMS["hard_"])
-
-
-def summary(records: list[dict]) -> Summary:
-    """The tables of layers and of norms, over all tokens and over hard ones.
-
-    The value `published_layer` is for the third layer from the end, which is layer 33 of 36.
-    """
-    kept, tables = [record for record in records if "skipped" not in record], dict[str, list[dict]]()
-    for part, hard_only in (("", False), ("hard_", True)):
-        ranked = Ranked(kept, hard_only)
-        tables[f"{part}layers"] = LAYERS[part].rows((ranked, name) for name in ranked.ranks)
-        layers = sorted({found[0] for found in map(_layer, ranked.ranks) if found})
-        tables[f"{part}norms"] = NORMS[part].rows((ranked, layer) for layer in layers)
-    return Summary(VALUES.row(records, kept, tables["layers"]), tables, {})

@@ -17,7 +17,7 @@ scale and weights of the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
@@ -26,11 +26,9 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
 from dflash_mcmc.chains.build import encoded
-from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers, solutions
-from dflash_mcmc.forcing.blends import AGREEMENT, FLATTENED, PARTS, SUMS, BlendOptions, Other, record
+from dflash_mcmc.forcing.answers import solutions
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Table
 from dflash_mcmc.registry import name_of, register
@@ -39,15 +37,28 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
+    import torch
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.forcing.layers import Source
     from dflash_mcmc.settings import Settings
     from dflash_mcmc.types import UnitCost
 
+DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
+"""Sources that are not layers; a layer is named by its number."""
+PARTS = ("hard", "easy")
+SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_flattened", "wins_over_flattened")
+"""Sums over tokens.
+
+`n` counts them. `gain` is log p of the blend minus log p of the target, in nats; `wins` and `losses` count positive and
+negative gains. `rank_wins` and `rank_losses` count better and worse ranks. `gain_over_flattened` is log p of the blend minus
+log p of the target flattened by the same beta; `wins_over_flattened` counts the tokens for which it is positive.
+"""
+AGREEMENT = ("n", "kl", "rank_correlation")
+"""Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
 
 Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
 """The sums named in `SUMS`, in this order."""
@@ -136,20 +147,17 @@ class LogitBlend(AnswerProbe):
                               f"model has {num_layers} layers), at least one; or null")
         return layers
 
-    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Sums over the hard and over the easy tokens of each answer; see `record`."""
-        from dflash_mcmc.forcing.layers import along
+    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+                 work: Work) -> Callable[[Unit, Answer], dict]:
+        """Sums over the hard and over the easy tokens of an answer; see `record`.
 
-        model = config.model.load(work.device)
-        draft = None if config.draft.is_null else load_feature_drafter(config, model)
-        other = None if config.blend.is_null else self._other(config, model, work)
-        settings = BlendOptions(self.blended_layers(len(model.layers)), self.norm, self.betas, self.hard_below)
-        yield from along(answers(config, model, work, self.answers),
-                         lambda answer: record(model, draft, answer, settings, other))
+        Raises UserError for a model of the chosen blend with too few positions.
+        """
+        from dflash_mcmc.forcing.layers import other_source
 
-    def _other(self, config: Settings, model: LanguageModel, work: Work) -> Other:
-        """The chosen blend with its models and prompts. Raises UserError for a model with too few positions."""
         blend, asked = config.blend, {unit.problem for unit in work.units}
+        if blend.is_null:
+            return lambda unit, answer: self.record(model, draft, answer)
         companions = [each for each in (blend.companion(model), blend.anti(model)) if each is not None]
         problems = [problem for problem in config.dataset.problems() if problem.id in asked]
         if self.answers == "gold":
@@ -162,11 +170,80 @@ class LogitBlend(AnswerProbe):
         if longest > least:
             raise UserError(f"blend: prompt and answer need {longest} positions; allowed: {least} (those of the blend's "
                             "model)")
-        return Other(blend, companions, blend.second_prompts(config, model, problems, prompts))
+        second = blend.second_prompts(config, model, problems, prompts)
+
+        def other(answer: Answer, last: torch.Tensor) -> Source:
+            return other_source(model, blend, companions, answer, last, second.get(answer.prompt.tobytes()))
+
+        return lambda unit, answer: self.record(model, draft, answer, other)
+
+    def record(self, model: LanguageModel, draft: DFlashDrafter | None, answer: Answer,
+               other: Callable[[Answer, torch.Tensor], Source] | None = None) -> dict:
+        """The record of an answer: `SUMS` over its hard tokens and over its easy tokens, for each source and beta.
+
+        Args:
+            other: (answer, the target's last states) -> what the chosen blend mixes in; None without a blend.
+
+        Raises NotNumbers.
+        """
+        import torch
+
+        from dflash_mcmc.forcing import layers
+
+        tokens = torch.from_numpy(answer.tokens).to(model.device)
+        totals: dict[str, torch.Tensor] = {}
+        agreement: dict[str, torch.Tensor] = {}
+        for last, outputs in layers.readings(model, answer, self.blended_layers(len(model.layers))):
+            sources: dict[str, Source | None] = {str(layer): layers.layer_source(model, states, self.norm)
+                                                 for layer, states in outputs.items()}
+            if not totals:  # only with the first group of layers
+                sources |= {} if draft is None else {DRAFT: layers.draft_source(model, draft, answer)}
+                sources |= {} if other is None else {BLEND: other(answer, last)}
+                sources[FLATTENED] = None
+            for piece in layers.pieces(model, len(tokens)):
+                labels, logits = tokens[piece], model.logits(last[piece])
+                target = layers.standing(logits, labels)
+                flat = [layers.log_probability(blended(logits, None, beta, model.forbidden), labels) for beta in self.betas]
+                is_hard = target.log_p < math.log(self.hard_below)
+                for name, source in sources.items():
+                    others = None if source is None else source.head(source.states[piece])
+                    speaks = torch.ones_like(is_hard) if source is None else source.speaks[piece]
+                    cells = []
+                    for beta, flattened in zip(self.betas, flat, strict=True):
+                        # Flattening keeps the order of all logits, except for ties from rounding.
+                        mixed = target._replace(log_p=flattened) if others is None else layers.standing(
+                            blended(logits, others, beta, model.forbidden), labels)
+                        gain, over = mixed.log_p - target.log_p, mixed.log_p - flattened
+                        cells.append(torch.stack([  # `SUMS` of each token, float64 (sums, n)
+                            torch.ones_like(gain), gain, gain > 0, gain < 0, mixed.rank < target.rank,
+                            mixed.rank > target.rank, over, over > 0]).double())
+                    parts = torch.stack([speaks & is_hard, speaks & ~is_hard]).double()
+                    totals[name] = totals.get(name, 0.0) + torch.einsum("pt,bst->pbs", parts, torch.stack(cells))
+                    if others is not None:
+                        agreement[name] = agreement.get(name, 0.0) + agreeing(
+                            *(part[speaks & is_hard][:, ~model.forbidden] for part in (logits, others)))
+        order = sorted(totals, key=lambda name: (not name.isdecimal(), name == FLATTENED))
+        rounded = {part: {name: list(map(_rounded, totals[name][number])) for name in order}
+                   for number, part in enumerate(PARTS)}
+        return {"num_tokens": len(tokens), "num_hard": int(rounded["hard"][FLATTENED][0][0]), "sums": rounded,
+                "agreement": {name: _rounded(agreement[name]) for name in order if name in agreement}}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """The tables `grid` (for all tokens), `hard`, `easy` and `agreement`; see `summary`."""
-        return summary(records, self.betas)
+        """The tables `grid` (all tokens), `hard` and `easy`, with a row per source and beta, and `agreement`, one per source.
+
+        A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log
+        p is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better
+        than it is. There is no `agreement` if an answer was not read.
+        """
+        kept = [record for record in records if "skipped" not in record]
+        agreements = [record["agreement"] for record in kept if "agreement" in record]
+        sources = agreements[0] if kept and len(agreements) == len(kept) else ()
+        tables = {"grid": rows_of(GRID, kept, self.betas, *PARTS), "hard": rows_of(HARD, kept, self.betas, "hard"),
+                  "easy": rows_of(EASY, kept, self.betas, "easy"),
+                  "agreement": AGREEING.rows(BlendCase(Clusters(range(len(kept))), name, 1.0,
+                                                       np.array([sums[name] for sums in agreements]), AGREEMENT)
+                                             for name in sources)}
+        return Summary(VALUES.row(records, kept, tables["hard"]), tables, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
@@ -177,6 +254,34 @@ class LogitBlend(AnswerProbe):
         if summary.values["num_hard"]:
             drawn["fig_logit_blend_wins"] = wins(hard, title)
         return drawn
+
+
+def agreeing(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`AGREEMENT` of two logits (n, vocabulary), float64 (3,). Equal logits of a row are in the order of ids."""
+    import torch
+
+    log_p, log_q = (logits.double().log_softmax(dim=-1) for logits in (target, source))
+    mine, theirs = (law.argsort(dim=-1, stable=True).argsort(dim=-1).double() for law in (log_p, log_q))
+    size = log_p.shape[-1]
+    correlation = 1.0 - 6.0 * (mine - theirs).square().sum(dim=-1) / (size * (size**2 - 1.0))
+    kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    return torch.stack([torch.ones_like(kl).sum(), kl.sum(), correlation.sum()])
+
+
+def blended(target: torch.Tensor, others: torch.Tensor | None, beta: float, forbidden: torch.Tensor) -> torch.Tensor:
+    """(1 - beta) * target + beta * others, float32 (n, vocabulary).
+
+    `others` None is the uniform distribution, with all logits 0. The result equals the target to the last bit if beta is 0 or
+    if both are equal. Ids without a token keep -inf.
+    """
+    import torch
+
+    mixed = target * (1.0 - beta) if others is None else torch.lerp(target, others, beta)
+    return mixed.masked_fill_(forbidden, -torch.inf)
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 class BlendCase:
@@ -266,24 +371,6 @@ def rows_of(table: Table, records: list[dict], betas: Sequence[float], *parts: s
                       for number, beta in enumerate(betas))
 
 
-def summary(records: list[dict], betas: Sequence[float]) -> Summary:
-    """The tables `grid` (for all tokens), `hard` and `easy`, with a row per source and beta, and `agreement`: one per source.
-
-    A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log p
-    is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better than
-    it is. There is no `agreement` if an answer was not read.
-    """
-    kept = [record for record in records if "skipped" not in record]
-    agreements = [record["agreement"] for record in kept if "agreement" in record]
-    sources = agreements[0] if kept and len(agreements) == len(kept) else ()
-    tables = {"grid": rows_of(GRID, kept, betas, *PARTS), "hard": rows_of(HARD, kept, betas, "hard"),
-              "easy": rows_of(EASY, kept, betas, "easy"),
-              "agreement": AGREEING.rows(BlendCase(Clusters(range(len(kept))), name, 1.0,
-                                                   np.array([sums[name] for sums in agreements]), AGREEMENT)
-                                         for name in sources)}
-    return Summary(VALUES.row(records, kept, tables["hard"]), tables, {})
-
-
 _COLOURS = (RIGHT, GREEN, PURPLE)
 """Colours of the layers."""
 _LINEAR = 0.01
@@ -304,18 +391,27 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
     figure = Figure(figsize=(max(width, 7.0), max(height, 3.2)), layout="constrained")
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (title, rows) in zip(panels, tables.items(), strict=True):
-        image = _draw_gains(axes, rows, sources, betas, scale)
+        values = {(_name(row), row["beta"]): np.nan if row["gain"] is None else row["gain"] for row in rows}
+        grid = np.array([[values[source, beta] for beta in betas] for source in sources])
+        image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
+        for y, x in np.ndindex(*grid.shape):
+            if not np.isnan(grid[y, x]):
+                strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
+                axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5,
+                          color="white" if strong else "black")
+        axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+        axes.grid(visible=False)
         axes.set(title=f"{title} (n = {max(row['n'] for row in rows):,})", xlabel="beta")
     panels[0].set_yticks(range(len(sources)), sources)
     figure.colorbar(image, ax=panels, label="mean gain in log p (nats)", format="{x:g}")
     return figure
 
 
-def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
+def wins(rows: list[dict], title: str) -> Figure:
     """Shares of tokens that a blend wins, over beta.
 
     A blend wins a token if it raises the token's log p (left panel) or improves its rank (right panel). The right panel shows
-    the share won minus the share lost. There are lines for the draft, the chosen blend, the flattened target and `most`
+    the share won minus the share lost. There are lines for the draft, the chosen blend, the flattened target and three
     layers. These have the largest shares won by log p at any beta. This selection makes them look better than they would on
     other tokens.
     """
@@ -325,7 +421,7 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
     for row in rows:
         by_source.setdefault(_name(row), []).append(row)
     layers = [name for name, of in by_source.items() if of[0]["source"] == "layer"]
-    layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:most]
+    layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:len(_COLOURS)]
     drawn = {name: (colour, marker) for name, colour, marker in zip(layers, _COLOURS, "osD", strict=False)}
     drawn.update({"draft": (ORANGE, "^"), "blend": (SKY, "v"), "flattened": (INK, "x")})
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
@@ -334,7 +430,10 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
         for number, (name, (colour, marker)) in enumerate(drawn.items()):
             if name in by_source and by_source[name][0][column] is not None:
                 label = f"{name} (n = {by_source[name][0]['n']:,})" if name == "draft" else name
-                _draw_line(axes, by_source[name], column, label, colour, marker, number - 2)
+                drawn_rows = by_source[name]
+                axes.errorbar(np.arange(len(drawn_rows)) + 0.05 * (number - 2), [row[column] for row in drawn_rows],
+                              bars_of(drawn_rows, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
+                              elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)
         axes.axhline(0.0, color=OTHER, linewidth=0.8)
         betas = [row["beta"] for row in by_source["flattened"]]
         axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
@@ -348,22 +447,3 @@ def wins(rows: list[dict], title: str, most: int = 3) -> Figure:
 
 def _name(row: dict) -> str:
     return row["source"] if row["layer"] is None else f"layer {row['layer']}"
-
-
-def _draw_gains(axes: Axes, rows: list[dict], sources: list[str], betas: list[float], scale: Normalize) -> AxesImage:
-    values = {(_name(row), row["beta"]): np.nan if row["gain"] is None else row["gain"] for row in rows}
-    grid = np.array([[values[source, beta] for beta in betas] for source in sources])
-    image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
-    for y, x in np.ndindex(*grid.shape):
-        if not np.isnan(grid[y, x]):
-            strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
-            axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5, color="white" if strong else "black")
-    axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
-    axes.grid(visible=False)
-    return image
-
-
-def _draw_line(axes: Axes, rows: list[dict], column: str, label: str, colour: str, marker: str, aside: int) -> None:
-    values, at = [row[column] for row in rows], np.arange(len(rows)) + 0.05 * aside
-    axes.errorbar(at, values, bars_of(rows, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
-                  elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)

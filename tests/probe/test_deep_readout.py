@@ -1,4 +1,4 @@
-"""`probe=deep_readout` on the embedded pair: its records, its options, an interrupted run, and invalid input."""
+"""`probe=deep_readout` on the embedded pair: its records, its options, and invalid input."""
 
 from __future__ import annotations
 
@@ -136,26 +136,6 @@ def test_a_long_prompt(make_config):
     summary = config.probe.summarise(config, [{"problem": name, **record} for name, record in long.items()])
     assert summary.data["position_curves"][0]["from"] >= 512
     assert summary.tables["blocks"][0]["context_positions"] == np.mean([record["prompt_length"] for record in long.values()])
-
-
-def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch):
-    config = make_config(*PROBE, "dataset.limit=4")
-    whole, record, calls = measured(config), DeepReadout._record, []
-
-    def stops(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return record(*arguments)
-
-    monkeypatch.setattr(DeepReadout, "_record", stops)
-    monkeypatch.setattr(DeepReadout, "figures", lambda *arguments: {})
-    with pytest.raises(KeyboardInterrupt):
-        execute(config)
-    result = execute(config)
-    assert (result.num_new, len(calls)) == (2, 5)
-    records = read_records(result.folder)
-    assert records == [{"problem": name, "chain": 0, **entries} for name, entries in whole.items()]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.probe import Unit, Work, difficulty
-from dflash_mcmc.probe.difficulty import Difficulty, signals, tables
+from dflash_mcmc.probe.difficulty import Difficulty
 from dflash_mcmc.process import stopping
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
@@ -59,7 +59,7 @@ def test_answers_equal_those_of_a_run_and_signals_depend_on_the_answer_alone(mak
     prompts = build.prompts(config, model, config.dataset.problems())
     for record, sample in zip(found, drawn, strict=True):
         tokens = np.array(sample["tokens"])
-        alone = signals.along(model, drafter, prompts[record["problem"]], tokens)
+        alone = difficulty.along(model, drafter, prompts[record["problem"]], tokens)
         assert (record["level"], record["num_tokens"]) == (sample["level"], len(tokens))
         assert record["num_compared"] == len(tokens) // 8 * 7
         for statistic, of in (("mean", np.mean), ("max", np.max)):
@@ -78,7 +78,7 @@ def test_the_tables_equal_those_of_the_records(result):
         assert row["auroc"] == pytest.approx(expected)
     by_label = {(row["signal"], row["statistic"]): row for row in tables["answers"]}
     kinds = {row["signal"]: row["kind"] for row in tables["answers"]}
-    assert set(kinds) == {*signals.DRAFT, *signals.TARGET, "num_tokens", "level"}
+    assert set(kinds) == {*difficulty.SIGNALS["draft"], *difficulty.SIGNALS["target"], "num_tokens", "level"}
     best = max(row["auroc"] for row in tables["answers"] if row["kind"] != "draft")
     for row in tables["answers"]:
         assert row["minus_best"] is None or row["minus_best"] == pytest.approx(row["auroc"] - best)
@@ -158,24 +158,24 @@ def test_late_grades_are_matched_to_their_answers(make_config, monkeypatch, resu
     assert [record["verdict"] for record in late] == ["wrong", "no_answer", "wrong"]
     for record, known in zip(late, records(result.folder), strict=False):
         assert {**record, "verdict": None} == {**known, "verdict": None}
-    values = tables.summary(late).values
+    values = Difficulty().summarise(None, late).values
     assert (values["num_no_answer"], values["num_wrong"]) == (1, 3)
 
 
 def test_the_graders_processes_end_after_an_error(make_config, monkeypatch):
     config, pool = make_config(*GREEDY, "dataset.limit=3"), LatePool()
     monkeypatch.setattr(type(config.grader), "start", lambda self: pool)
-    monkeypatch.setattr(signals, "along", lambda *given: (_ for _ in ()).throw(RuntimeError("broken")))
+    monkeypatch.setattr(difficulty, "along", lambda *given: (_ for _ in ()).throw(RuntimeError("broken")))
     with pytest.raises(RuntimeError, match="broken"):
         measured(config)
     assert pool.closed
 
 
 def test_skipped_answers_are_counted(make_config, monkeypatch):
-    monkeypatch.setattr(signals, "along", lambda *given: {"target_entropy": np.array([np.nan])})
+    monkeypatch.setattr(difficulty, "along", lambda *given: {"target_entropy": np.array([np.nan])})
     found = measured(make_config(*GREEDY, "dataset.limit=2"))
     assert all("not numbers" in record["skipped"] for record in found)
-    values = tables.summary(found).values
+    values = Difficulty().summarise(None, found).values
     assert (values["num_problems"], values["num_skipped"]) == (0, 2)
     assert values["num_skipped_not_correct"] == sum(record["verdict"] != "correct" for record in found)
     with pytest.raises(UserError, match=r"^dataset\.max_new_tokens: given 7; allowed: at least 8, a block$"):
@@ -204,7 +204,7 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
     problems = {name: SimpleNamespace(level=2, answer="7", question="") for name in "ab"}
     config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
-    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._along(
+    found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._signals(
         None, SimpleNamespace(num_drafted=7), answer)))
     assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
     assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}

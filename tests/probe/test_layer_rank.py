@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dflash_mcmc import probe
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.probe.layer_rank import LAYERS, NORMS, Ranked, median_of
 from dflash_mcmc.report.probed import overall
 from dflash_mcmc.statistics.intervals import Clusters
@@ -197,13 +197,13 @@ def test_results_do_not_depend_on_pieces_or_groups_of_layers(result, monkeypatch
 
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
-    given = layer_rank.answers
+    given = probe.answers
 
     def some_empty(*arguments):
         for number, (unit, answer) in enumerate(given(*arguments)):
             yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
 
-    monkeypatch.setattr(layer_rank, "answers", some_empty)
+    monkeypatch.setattr(probe, "answers", some_empty)
     result = execute(make_config(*RUN, "dataset.limit=2"))
     assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
     assert result.summary["num_skipped"] == skipped
@@ -213,8 +213,8 @@ def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipp
 
 
 def test_an_answer_shorter_than_a_block_has_no_ranks_of_the_draft(result, monkeypatch):
-    given = layer_rank.answers
-    monkeypatch.setattr(layer_rank, "answers", lambda *arguments: (
+    given = probe.answers
+    monkeypatch.setattr(probe, "answers", lambda *arguments: (
         (unit, Answer(answer.prompt, answer.tokens[:5])) for unit, answer in given(*arguments)))
     config = changed(result[0], limit=2)
     found = measured(config)

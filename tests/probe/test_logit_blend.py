@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dflash_mcmc import probe
 from dflash_mcmc.blend.confident import ConfidentBlend
 from dflash_mcmc.blend.dola import DolaBlend
 from dflash_mcmc.blend.layer import LayerBlend
@@ -18,14 +19,13 @@ from dflash_mcmc.blend.prompt import PromptBlend
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.forcing import blends, layers, sequences
+from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.forcing.blends import SUMS, BlendOptions
 from dflash_mcmc.probe import logit_blend
-from dflash_mcmc.probe.logit_blend import rows_of
+from dflash_mcmc.probe.logit_blend import SUMS, LogitBlend, rows_of
 from dflash_mcmc.report.probed import overall
 from tests.composing import composed
-from tests.probes import changed, killed, measured, records, without_times
+from tests.probes import changed, measured, records, without_times
 from tests.runs import execute
 from tests.targets import FAMILIES, random_model
 
@@ -136,8 +136,8 @@ def test_the_agreement_is_that_of_a_loop_over_hard_tokens(result):
     assert (row["n"], row["kl"]) == (len(kls), pytest.approx(np.mean(kls), rel=1e-3))
     assert row["rank_correlation"] == pytest.approx(np.mean(correlations), abs=1e-4)
     logits = torch.randn(3, 61, generator=torch.Generator().manual_seed(0))
-    assert blends.agreeing(logits, logits).tolist() == pytest.approx([3.0, 0.0, 3.0])
-    assert blends.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
+    assert logit_blend.agreeing(logits, logits).tolist() == pytest.approx([3.0, 0.0, 3.0])
+    assert logit_blend.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
 
 
 def test_records_of_an_older_version_have_no_agreement(result):
@@ -170,15 +170,6 @@ def test_the_folder_has_tables_and_figures(result):
     names = {path.name for path in result[1].folder.iterdir()}
     assert {"grid.csv", "hard.csv", "easy.csv", "agreement.csv"} <= names
     assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
-
-
-def test_an_interrupted_run_has_the_same_records(result, tmp_path):
-    found = result[1]
-    folder = killed(found.folder, tmp_path)
-    again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
-    assert (again.folder, again.num_new) == (folder, 2)
-    assert without_times(records(folder)) == without_times(records(found.folder))
-    assert again.summary["tables"] == found.summary["tables"]
 
 
 def test_without_the_draft_the_rest_is_the_same(result):
@@ -225,13 +216,13 @@ def test_both_numbers_of_a_layer_give_the_same_identity(result, monkeypatch):
 
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
-    given = logit_blend.answers
+    given = probe.answers
 
     def some_empty(*arguments):
         for number, (unit, answer) in enumerate(given(*arguments)):
             yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
 
-    monkeypatch.setattr(logit_blend, "answers", some_empty)
+    monkeypatch.setattr(probe, "answers", some_empty)
     result = execute(make_config(*RUN, "dataset.limit=2", "probe.betas=[0.1]"))
     assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
     assert result.summary["num_skipped"] == skipped
@@ -258,7 +249,7 @@ BETAS = [0.0, 0.1, 0.6, 1.0]
 
 
 def sums_of(model: LanguageModel, norm: str = "none", betas=BETAS, hard_below: float = 0.01) -> dict:
-    return blends.record(model, None, ANSWER, BlendOptions([0, 1, 2], norm, betas, hard_below))
+    return LogitBlend(layers=[0, 1, 2], norm=norm, betas=betas, hard_below=hard_below).record(model, None, ANSWER)
 
 
 @torch.no_grad()
@@ -344,7 +335,7 @@ def test_flattening_wins_the_hard_tokens_of_any_target():
     logits, tokens = 4.0 * torch.randn(2000, 61, generator=generator), torch.arange(2000) % 61
     forbidden = torch.zeros(61, dtype=torch.bool)
     target = layers.log_probability(logits, tokens)
-    flat = layers.log_probability(blends.blended(logits, None, 0.05, forbidden), tokens)
+    flat = layers.log_probability(logit_blend.blended(logits, None, 0.05, forbidden), tokens)
     hard = target < math.log(0.01)
     assert hard.sum() > 500
     assert (flat > target)[hard].double().mean() > 0.9

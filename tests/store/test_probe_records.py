@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.probe.difficulty import SignalValues, signals
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records, schema_of
@@ -66,10 +65,6 @@ def test_what_a_record_may_lack_beside_a_reason():
     difficulty = schema("difficulty")
     assert difficulty.fault({**UNIT, "skipped": "short", "level": None, "verdict": "wrong", "num_tokens": 3}) is None
     assert "verdict: given nothing" in str(difficulty.fault({**UNIT, "skipped": "short", "level": None, "num_tokens": 3}))
-
-
-def test_the_record_of_signals_has_all_of_them():
-    assert set(SignalValues.__annotations__) == {*signals.DRAFT, *signals.TARGET}
 
 
 def written(folder: Path, probe: str, *records: dict) -> Path:

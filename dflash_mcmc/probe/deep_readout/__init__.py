@@ -7,18 +7,17 @@ the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, final
 
 from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
-from dflash_mcmc.draft import load_feature_drafter
 from dflash_mcmc.fields import identity
-from dflash_mcmc.forcing.answers import answers
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.deep_readout import tables
+from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Long, Range
@@ -27,29 +26,10 @@ from dflash_mcmc.types import UnitCost
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
     from dflash_mcmc.forcing.answers import Answer
     from dflash_mcmc.settings import Settings
-
-
-class ParameterCounts(TypedDict):
-    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
-
-    target_layers: Count
-    embedding: Count
-    head: Count
-    tied: bool
-    """Whether the head has the weights of the embedding."""
-    target_other: Count
-    draft_fc: Count
-    draft_layers: Count
-    draft_norms: Count
-    num_target_layers: Count
-    num_draft_layers: Count
-    tapped_layers: list[Count]
-    hidden_size: Count
-    words: Count
-    """Number of tokens in the vocabulary."""
 
 
 @final
@@ -90,6 +70,7 @@ class DeepReadout(AnswerProbe):
     record_type = ReadoutRecord
     tables_in = f"{__name__}.tables"
     needs_draft = True
+    is_timed = False
 
     def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer, reading prompt and whole blocks once, and drafting each block in every mode."""
@@ -97,40 +78,41 @@ class DeepReadout(AnswerProbe):
         modes = len(tables.MODES) + (self.reinject_every is not None)
         return UnitCost(answer.drawing + answer.prompt + answer.blocks * answer.block_size, modes * answer.blocks)
 
-    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Probabilities and ranks of each problem's tokens, and the parameters of target and draft.
+    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+                 work: Work) -> Callable[[Unit, Answer], dict]:
+        """Probabilities and ranks of an answer's tokens, and the parameters of target and draft."""
+        from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, count_parameters, hidden_states, read_out
 
-        Raises UserError for an answer that does not fit into the model's positions.
-        """
-        from dflash_mcmc.probe.deep_readout.readout import count_parameters
+        assert draft is not None  # `needs_draft`
+        counts, key = count_parameters(model, draft.network), Key(config.seed).fold_in("deep_readout")
+        modes = tables.MODES if self.reinject_every is None else (*tables.MODES, tables.REINJECT)
 
-        model = config.model.load(work.device)
-        drafter = load_feature_drafter(config, model)
-        counts, key = count_parameters(model, drafter.network), Key(config.seed).fold_in("deep_readout")
-        for unit, answer in answers(config, model, work, self.answers):
-            yield unit, self._record(drafter, answer, key.fold_in(unit.problem, "noise"), counts)
+        def record(unit: Unit, answer: Answer) -> dict:
+            blocks = AnswerBlocks.of(len(answer.prompt), len(answer.tokens), draft.num_drafted + 1)
+            hidden = hidden_states(draft, answer.sequence, blocks, self.context, key.fold_in(unit.problem, "noise"), modes,
+                                   self.reinject_every)
+            return {"prompt_length": blocks.prompt_length, "block_size": blocks.size,
+                    "block": [index for index in range(len(blocks.anchors)) for _ in range(draft.num_drafted)],
+                    **read_out(draft, hidden, modes)._asdict(), "parameters": counts}
 
-    def _record(self, drafter: DFlashDrafter, answer: Answer, key: Key, counts: ParameterCounts) -> dict:
-        from dflash_mcmc.forcing.sequences import NotNumbers
-        from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
-
-        size = drafter.num_drafted + 1
-        if reason := answer.skipped(least=size):
-            return {"skipped": reason}
-        blocks = AnswerBlocks.of(len(answer.prompt), len(answer.tokens), size)
-        try:
-            modes = tables.MODES if self.reinject_every is None else (*tables.MODES, tables.REINJECT)
-            hidden = hidden_states(drafter, answer.sequence, blocks, self.context, key, modes, self.reinject_every)
-            readout = read_out(drafter, hidden, modes)
-        except NotNumbers as error:
-            return {"skipped": str(error)}
-        block_of = [index for index in range(len(blocks.anchors)) for _ in range(drafter.num_drafted)]
-        return {"prompt_length": blocks.prompt_length, "block_size": size, "block": block_of, **readout._asdict(),
-                "parameters": counts}
+        return record
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """The document's tables; see `tables.summary`."""
-        return tables.summary(config, records)
+        """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
+
+        Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
+        """
+        tokens = tables.Tokens(records, self.context, self.reinject_every)
+        found, kept = tables.rows(tokens), [record for record in records if "skipped" not in record]
+        data = {name: found.pop(name) for name in ("block_curves", "position_curves")}
+        again, found["parameters"] = found.pop("reinjection"), []
+        if again:
+            found["reinjection"] = again
+        if kept:
+            counts = kept[0]["parameters"]  # the same in all records
+            found["parameters"] = tables.parameter_rows(counts)
+            found["configuration"] = [tables.CONFIGURATION.row(config, counts, records, kept)]
+        return Summary(tables.VALUES.row(records, tokens, found["decomposition"]), found, data)
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""

@@ -64,14 +64,41 @@ def buckets(table: list[dict]) -> Figure:
 
 
 def decomposition(table: list[dict]) -> Figure:
-    """The mean rank with noise, with each added signal, and of the target. `table` is the table `decomposition`."""
+    """The mean rank with noise, with each added signal, and of the target. `table` is the table `decomposition`.
+
+    Bars go from the rank before an added signal to the rank after it; a bar is hatched if the rank gets worse.
+    """
     panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
     figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
     for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         rows = {row["component"]: row for row in table if row["tokens"] == tokens}
         axes.set(title=f"{'All tokens' if tokens == 'all' else tokens.replace('p_target', 'Target p')} "
                        f"(n = {rows[TARGET]['n']:,})", ylabel="mean rank")
-        _draw_fall(axes, rows)
+        again = [("+ prompt's\nfeatures again", PROMPT_AGAIN, "+ features")] if PROMPT_AGAIN in rows else []
+        steps = (("noise", "random baseline", None), ("+ features\n(masks)", "+ features", "random baseline"),
+                 ("+ gold\ntokens", "+ gold tokens", "+ features"), *again, ("target\n(from noise)", TARGET, None))
+        chance = rows["chance"]["mean_rank"]
+        bottom = 0.6 * min(end_of(row, "mean_rank", "low") for row in rows.values())
+        _log_ranks(axes, bottom, 3.0 * max(end_of(row, "mean_rank", "high") for row in rows.values()))
+        for x, (_, component, before) in enumerate(steps):
+            row = rows[component]
+            reached, start = row["mean_rank"], bottom if before is None else rows[before]["mean_rank"]
+            worse = before is not None and reached > start
+            colour = INK if component == TARGET else OTHER if before is None else WRONG if worse else RIGHT
+            axes.bar(x, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
+            axes.errorbar(x, reached, yerr=bars_of([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
+            size = max(row["factor"], 1.0 / row["factor"])
+            factor = (f"{size:,.0f}x" if size >= 100.0 else f"{size:.1f}x") + (" better" if row["factor"] >= 1.0 else " worse")
+            axes.annotate(_short(reached) + ("" if component == "random baseline" else f"\n{factor}"),
+                          (x, max(start, end_of(row, "mean_rank", "high"))), (0, 3),
+                          textcoords="offset points", ha="center", va="bottom", fontsize=8)
+            if x < 2:
+                axes.plot([x + 0.31, x + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
+        axes.axhline(chance, color=OTHER, linestyle="--", linewidth=1.0)
+        axes.annotate(f"chance: {_short(chance)}", (len(steps) - 0.6, chance), (0, 2), textcoords="offset points", ha="right",
+                      va="bottom", fontsize=8)
+        axes.set_xticks(range(len(steps)), [name for name, *_ in steps])
+        axes.grid(visible=False, axis="x")
     return figure
 
 
@@ -126,33 +153,6 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
     return figure
 
 
-def _draw_fall(axes: Axes, rows: dict[str, dict]) -> None:
-    """Bars from the rank before an added signal to the rank after it; a bar is hatched if the rank gets worse."""
-    again = [("+ prompt's\nfeatures again", PROMPT_AGAIN, "+ features")] if PROMPT_AGAIN in rows else []
-    steps = (("noise", "random baseline", None), ("+ features\n(masks)", "+ features", "random baseline"),
-             ("+ gold\ntokens", "+ gold tokens", "+ features"), *again, ("target\n(from noise)", TARGET, None))
-    chance = rows["chance"]["mean_rank"]
-    bottom = 0.6 * min(end_of(row, "mean_rank", "low") for row in rows.values())
-    _log_ranks(axes, bottom, 3.0 * max(end_of(row, "mean_rank", "high") for row in rows.values()))
-    for x, (_, component, before) in enumerate(steps):
-        row = rows[component]
-        reached, start = row["mean_rank"], bottom if before is None else rows[before]["mean_rank"]
-        worse = before is not None and reached > start
-        colour = INK if component == TARGET else OTHER if before is None else WRONG if worse else RIGHT
-        axes.bar(x, reached - start, 0.62, bottom=start, color=colour, hatch="//" if worse else "", edgecolor="white")
-        axes.errorbar(x, reached, yerr=bars_of([row], "mean_rank"), color=INK, linewidth=0.9, capsize=2.5, fmt="none")
-        factor = "" if component == "random baseline" else f"\n{_factor(row['factor'])}"
-        axes.annotate(f"{_short(reached)}{factor}", (x, max(start, end_of(row, "mean_rank", "high"))), (0, 3),
-                      textcoords="offset points", ha="center", va="bottom", fontsize=8)
-        if x < 2:
-            axes.plot([x + 0.31, x + 0.69], [reached, reached], color=INK, linewidth=0.7, linestyle=":")
-    axes.axhline(chance, color=OTHER, linestyle="--", linewidth=1.0)
-    axes.annotate(f"chance: {_short(chance)}", (len(steps) - 0.6, chance), (0, 2), textcoords="offset points", ha="right",
-                  va="bottom", fontsize=8)
-    axes.set_xticks(range(len(steps)), [name for name, *_ in steps])
-    axes.grid(visible=False, axis="x")
-
-
 def _log_ranks(axes: Axes, bottom: float, top: float) -> None:
     """Sets a logarithmic axis of ranks with plain numbers."""
     axes.set_yscale("log")
@@ -166,20 +166,10 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _factor(value: float) -> str:
-    size = max(value, 1.0 / value)
-    return (f"{size:,.0f}x" if size >= 100.0 else f"{size:.1f}x") + (" better" if value >= 1.0 else " worse")
-
-
-_TARGET_STACK, _DRAFT_STACK = (0.6, 2.6), (6.9, 2.2)
-"""Left edge and width of the two stacks of layers."""
-_BOTTOM, _TOP, _ABOVE = 1.6, 8.2, 8.62
-"""Vertical positions in a picture of 10 by 10: the bottom and the top of the stacks, and the names above them."""
-_PALE = "#DCEAF5"
-
-
 def architecture(counts: ParameterCounts) -> Figure:
     """The diagram of target and draft, side by side. It shows tapped layers, the compression, and shared parts.
+
+    The picture is 10 by 10, with the target's layers from the bottom on the left and the draft's on the right.
 
     Args:
         counts: see `readout.count_parameters`.
@@ -189,66 +179,53 @@ def architecture(counts: ParameterCounts) -> Figure:
     axes.set(xlim=(0.0, 10.0), ylim=(0.0, 10.0))
     axes.set_axis_off()
     axes.set_title("The draft reads the target's layers and shares its embedding and head")
-    _draw_shared(axes, counts)
-    tapped = _draw_target(axes, counts)
-    _draw_draft(axes, counts, tapped)
-    return figure
-
-
-def _draw_shared(axes: Axes, counts: ParameterCounts) -> None:
-    """Draws the embedding below and the head above both stacks."""
-    left, right = _TARGET_STACK[0], _DRAFT_STACK[0] + _DRAFT_STACK[1]
+    bottom, top, above, pale = 1.6, 8.2, 8.62, "#DCEAF5"
+    target_left, target_width, draft_left, draft_width = 0.6, 2.6, 6.9, 2.2
+    # The embedding below and the head above both stacks of layers.
+    middle = (target_left + draft_left + draft_width) / 2
     head = "same weights as the embedding" if counts["tied"] else f"{_millions(counts['head'])} parameters"
     for y, text in ((0.3, f"embedding, shared: {_millions(counts['embedding'])} parameters"), (9.0, f"head, shared: {head}")):
-        axes.add_patch(Rectangle((left, y), right - left, 0.6, facecolor="#EFEFEF", edgecolor=INK, linewidth=0.8))
-        axes.text((left + right) / 2, y + 0.3, text, ha="center", va="center", fontsize=9)
-    for (start, width), fed in ((_TARGET_STACK, "all tokens"), (_DRAFT_STACK, "known token, masks")):
-        x = start + width / 2
-        _arrow(axes, (x, 0.9), (x, _BOTTOM))
-        _arrow(axes, (x, _TOP), (x, 9.0))
+        axes.add_patch(Rectangle((target_left, y), draft_left + draft_width - target_left, 0.6, facecolor="#EFEFEF",
+                                 edgecolor=INK, linewidth=0.8))
+        axes.text(middle, y + 0.3, text, ha="center", va="center", fontsize=9)
+    for x, fed in ((target_left + target_width / 2, "all tokens"), (draft_left + draft_width / 2, "known token, masks")):
+        _arrow(axes, (x, 0.9), (x, bottom))
+        _arrow(axes, (x, top), (x, 9.0))
         axes.text(x - 0.1, 1.25, fed, ha="right", va="center", fontsize=8)
-
-
-def _draw_target(axes: Axes, counts: ParameterCounts) -> list[float]:
-    """Draws the target's layers from the bottom; returns the heights of the tapped layers."""
-    num_layers, tapped = counts["num_target_layers"], set(counts["tapped_layers"])
-    left, width = _TARGET_STACK
-    height, middles = (_TOP - _BOTTOM) / num_layers, []
+    # The target's layers; those that the draft reads are filled.
+    num_layers, tapped = counts["num_target_layers"], []
+    height = (top - bottom) / num_layers
     for layer in range(num_layers):
-        y = _BOTTOM + layer * height
-        axes.add_patch(Rectangle((left, y + 0.08 * height), width, 0.84 * height, linewidth=0.6,
-                                 facecolor=RIGHT if layer in tapped else "white", edgecolor=INK))
-        if layer in tapped:
-            middles.append(y + height / 2)
-            axes.text(left - 0.1, y + height / 2, str(layer), ha="right", va="center", fontsize=7.5, color=INK)
-    axes.text(left + width / 2 + 0.12, _ABOVE, f"target: {num_layers} layers\n{_millions(counts['target_layers'])} parameters",
-              ha="left", va="center", fontsize=9)
-    return middles
-
-
-def _draw_draft(axes: Axes, counts: ParameterCounts, tapped: list[float]) -> None:
-    """Draws the features' path from the tapped layers through the compression to every layer of the draft."""
-    hidden, num_layers = counts["hidden_size"], counts["num_draft_layers"]
-    wide, middle = hidden * len(counts["tapped_layers"]), (_BOTTOM + _TOP) / 2
+        y, reads = bottom + layer * height, layer in counts["tapped_layers"]
+        axes.add_patch(Rectangle((target_left, y + 0.08 * height), target_width, 0.84 * height, linewidth=0.6,
+                                 facecolor=RIGHT if reads else "white", edgecolor=INK))
+        if reads:
+            tapped.append(y + height / 2)
+            axes.text(target_left - 0.1, y + height / 2, str(layer), ha="right", va="center", fontsize=7.5, color=INK)
+    axes.text(target_left + target_width / 2 + 0.12, above, f"target: {num_layers} layers\n"
+              f"{_millions(counts['target_layers'])} parameters", ha="left", va="center", fontsize=9)
+    # The path of the features from these layers through the compression to every layer of the draft.
+    hidden, num_layers, middle = counts["hidden_size"], counts["num_draft_layers"], (bottom + top) / 2
     for y in tapped:
-        axes.plot([_TARGET_STACK[0] + _TARGET_STACK[1], 4.3], [y, middle + (y - middle) * 0.35], color=RIGHT, linewidth=1.1)
+        axes.plot([target_left + target_width, 4.3], [y, middle + (y - middle) * 0.35], color=RIGHT, linewidth=1.1)
     axes.add_patch(Polygon([(4.3, middle - 1.4), (4.3, middle + 1.4), (5.2, middle + 0.4), (5.2, middle - 0.4)],
-                           facecolor=_PALE, edgecolor=INK, linewidth=0.8))
+                           facecolor=pale, edgecolor=INK, linewidth=0.8))
     axes.text(4.7, middle, "fc", ha="center", va="center", fontsize=10)
-    axes.text(4.75, middle - 1.55, f"{wide:,} to {hidden:,}\n{_millions(counts['draft_fc'])} parameters\nno nonlinearity",
-              ha="center", va="top", fontsize=8.5)
-    left, width = _DRAFT_STACK
-    height = (_TOP - _BOTTOM) / num_layers
+    axes.text(4.75, middle - 1.55, f"{hidden * len(counts['tapped_layers']):,} to {hidden:,}\n"
+              f"{_millions(counts['draft_fc'])} parameters\nno nonlinearity", ha="center", va="top", fontsize=8.5)
+    height = (top - bottom) / num_layers
     for layer in range(num_layers):
-        y = _BOTTOM + layer * height
-        axes.add_patch(Rectangle((left, y + 0.05 * height), width, 0.9 * height, linewidth=0.8, facecolor=_PALE,
+        y = bottom + layer * height
+        axes.add_patch(Rectangle((draft_left, y + 0.05 * height), draft_width, 0.9 * height, linewidth=0.8, facecolor=pale,
                                  edgecolor=INK))
-        axes.text(left + width / 2, y + height / 2, f"layer {layer}", ha="center", va="center", fontsize=8)
-        _arrow(axes, (5.2, middle), (left, y + height / 2), RIGHT)
-    share = counts["draft_layers"] / counts["target_layers"]
-    axes.text(left + width / 2 - 0.12, _ABOVE, f"draft: {num_layers} layers\n{_millions(counts['draft_layers'])} parameters, "
-              f"{share:.1%} of the target's", ha="right", va="center", fontsize=9)
-    axes.text(left - 0.12, _BOTTOM + 0.15, "keys and values\nof the context", ha="right", va="bottom", fontsize=8, color=RIGHT)
+        axes.text(draft_left + draft_width / 2, y + height / 2, f"layer {layer}", ha="center", va="center", fontsize=8)
+        _arrow(axes, (5.2, middle), (draft_left, y + height / 2), RIGHT)
+    axes.text(draft_left + draft_width / 2 - 0.12, above, f"draft: {num_layers} layers\n"
+              f"{_millions(counts['draft_layers'])} parameters, {counts['draft_layers'] / counts['target_layers']:.1%} of the "
+              "target's", ha="right", va="center", fontsize=9)
+    axes.text(draft_left - 0.12, bottom + 0.15, "keys and values\nof the context", ha="right", va="bottom", fontsize=8,
+              color=RIGHT)
+    return figure
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = OTHER) -> None:

@@ -16,7 +16,7 @@ Source: the document `deep_readout_diagnostic`, sections 2.2, 2.3 and 6 ("period
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,8 @@ from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET
+from dflash_mcmc.probe.deep_readout.tables import MODES, REINJECT, TARGET, ParameterCounts
 from dflash_mcmc.rng import Key
-
-if TYPE_CHECKING:
-    from dflash_mcmc.probe.deep_readout import ParameterCounts
 
 _NOISE_VALUES = 2**22
 """Noise values drawn at a time, in float64, to limit memory for long prompts."""

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Each, Table
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-
-if TYPE_CHECKING:
-    from dflash_mcmc.probe.deep_readout import ParameterCounts
-    from dflash_mcmc.settings import Settings
+from dflash_mcmc.store.schema import Count
 
 TARGET, MODES = "target", ("mask", "gold", "random")
 REINJECT = "reinject"
@@ -34,6 +30,26 @@ BUCKETS = (("< 0.01", 0.0, 0.01), ("0.01 - 0.1", 0.01, 0.1), ("0.1 - 0.5", 0.1, 
 _SINGLE_BLOCKS = 10
 """Number of first blocks that have one row each. Every later row covers twice as many blocks as the row before."""
 _BINS_AN_OCTAVE = 2
+
+
+class ParameterCounts(TypedDict):
+    """Numbers of parameters of target and draft, and the sizes that the diagram needs, as JSON values."""
+
+    target_layers: Count
+    embedding: Count
+    head: Count
+    tied: bool
+    """Whether the head has the weights of the embedding."""
+    target_other: Count
+    draft_fc: Count
+    draft_layers: Count
+    draft_norms: Count
+    num_target_layers: Count
+    num_draft_layers: Count
+    tapped_layers: list[Count]
+    hidden_size: Count
+    words: Count
+    """Number of tokens in the vocabulary."""
 
 
 class Tokens:
@@ -303,25 +319,6 @@ CONFIGURATION = Table("configuration", (  # of a run with at least one measured 
 
 ALL = (VALUES, OVERALL, CONFIDENCE, DECOMPOSITION, BLOCKS, REINJECTION, PARAMETERS, CONFIGURATION, BLOCK_CURVES,
        POSITION_CURVES)
-
-
-def summary(config: Settings, records: list[dict]) -> Summary:
-    """The document's tables: overall, by the target's confidence, decomposed, by block, re-injection, and parameters.
-
-    Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
-    """
-    probe: Any = config.probe
-    tokens = Tokens(records, probe.context, probe.reinject_every)
-    found, kept = rows(tokens), [record for record in records if "skipped" not in record]
-    data = {name: found.pop(name) for name in ("block_curves", "position_curves")}
-    again, found["parameters"] = found.pop("reinjection"), []
-    if again:
-        found["reinjection"] = again
-    if kept:
-        counts = kept[0]["parameters"]  # the same in all records
-        found["parameters"] = parameter_rows(counts)
-        found["configuration"] = [CONFIGURATION.row(config, counts, records, kept)]
-    return Summary(VALUES.row(records, tokens, found["decomposition"]), found, data)
 
 
 def _joined(lists: list[list], dtype: type) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Speculative sampling on synthetic distributions, by samplers that draw from the target and by samplers with known faults.
 
+A sampler is a decoder, or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair of tokens.
+
 The probe repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426
 (N=50000)". The fault was to verify the most likely token of a draft as if it had been drawn (DSpark, "Sample the DSpark draft
 proposal from q, not argmax").
@@ -7,7 +9,7 @@ proposal from q, not argmax").
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, final
 
@@ -17,6 +19,7 @@ from dflash_mcmc.draft import CheckpointDraft, Draft
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
+from dflash_mcmc.probe.columns import Each, Table
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Long, Range
@@ -73,7 +76,7 @@ class RejectionSampling(Probe):
     uses = ()
     unit = "chunk"
     record_type = DrawsRecord
-    tables_in = f"{__name__}.samplers"
+    tables_in = __name__
 
     def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
@@ -115,11 +118,18 @@ class RejectionSampling(Probe):
         return UnitCost(each * (prompt + shape.vocab_size * (prompt + 1)), each)
 
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
+        """Counts, for each sampler and chunk of draws, how often each cell is drawn and how many drafts are accepted."""
         from dflash_mcmc.probe.rejection_sampling import samplers
 
-        measure = samplers.measure if self.laws == "draft" else samplers.measure_synthetic
-        return measure(self, config, work)
+        key, size = Key(config.seed).fold_in("rejection_sampling"), self.chunk_size
+        drawn = (samplers.PairDraws(samplers.tables(config, self.temperature, work.device), self.temperature, key)
+                 if self.laws == "draft" else samplers.TokenDraws(self.logits(), self.temperature, key, work.device))
+        for unit in work:
+            counts, accepted = {}, {}
+            for name in drawn.samplers:
+                cells, accepted[name] = drawn.draw(name, unit.chain * size, (unit.chain + 1) * size)
+                counts[name] = cells.bincount(minlength=drawn.num_cells).tolist()
+            yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The table of samplers, a row per token, and the largest deviation after each chunk.
@@ -129,21 +139,59 @@ class RejectionSampling(Probe):
         """
         from dflash_mcmc.probe.rejection_sampling import samplers
 
-        if self.laws == "draft":
-            return samplers.summary(*samplers.laws(self, config), records)
-        return samplers.summary(*self.both_laws(), int, records)
+        of = (Frequencies(*samplers.cells(config, self.temperature), records) if self.laws == "draft" else
+              Frequencies(*self.both_laws(), int, records))
+        shown = np.sort(np.argsort(-of.p, kind="stable")[:_SHOWN])
+        return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows((of, sampler) for sampler in of.counts)},
+                       {"tokens": TOKENS.rows((of, cell) for cell in shown),
+                        "course": COURSE.rows((of, row) for row in range(len(records)))})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Distributions and deviations by token, and the largest deviation over the number of draws."""
+        """Shares of draws and deviations by token, and the largest deviation over the number of draws.
+
+        The shares are those of the right and of the wrong sampler of the pull request, with bands of two standard errors.
+        """
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.probe.rejection_sampling.samplers import draw_course, draw_deviations, draw_frequencies
+        from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, label_lines
 
+        right_one, wrong_one = "speculative_rejection", "speculative_rejection argmax_proposal"
+        tokens, course = summary.data["tokens"], summary.data["course"]
+        places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
         figure = Figure(figsize=(10.0, 5.0), layout="constrained")
-        axes = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
-        draw_frequencies(axes["frequencies"], summary.data["tokens"])
-        draw_deviations(axes["deviations"], summary.data["tokens"], int(summary.number("num_draws")))
-        draw_course(figure, axes["course"], summary.data["course"], list(records[0]["accepted"]))
+        panels = figure.subplot_mosaic([["frequencies", "course"], ["deviations", "course"]])
+
+        axes = panels["frequencies"]
+        axes.bar(places - 0.27, p, 0.27, color=INK, label="target p")
+        axes.bar(places, p + [row[right_one] for row in tokens], 0.27, color=RIGHT, label="proposal drawn from q")
+        wrong = p + [row[wrong_one] for row in tokens]
+        axes.bar(places + 0.27, wrong, 0.27, color=WRONG, label="proposal: most likely token of q")
+        axes.bar(places, [row["q"] for row in tokens], 0.9, fill=False, edgecolor=INK, linewidth=0.8, label="draft q")
+        axes.set(title="Share of draws of each token", ylabel="share of draws")
+        axes.set_xticks([])
+
+        axes = panels["deviations"]
+        band = 2.0 * np.sqrt(p * (1.0 - p) / summary.number("num_draws"))
+        axes.bar(places, 2.0 * band, 0.9, bottom=-band, color=OTHER, alpha=0.4, label="two standard errors")
+        axes.bar(places - 0.2, [row[right_one] for row in tokens], 0.4, color=RIGHT)
+        axes.bar(places + 0.2, [row[wrong_one] for row in tokens], 0.4, color=WRONG)
+        axes.axhline(0.0, color=OTHER, linewidth=0.6)
+        linear = 10.0 ** np.ceil(np.log10(max(band.max(), 1e-9)))
+        axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
+        axes.set(title="Share of draws minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
+        axes.set_xticks(places[:: 1 + len(places) // 25])
+        axes.grid(visible=False, axis="x")
+
+        axes = panels["course"]
+        draws, labels = [row["draws"] for row in course], []
+        for name in records[0]["accepted"]:
+            colour = RIGHT if " " not in name else WRONG if name == wrong_one else OTHER
+            axes.plot(draws, [row[name] for row in course], color=colour, linewidth=1.2)
+            labels.append((name.partition(" ")[2] or name, course[-1][name], colour))
+        axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
+        labels.append(("standard error", course[-1]["standard_error"], INK))
+        axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
+        label_lines(figure, axes, draws[-1], labels)
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
@@ -160,3 +208,91 @@ class RejectionSampling(Probe):
         from dflash_mcmc.engine.oracle import exact_law
 
         return tuple(np.exp(exact_law.log_softmax(logits / self.temperature)) for logits in self.logits())
+
+
+_LEAST_EXPECTED = 5.0
+"""Smallest expected count of a chi-square cell; rarer tokens share one cell."""
+_SHOWN = 24
+"""Cells in the table of tokens: those with the largest p."""
+
+
+class Frequencies:
+    """The draws of all samplers.
+
+    Attributes:
+        p, q: probabilities of the cells under target and draft, float64 (cells,).
+        name: cell -> its name.
+        draws: draws of each sampler up to each record.
+        error: standard error of the frequency that varies most, after as many draws.
+        counts: draws of each cell up to each record, by sampler.
+        deviation: frequencies minus p, by sampler.
+    """
+
+    def __init__(self, p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]):
+        self.p, self.q, self.name, self.records = p, q, name, records
+        self.draws = np.cumsum([record["draws"] for record in records])
+        self.error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(self.draws)
+        self.counts = {sampler: np.cumsum([record["counts"][sampler] for record in records], axis=0)
+                       for sampler in records[0]["accepted"]}
+        self.deviation = {sampler: counts / self.draws[:, None] - p for sampler, counts in self.counts.items()}
+
+    def largest(self, sampler: str, number: int = -1) -> float:
+        """The largest distance of a frequency from p after a record."""
+        return float(np.abs(self.deviation[sampler][number]).max())
+
+    def accepted(self, sampler: str) -> float:
+        """Accepted drafts."""
+        return sum(record["accepted"][sampler] for record in self.records)
+
+
+SAMPLERS = Table("samplers", (
+    ("decoder", "rule that verifies the draft", lambda of, sampler: sampler.partition(" ")[0]),
+    ("fault", "mistake in it; empty for the correct rule", lambda of, sampler: sampler.partition(" ")[2] or None),
+    ("max_deviation", "largest distance of a cell's frequency from its probability p",
+     lambda of, sampler: of.largest(sampler)),
+    ("standard_error", "standard error of the frequency that varies most", lambda of, sampler: float(of.error[-1])),
+    ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
+     lambda of, sampler: float(of.largest(sampler) / of.error[-1]) if of.error[-1] else None),
+    ("total_variation", "half of the sum of all distances of frequencies from p",
+     lambda of, sampler: 0.5 * float(np.abs(of.deviation[sampler][-1]).sum())),
+    ("chi_square_p", "p-value of Pearson's test that the draws come from p",
+     lambda of, sampler: _chi_square_p(of.counts[sampler][-1], of.p)),
+    ("acceptance", "share of drafted tokens that are accepted",
+     lambda of, sampler: of.accepted(sampler) / int(of.draws[-1])),
+    ("draws", "draws of the sampler", lambda of, sampler: int(of.draws[-1])),
+))
+TOKENS = Table("tokens", (
+    ("token", "number of a token, or the text of a pair of tokens; the cells with the largest p",
+     lambda of, number: of.name(number)),
+    ("p", "its probability under the target", lambda of, number: float(of.p[number])),
+    ("q", "its probability under the draft", lambda of, number: float(of.q[number])),
+    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
+        ("{sampler}", "frequency among the sampler's draws minus p",
+         lambda of, number, sampler: float(of.deviation[sampler][-1, number])),)),
+))
+COURSE = Table("course", (
+    ("draws", "draws up to here", lambda of, number: int(of.draws[number])),
+    ("standard_error", "as in `samplers`, for so many draws", lambda of, number: float(of.error[number])),
+    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
+        ("{sampler}", "`max_deviation` after so many draws", lambda of, number, sampler: of.largest(sampler, number)),)),
+))
+VALUES = Table("values", (
+    ("num_draws", "draws of each sampler", lambda of: int(of.draws[-1])),
+    ("overlap", "sum of min(p, q) over the cells: with laws=synthetic the share of drafts that rejection sampling accepts",
+     lambda of: float(np.minimum(of.p, of.q).sum())),
+    Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of.counts}, (
+        ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: of.largest(sampler)),)),
+))
+ALL = (VALUES, SAMPLERS, TOKENS, COURSE)
+
+
+def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
+    """p-value of Pearson's test that counts (tokens,) come from p; None if there are too few draws for two cells."""
+    from scipy import stats
+
+    expected, order = counts.sum() * p, np.argsort(p)
+    pooled = int(np.searchsorted(np.cumsum(expected[order]), _LEAST_EXPECTED)) + 1
+    if pooled >= len(p):
+        return None
+    cells = [np.concatenate([[column[order[:pooled]].sum()], column[order[pooled:]]]) for column in (counts, expected)]
+    return float(stats.chisquare(*cells).pvalue)

@@ -2,15 +2,12 @@
 
 The laws of a draft are tables over the vocabulary, because the prompt is fixed: the target's and the draft's
 law of the first token, and their laws of the second token after each first one.
-
-The tables and the figure: frequencies, deviations, and the largest deviation over the number of draws. A sampler is a decoder,
-or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair of tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -23,20 +20,12 @@ from dflash_mcmc.engine.speculative.speculation import Block, BlockRandom, Fault
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.probe import Summary, Unit, Work
-from dflash_mcmc.probe.columns import Each, Table
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-    from dflash_mcmc.probe.rejection_sampling import RejectionSampling
     from dflash_mcmc.settings import Settings
-
 
 _ELSEWHERE = ("late_penalty", "greedy_walk", "finite_window")
 """Faults that this probe does not measure."""
@@ -86,25 +75,25 @@ def verdict(sampler: Speculation, logits: tuple[torch.Tensor, torch.Tensor], law
     return sampler.rule(Block(drafted, weigh(target, law, 2 * rows), judged, first), chance)
 
 
-def measure_synthetic(probe: RejectionSampling, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-    """Counts, for each sampler and chunk of draws, how often each token is drawn and how many drafts are accepted."""
-    target, draft = (torch.from_numpy(values).to(work.device, torch.float32) for values in probe.logits())
-    key, size = Key(config.seed).fold_in("rejection_sampling"), probe.chunk_size
-    samplers = samplers_by_name()
-    for unit in work:
-        counts, accepted = {}, {}
-        for name, sampler in samplers.items():
-            chance = _uniforms(key.fold_in(name), unit.chain * size, (unit.chain + 1) * size, work.device)
-            judged = verdict(sampler, (target, draft), SamplingParams(probe.temperature), chance, size)
-            counts[name] = torch.bincount(judged.tokens[:, 0], minlength=probe.vocab_size).tolist()
-            accepted[name] = int(judged.accepted.sum())
-        yield unit, {"draws": size, "accepted": accepted, "counts": counts}
+class TokenDraws:
+    """Draws of one token with the logits of target and draft, float64 (vocabulary,) each. A cell is a token."""
 
+    def __init__(self, logits: tuple[np.ndarray, np.ndarray], temperature: float, key: Key, device: str):
+        target, draft = (torch.from_numpy(values).to(device, torch.float32) for values in logits)
+        self.samplers, self.num_cells = samplers_by_name(), len(target)
+        self._logits, self._law, self._key = (target, draft), SamplingParams(temperature), key
 
-def _uniforms(key: Key, start: int, stop: int, device: str) -> Uniforms:
-    """The uniforms of draws `start` to `stop` - 1. They depend on the number of the draw alone, not on its chunk."""
-    tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
-    return Uniforms(*(torch.from_numpy(values).to(device) for values in (tokens, *Noise.of(key, start, stop, 1))))
+    def draw(self, name: str, start: int, stop: int) -> tuple[torch.Tensor, float]:
+        """The cells of draws `start` to `stop` - 1 of a sampler, int64, and the sum of their accepted shares.
+
+        They depend on the number of the draw alone, not on its chunk.
+        """
+        key = self._key.fold_in(name)
+        tokens = key.fold_in("token").uniforms(2 * start, 2 * stop).reshape(-1, 2)
+        chance = Uniforms(*(torch.from_numpy(values).to(self._logits[0].device)
+                            for values in (tokens, *Noise.of(key, start, stop, 1))))
+        judged = verdict(self.samplers[name], self._logits, self._law, chance, stop - start)
+        return judged.tokens[:, 0], int(judged.accepted.sum())
 
 
 class Tables(NamedTuple):
@@ -122,28 +111,18 @@ class Tables(NamedTuple):
     draft_next: torch.Tensor
     base: torch.Tensor
 
-    def joint_target(self) -> torch.Tensor:
-        """The target's law of both tokens, float64 (vocabulary * vocabulary,)."""
-        return (torch.softmax(self.target.double(), 0)[:, None] * torch.softmax(self.target_next.double(), -1)).flatten()
-
-    def joint_draft(self) -> torch.Tensor:
-        """The draft's law of both tokens, float64 (vocabulary * vocabulary,)."""
-        return (torch.softmax(self.draft.double(), 0)[:, None] * torch.softmax(self.draft_next.double(), -1)).flatten()
-
-    def marginal(self) -> torch.Tensor:
-        """Log-probabilities of the draft's second token without its first one, (vocabulary,)."""
-        return torch.log(torch.softmax(self.draft, 0) @ torch.softmax(self.draft_next, -1))
+    def pairs(self) -> torch.Tensor:
+        """The pairs that are counted, int64 (pairs,): those with the largest p. A pair (a, b) is number a * vocabulary + b."""
+        return joint(self.target, self.target_next).argsort(descending=True, stable=True)[:_PAIRS]
 
 
-def samplers() -> dict[str, Speculation]:
-    """The samplers by name: those of the synthetic probe, block verification, and rejection with a wrong q."""
-    single = samplers_by_name(_DRAFTED)
-    right = single["speculative_rejection"]
-    return {**single, BLOCK: right._replace(rule=rules.reject_block), MARGINAL: right, BASE: right}
+def joint(first: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """The law of both tokens, float64 (vocabulary * vocabulary,), from logits of the first and of the second after it."""
+    return (torch.softmax(first.double(), 0)[:, None] * torch.softmax(following.double(), -1)).flatten()
 
 
 @torch.inference_mode()
-def tables(probe: RejectionSampling, config: Settings, device: str) -> Tables:
+def tables(config: Settings, temperature: float, device: str) -> Tables:
     """The laws after the first problem's prompt. Raises UserError."""
     model = config.model.load(device)
     if model.vocab_size > _LARGEST_VOCABULARY:
@@ -159,7 +138,10 @@ def tables(probe: RejectionSampling, config: Settings, device: str) -> Tables:
                           f"{drafter.num_drafted})")
     prefix = torch.from_numpy(prompt).to(device)[None]
     reading = sequences.read(model, prefix, drafter.tapped_layers)
-    hidden = _hidden(model, drafter, reading, prefix)
+    length = torch.tensor([prefix.shape[1]], device=prefix.device)
+    # The block at the prompt's last token.
+    hidden = sequences.drafted(drafter.network, model, reading.features(model, drafter.tapped_layers), prefix, length,
+                               length[None] - 1)[0]
     base, vocabulary = drafter.logits(hidden)[0, :_DRAFTED], model.vocab_size
     every = torch.arange(vocabulary, device=device)
     # A draft may condition a slot on the token before it, so that the second slot has a row for each first token.
@@ -168,28 +150,18 @@ def tables(probe: RejectionSampling, config: Settings, device: str) -> Tables:
     corrected = drafter.network.along(rows[0], rows[1], previous)
     after = sequences.read(model, torch.cat([prefix.expand(vocabulary, -1), every[:, None]], dim=1)).hidden[:, -1]
     logits = (model.logits(reading.hidden[0, -1]), model.logits(after), corrected[0, 0], corrected[:, 1], base)
-    return Tables(*(_processed(each, probe) for each in logits))
+    law = SamplingParams(temperature)
+    return Tables(*(laws_of.process(each.reshape(-1, vocabulary), law, laws_of.NO_HISTORY).view(each.shape)
+                    for each in logits))
 
 
-def _hidden(model: LanguageModel, drafter: DFlashDrafter, reading: sequences.Reading, prefix: torch.Tensor) -> torch.Tensor:
-    """Hidden states (1, drafted tokens, hidden) of the block at the prefix's last token."""
-    features = reading.features(model, drafter.tapped_layers)
-    length = torch.tensor([prefix.shape[1]], device=prefix.device)
-    return sequences.drafted(drafter.network, model, features, prefix, length, length[None] - 1)[0]
-
-
-def _processed(logits: torch.Tensor, probe: RejectionSampling) -> torch.Tensor:
-    rows = logits.reshape(-1, logits.shape[-1])
-    return laws_of.process(rows, SamplingParams(probe.temperature), laws_of.NO_HISTORY).view(logits.shape)
-
-
-def laws(probe: RejectionSampling, config: Settings) -> tuple[np.ndarray, np.ndarray, Callable[[int], str]]:
+def cells(config: Settings, temperature: float) -> tuple[np.ndarray, np.ndarray, Callable[[int], str]]:
     """p and q of the counted pairs of tokens and of all other pairs together, float64 (cells,), and the name of a cell."""
     device = config.hardware.resolve()
-    exact, model = tables(probe, config, device), config.model.load(device)
-    pairs, size = _pairs(exact), len(exact.target)
-    joint = [exact.joint_target(), exact.joint_draft()]
-    p, q = (torch.cat([law[pairs], (1.0 - law[pairs].sum()).clamp(min=0.0)[None]]).cpu().numpy() for law in joint)
+    exact, model = tables(config, temperature, device), config.model.load(device)
+    pairs, size = exact.pairs(), len(exact.target)
+    laws = joint(exact.target, exact.target_next), joint(exact.draft, exact.draft_next)
+    p, q = (torch.cat([law[pairs], (1.0 - law[pairs].sum()).clamp(min=0.0)[None]]).cpu().numpy() for law in laws)
 
     def name(cell: int) -> str:
         if cell == len(pairs):
@@ -199,200 +171,45 @@ def laws(probe: RejectionSampling, config: Settings) -> tuple[np.ndarray, np.nda
     return p, q, name
 
 
-def measure(probe: RejectionSampling, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-    """Counts, for each sampler and chunk of draws, how often each pair of tokens is drawn."""
-    exact, size = tables(probe, config, work.device), probe.chunk_size
-    key = Key(config.seed).fold_in("rejection_sampling", "draft")
-    pairs, vocabulary = _pairs(exact), len(exact.target)
-    cell = torch.full((vocabulary**2,), len(pairs), device=pairs.device)
-    cell[pairs] = torch.arange(len(pairs), device=pairs.device)
-    for unit in work:
-        counts, accepted, numbers = {}, {}, (unit.chain * size, (unit.chain + 1) * size)
-        for name, sampler in samplers().items():
-            first, second, kept = _draw(name, sampler, exact, key.fold_in(name), numbers, probe.temperature)
-            counts[name] = torch.bincount(cell[first * vocabulary + second], minlength=len(pairs) + 1).tolist()
-            accepted[name] = kept
-        yield unit, {"draws": size, "accepted": accepted, "counts": counts}
+class PairDraws:
+    """Draws of two tokens with the laws of a draft and its target. A cell is one of `Tables.pairs`, or all others."""
 
+    def __init__(self, exact: Tables, temperature: float, key: Key):
+        single, pairs = samplers_by_name(_DRAFTED), exact.pairs()
+        right = single["speculative_rejection"]
+        self.samplers = {**single, BLOCK: right._replace(rule=rules.reject_block), MARGINAL: right, BASE: right}
+        self._exact, self._temperature, self._key = exact, temperature, key.fold_in("draft")
+        self.num_cells = len(pairs) + 1
+        self._cell = torch.full((len(exact.target) ** 2,), len(pairs), device=pairs.device)
+        self._cell[pairs] = torch.arange(len(pairs), device=pairs.device)
 
-def _pairs(exact: Tables) -> torch.Tensor:
-    """The pairs that are counted, int64 (pairs,): those with the largest p. A pair (a, b) is number a * vocabulary + b."""
-    return exact.joint_target().argsort(descending=True, stable=True)[:_PAIRS]
-
-
-def _draw(name: str, sampler: Speculation, exact: Tables, key: Key, numbers: tuple[int, int],
-          temperature: float) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """First and second tokens of some draws, int64 (draws,) each, and the sum of their accepted shares."""
-    start, stop = numbers
-    draws, device = stop - start, exact.target.device
-    uniforms = key.fold_in("token").uniforms(start * 4, stop * 4).reshape(-1, 4)
-    plain = torch.from_numpy(uniforms[:, 3]).to(device)
-    chance = Uniforms(*(torch.from_numpy(values).to(device)
-                        for values in (uniforms[:, :3].copy(), *Noise.of(key, start, stop, _DRAFTED))))
-    first = exact.draft.expand(draws, -1)
-    head = sampler.draft(laws_of.weigh(first), chance, 0)[:, 0]
-    following = exact.draft_next[head]
-    drafted = torch.stack([head, sampler.draft(laws_of.weigh(following), chance, 1)[:, 0]], dim=1)
-    judged = (first, following)
-    if name == MARGINAL:
-        judged = first, exact.marginal().expand(draws, -1)
-    if name == BASE:
-        judged = exact.base[0].expand(draws, -1), exact.base[1].expand(draws, -1)
-    if sampler.fault.raw_draft:
-        judged = first * temperature, following * temperature
-    # The token after both drafted ones is the third, which is not counted: any law will do for it.
-    after = exact.target_next[head]
-    target = laws_of.weigh(torch.stack([exact.target.expand(draws, -1), after, after], dim=1).flatten(0, 1))
-    block = Block(drafted, target, laws_of.weigh(torch.stack(judged, dim=1).flatten(0, 1)),
-                  torch.ones(draws, dtype=torch.bool, device=device))
-    verdict = sampler.rule(block, chance)
-    one = verdict.tokens[:, 0]
-    alone = laws_of.draw(laws_of.weigh(exact.target_next[one]), plain)[0]
-    return one, torch.where(verdict.accepted > 0, verdict.tokens[:, 1], alone), float(verdict.accepted.sum()) / _DRAFTED
-
-
-_LEAST_EXPECTED = 5.0
-"""Smallest expected count of a chi-square cell; rarer tokens share one cell."""
-_SHOWN = 24
-"""Cells in the table of tokens: those with the largest p."""
-
-
-class Frequencies:
-    """The draws of all samplers.
-
-    Attributes:
-        p, q: probabilities of the cells under target and draft, float64 (cells,).
-        name: cell -> its name.
-        draws: draws of each sampler up to each record.
-        error: standard error of the frequency that varies most, after as many draws.
-        counts: draws of each cell up to each record, by sampler.
-        deviation: frequencies minus p, by sampler.
-    """
-
-    def __init__(self, p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]):
-        self.p, self.q, self.name, self.records = p, q, name, records
-        self.draws = np.cumsum([record["draws"] for record in records])
-        self.error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(self.draws)
-        self.counts = {sampler: np.cumsum([record["counts"][sampler] for record in records], axis=0)
-                       for sampler in records[0]["accepted"]}
-        self.deviation = {sampler: counts / self.draws[:, None] - p for sampler, counts in self.counts.items()}
-
-    def largest(self, sampler: str, number: int = -1) -> float:
-        """The largest distance of a frequency from p after a record."""
-        return float(np.abs(self.deviation[sampler][number]).max())
-
-    def accepted(self, sampler: str) -> float:
-        """Accepted drafts."""
-        return sum(record["accepted"][sampler] for record in self.records)
-
-
-SAMPLERS = Table("samplers", (
-    ("decoder", "rule that verifies the draft", lambda of, sampler: sampler.partition(" ")[0]),
-    ("fault", "mistake in it; empty for the correct rule", lambda of, sampler: sampler.partition(" ")[2] or None),
-    ("max_deviation", "largest distance of a cell's frequency from its probability p",
-     lambda of, sampler: of.largest(sampler)),
-    ("standard_error", "standard error of the frequency that varies most", lambda of, sampler: float(of.error[-1])),
-    ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
-     lambda of, sampler: float(of.largest(sampler) / of.error[-1]) if of.error[-1] else None),
-    ("total_variation", "half of the sum of all distances of frequencies from p",
-     lambda of, sampler: 0.5 * float(np.abs(of.deviation[sampler][-1]).sum())),
-    ("chi_square_p", "p-value of Pearson's test that the draws come from p",
-     lambda of, sampler: _chi_square_p(of.counts[sampler][-1], of.p)),
-    ("acceptance", "share of drafted tokens that are accepted",
-     lambda of, sampler: of.accepted(sampler) / int(of.draws[-1])),
-    ("draws", "draws of the sampler", lambda of, sampler: int(of.draws[-1])),
-))
-TOKENS = Table("tokens", (
-    ("token", "number of a token, or the text of a pair of tokens; the cells with the largest p",
-     lambda of, number: of.name(number)),
-    ("p", "its probability under the target", lambda of, number: float(of.p[number])),
-    ("q", "its probability under the draft", lambda of, number: float(of.q[number])),
-    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
-        ("{sampler}", "frequency among the sampler's draws minus p",
-         lambda of, number, sampler: float(of.deviation[sampler][-1, number])),)),
-))
-COURSE = Table("course", (
-    ("draws", "draws up to here", lambda of, number: int(of.draws[number])),
-    ("standard_error", "as in `samplers`, for so many draws", lambda of, number: float(of.error[number])),
-    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
-        ("{sampler}", "`max_deviation` after so many draws", lambda of, number, sampler: of.largest(sampler, number)),)),
-))
-VALUES = Table("values", (
-    ("num_draws", "draws of each sampler", lambda of: int(of.draws[-1])),
-    ("overlap", "sum of min(p, q) over the cells: with laws=synthetic the share of drafts that rejection sampling accepts",
-     lambda of: float(np.minimum(of.p, of.q).sum())),
-    Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of.counts}, (
-        ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: of.largest(sampler)),)),
-))
-ALL = (VALUES, SAMPLERS, TOKENS, COURSE)
-
-
-def summary(p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]) -> Summary:
-    """The summary of records; see `Frequencies`."""
-    of = Frequencies(p, q, name, records)
-    shown = np.sort(np.argsort(-p, kind="stable")[:_SHOWN])
-    return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows((of, sampler) for sampler in of.counts)},
-                   {"tokens": TOKENS.rows((of, cell) for cell in shown),
-                    "course": COURSE.rows((of, row) for row in range(len(records)))})
-
-
-def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
-    """p-value of Pearson's test that counts (tokens,) come from p; None if there are too few draws for two cells."""
-    from scipy import stats
-
-    expected, order = counts.sum() * p, np.argsort(p)
-    pooled = int(np.searchsorted(np.cumsum(expected[order]), _LEAST_EXPECTED)) + 1
-    if pooled >= len(p):
-        return None
-    cells = [np.concatenate([[column[order[:pooled]].sum()], column[order[pooled:]]]) for column in (counts, expected)]
-    return float(stats.chisquare(*cells).pvalue)
-
-
-RIGHT_ONE, WRONG_ONE = "speculative_rejection", "speculative_rejection argmax_proposal"
-"""The two samplers of the pull request."""
-
-
-def draw_frequencies(axes: Axes, tokens: list[dict]) -> None:
-    """Share of draws of each token, by the right and the wrong sampler of the pull request."""
-    from dflash_mcmc.report.figure import INK, RIGHT, WRONG
-
-    places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
-    axes.bar(places - 0.27, p, 0.27, color=INK, label="target p")
-    axes.bar(places, p + [row[RIGHT_ONE] for row in tokens], 0.27, color=RIGHT, label="proposal drawn from q")
-    wrong = p + [row[WRONG_ONE] for row in tokens]
-    axes.bar(places + 0.27, wrong, 0.27, color=WRONG, label="proposal: most likely token of q")
-    axes.bar(places, [row["q"] for row in tokens], 0.9, fill=False, edgecolor=INK, linewidth=0.8, label="draft q")
-    axes.set(title="Share of draws of each token", ylabel="share of draws")
-    axes.set_xticks([])
-
-
-def draw_deviations(axes: Axes, tokens: list[dict], draws: int) -> None:
-    """Deviation of these shares from p, with a band of two standard errors."""
-    from dflash_mcmc.report.figure import OTHER, RIGHT, WRONG
-
-    places, p = np.arange(len(tokens)), np.array([row["p"] for row in tokens])
-    band = 2.0 * np.sqrt(p * (1.0 - p) / draws)
-    axes.bar(places, 2.0 * band, 0.9, bottom=-band, color=OTHER, alpha=0.4, label="two standard errors")
-    axes.bar(places - 0.2, [row[RIGHT_ONE] for row in tokens], 0.4, color=RIGHT)
-    axes.bar(places + 0.2, [row[WRONG_ONE] for row in tokens], 0.4, color=WRONG)
-    axes.axhline(0.0, color=OTHER, linewidth=0.6)
-    linear = 10.0 ** np.ceil(np.log10(max(band.max(), 1e-9)))
-    axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
-    axes.set(title="Share of draws minus p", ylabel=f"deviation (linear to {linear:g})", xlabel="token")
-    axes.set_xticks(places[:: 1 + len(places) // 25])
-    axes.grid(visible=False, axis="x")
-
-
-def draw_course(figure: Figure, axes: Axes, course: list[dict], names: Sequence[str]) -> None:
-    """The largest deviation of any token over the number of draws, a line for each sampler."""
-    from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, label_lines
-
-    draws, labels = [row["draws"] for row in course], []
-    for name in names:
-        colour = RIGHT if " " not in name else WRONG if name == WRONG_ONE else OTHER
-        axes.plot(draws, [row[name] for row in course], color=colour, linewidth=1.2)
-        labels.append((name.partition(" ")[2] or name, course[-1][name], colour))
-    axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
-    labels.append(("standard error", course[-1]["standard_error"], INK))
-    axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-    label_lines(figure, axes, draws[-1], labels)
+    def draw(self, name: str, start: int, stop: int) -> tuple[torch.Tensor, float]:
+        """See `TokenDraws.draw`."""
+        sampler, exact, key = self.samplers[name], self._exact, self._key.fold_in(name)
+        draws, device = stop - start, exact.target.device
+        uniforms = key.fold_in("token").uniforms(start * 4, stop * 4).reshape(-1, 4)
+        plain = torch.from_numpy(uniforms[:, 3]).to(device)
+        chance = Uniforms(*(torch.from_numpy(values).to(device)
+                            for values in (uniforms[:, :3].copy(), *Noise.of(key, start, stop, _DRAFTED))))
+        first = exact.draft.expand(draws, -1)
+        head = sampler.draft(laws_of.weigh(first), chance, 0)[:, 0]
+        following = exact.draft_next[head]
+        drafted = torch.stack([head, sampler.draft(laws_of.weigh(following), chance, 1)[:, 0]], dim=1)
+        judged = (first, following)
+        if name == MARGINAL:  # the law of the draft's second token without its first one
+            marginal = torch.log(torch.softmax(exact.draft, 0) @ torch.softmax(exact.draft_next, -1))
+            judged = first, marginal.expand(draws, -1)
+        if name == BASE:
+            judged = exact.base[0].expand(draws, -1), exact.base[1].expand(draws, -1)
+        if sampler.fault.raw_draft:
+            judged = first * self._temperature, following * self._temperature
+        # The token after both drafted ones is the third, which is not counted: any law will do for it.
+        after = exact.target_next[head]
+        target = laws_of.weigh(torch.stack([exact.target.expand(draws, -1), after, after], dim=1).flatten(0, 1))
+        block = Block(drafted, target, laws_of.weigh(torch.stack(judged, dim=1).flatten(0, 1)),
+                      torch.ones(draws, dtype=torch.bool, device=device))
+        found = sampler.rule(block, chance)
+        one = found.tokens[:, 0]
+        alone = laws_of.draw(laws_of.weigh(exact.target_next[one]), plain)[0]
+        two = torch.where(found.accepted > 0, found.tokens[:, 1], alone)
+        return self._cell[one * len(exact.target) + two], float(found.accepted.sum()) / _DRAFTED

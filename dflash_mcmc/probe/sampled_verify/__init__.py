@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, NotRequired, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -25,7 +25,6 @@ from dflash_mcmc.probe.sampled_verify import arms
 from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, AgentPrompt, Arm, GenerationTask
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key
-from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
 from dflash_mcmc.types import UnitCost
 
@@ -67,13 +66,6 @@ class GenerationsRecord(TypedDict):
     seconds: Annotated[list[Annotated[float, Range(0)]], Long("cells")]
     """The unit's share of the batch's time, for each cell."""
     cells: Annotated[list[GenerationRecord], Long("cells")]
-
-
-@dataclass(slots=True, kw_only=True)
-class TemperatureSampler(Sampler):
-    """The field that this probe needs of a sampler. A sampler need not inherit from this class."""
-
-    temperature: float
 
 
 @register("probe", "sampled_verify")
@@ -164,7 +156,7 @@ class SampledVerify(Probe):
             for workload, group in groupby(batch, key=lambda task: task.workload):
                 own, cells = list(group), list[list[dict]]()
                 for temperature in temperatures[workload]:
-                    sampler = self._sampler(config, temperature)
+                    sampler = dataclasses.replace(cast("Any", config.sampler), temperature=temperature)
                     for arm in self.arms():
                         drawn = arms.draw(
                             config, model.without_stops() if workload == LONG else model,
@@ -174,7 +166,9 @@ class SampledVerify(Probe):
                 for row, task in enumerate(own):
                     of_task = [column[row] for column in cells]
                     if workload == AGENT and prompt.has_tools:
-                        of_task = [{**cell, "tool_call": arms.has_call(_text(model, cell))} for cell in of_task]
+                        texts = [model.decode(np.array(cell.get("tokens", []), np.int64)) for cell in of_task]
+                        of_task = [{**cell, "tool_call": arms.has_call(text)}
+                                   for cell, text in zip(of_task, texts, strict=True)]
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),
                                       "seconds": [cell.pop("seconds") for cell in of_task], "cells": of_task}
 
@@ -205,9 +199,6 @@ class SampledVerify(Probe):
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
         return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
-    def _sampler(self, config: Settings, temperature: float) -> Sampler:
-        return dataclasses.replace(cast("TemperatureSampler", config.sampler), temperature=temperature)
-
     def _tasks(self, config: Settings, model: LanguageModel, prompt: AgentPrompt,
                units: Sequence[Unit]) -> dict[Unit, GenerationTask]:
         """The task of each unit. Raises UserError for a prompt that leaves too little room."""
@@ -230,7 +221,3 @@ class SampledVerify(Probe):
 def _has_temperature(sampler: type) -> bool:
     """Whether a sampler draws every token at a temperature that can be set."""
     return "temperature" in {field.name for field in dataclasses.fields(sampler)}
-
-
-def _text(model: LanguageModel, cell: dict) -> str:
-    return model.decode(np.array(cell.get("tokens", []), np.int64))

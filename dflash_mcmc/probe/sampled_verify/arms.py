@@ -28,7 +28,6 @@ from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import wilson
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -120,7 +119,7 @@ def draw(config: Settings, model: LanguageModel, speculation: Speculation | None
 
 
 class AgentPrompt(NamedTuple):
-    """A rendered prompt."""
+    """A rendered prompt of the agent workload."""
 
     tokens: np.ndarray
     """int64 (length,)."""
@@ -165,19 +164,18 @@ def has_call(text: str) -> bool:
 
     Hermes and Qwen use this format: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
     """
-    calls = _CALL.findall(text)
-    return bool(calls) and all(map(_is_call, calls))
-
-
-def _is_call(text: str) -> bool:
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return False
-    if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict):
-        return False
     required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
-    return call.get("name") in required and set(required[call["name"]]) <= call["arguments"].keys()
+
+    def is_call(text: str) -> bool:
+        try:
+            call = json.loads(text)
+        except ValueError:
+            return False
+        return (isinstance(call, dict) and isinstance(call.get("arguments"), dict) and call.get("name") in required
+                and set(required[call["name"]]) <= call["arguments"].keys())
+
+    calls = _CALL.findall(text)
+    return bool(calls) and all(map(is_call, calls))
 
 
 _DISTINCT = 4
@@ -224,7 +222,12 @@ class ComparedGenerations:
         """The test that the histograms of the first tokens of both decoders have one law."""
         if self.decoder == PLAIN:
             return None
-        return paired.histograms(*_counts(*([one.tokens[:most] for one in drawn] for drawn in (self.plain, self.own))))
+        samples = [[one.tokens[:most] for one in drawn] for drawn in (self.plain, self.own)]
+        column_of = {token: column for column, token in enumerate(sorted({token for sample in samples for own in sample
+                                                                          for token in own}))}
+        # Histograms (generations, tokens that occur) of both.
+        return paired.histograms(*(np.stack([np.bincount([column_of[token] for token in own], minlength=len(column_of))
+                                             for own in sample]) for sample in samples))
 
     @cached_property
     def test(self) -> tuple[float | None, float | None, float | None]:
@@ -356,17 +359,6 @@ def _same_first(own: Sequence[Generation]) -> float:
     return sum(max(counts.values()) for counts in by_problem.values()) / len(own)
 
 
-def _counts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Histograms (generations, tokens that occur) of both samples."""
-    column_of = {token: column for column, token in enumerate(sorted({token for sample in (one, other) for own in sample
-                                                                      for token in own}))}
-
-    def counted(sample: Sequence[Sequence[int]]) -> np.ndarray:
-        return np.stack([np.bincount([column_of[token] for token in own], minlength=len(column_of)) for own in sample])
-
-    return counted(one), counted(other)
-
-
 def distinct(tokens: Sequence[int], n: int) -> float:
     """Number of different n-grams divided by the number of all n-grams; 1 for a text shorter than n tokens."""
     grams = list(zip(*(tokens[start:] for start in range(n)), strict=False))
@@ -414,7 +406,12 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
         for each, (colour, marker) in looks.items():
             own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
             shift = 0.12 * (series.index(each) - 0.5 * (len(series) - 1))
-            _points(axes, own, column, [decoders.index(row["decoder"]) + shift for row in own], colour, marker)
+            heights = [decoders.index(row["decoder"]) + shift for row in own]
+            for row, y in zip(own, heights, strict=True):
+                if row.get(f"{column}_low") is not None:
+                    axes.plot([row[f"{column}_low"], row[f"{column}_high"]], [y, y], color=OTHER, linewidth=1.2, zorder=1)
+            axes.plot([row[column] for row in own], heights, color=colour, marker=marker, markersize=5, linestyle="none",
+                      zorder=2)
         axes.set(title=title, xlabel=label)
         if column == "histogram_p":
             axes.set_xscale("log")
@@ -428,11 +425,3 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
                for (name, temperature), (colour, marker) in looks.items()]
     drawn.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return drawn
-
-
-def _points(axes: Axes, rows: list[dict], column: str, ys: list[float], colour: str, marker: str) -> None:
-    for row, y in zip(rows, ys, strict=True):
-        low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
-        if low is not None:
-            axes.plot([low, high], [y, y], color=OTHER, linewidth=1.2, zorder=1)
-    axes.plot([row[column] for row in rows], ys, color=colour, marker=marker, markersize=5, linestyle="none", zorder=2)

@@ -20,6 +20,7 @@ from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.forcing.answers import Answer, answers
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 PROPOSALS = 4
-"""Number of proposals of a timed chain. The first one is not counted (`weighing.Timing`)."""
+"""Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
 
 
 @final
@@ -72,7 +73,7 @@ class ProposalRecord(TypedDict):
 
 @final
 class SpeculativeRecord(TypedDict):
-    """See `SpeculativeMCMC.record` and `weighing.Timing.of`."""
+    """See `SpeculativeMCMC.record` and `weighing.seconds_of`."""
     num_tokens: Count
     """Tokens of the answer."""
     blocks: Annotated[Count, Long("blocks")]
@@ -172,22 +173,25 @@ class SpeculativeMCMC(ProblemProbe):
         Raises UserError.
         """
         from dflash_mcmc.forcing.sequences import NotNumbers
-        from dflash_mcmc.probe.speculative_mcmc.weighing import Timing
+        from dflash_mcmc.probe.speculative_mcmc.weighing import seconds_of
 
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
         block_size = drafter.num_drafted + 1
         if config.dataset.max_new_tokens < block_size:
             raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
-        options = config.hardware.options()
-        timing = Timing(options, model, drafter, self.timed_rows, 1.0 / self.alpha, PROPOSALS) if self.timed_rows else None
+        sharpened = SamplingParams(temperature=1.0 / self.alpha)
         begun = time.perf_counter()
         for unit, answer in answers(config, model, work, "greedy"):
             key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
             try:
                 reason = answer.skipped(block_size)
-                record = {"skipped": reason} if reason else {
-                    **self.record(model, drafter, answer, key), **(timing.of(answer) if timing else {})}
+                record = {"skipped": reason} if reason else self.record(model, drafter, answer, key)
+                if self.timed_rows and not reason:
+                    timed = {f"seconds_{name}": seconds_of(config.hardware.options(), model, drafter, answer, source,
+                                                           sharpened, self.timed_rows, PROPOSALS)
+                             for name, source in (("target", "blended"), ("draft", "draft"))}
+                    record = {**record, **timed, "timed_rows": self.timed_rows}
             except NotNumbers as error:
                 record = {"skipped": str(error)}
             ended = time.perf_counter()
@@ -232,31 +236,32 @@ class SpeculativeMCMC(ProblemProbe):
                 every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
                 log_p = [weighing.joint_log_p(model, reading, anchor, tokens)
                          for anchor, tokens in zip(anchors, every, strict=True)]
-            target = self._from_target(model, reading, anchors, drafter.num_drafted, key) if self.autoregressive else None
+            if self.autoregressive:  # blocks drawn from the target, token by token
+                n = drafter.num_drafted
+                uniforms = torch.from_numpy(key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n))
+                places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine) for anchor, mine in zip(
+                    anchors, uniforms.view(len(anchors), self.num_samples, n).to(model.device), strict=True)]
         weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
         for index, (name, blocks) in enumerate(proposed.items()):
             if joint:
                 mine = slice(index * self.num_samples, (index + 1) * self.num_samples)
                 own = blocks._replace(log_p=np.stack([rows[mine] for rows in log_p]))
                 weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
-        if target is not None:
+        if self.autoregressive:
+            target = weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
             weighed["target", "joint"] = weighing.ended(target, model.stop_ids)
-        entries = {name: dict(laws.get(name, {})) for name in dict.fromkeys(name for name, _ in weighed)}
-        for (name, weights), columns in self._chains(weighed, len(anchors), key).items():
-            entries[name][weights] = columns
-        return {"num_tokens": len(answer.tokens), "blocks": len(anchors), "block_size": block_size,
+        count, names = len(anchors), list(dict.fromkeys(name for name, _ in weighed))
+        # The chains of all proposals are simulated together. Both kinds of weights use the same uniforms.
+        accepting = {name: key.fold_in("accept", name).uniforms(0, count * (self.num_samples - 1)).reshape(count, -1)
+                     for name in names}
+        columns = weighing.chains(weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True))), self.alpha,
+                                  np.concatenate([accepting[name] for name, _ in weighed]))
+        entries = {name: dict(laws.get(name, {})) for name in names}
+        for index, (name, weights) in enumerate(weighed):
+            entries[name][weights] = {field: list(map(_digits, column[index * count : (index + 1) * count].tolist()))
+                                      for field, column in columns.items()}
+        return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": block_size,
                 "p": laws["p"], "proposals": entries}
-
-    def _chains(self, weighed: dict, count: int, key: Key) -> dict[tuple[str, str], dict[str, list[float]]]:
-        """Simulates the chains of all proposals and weights together. Both kinds of weights use the same uniforms."""
-        from dflash_mcmc.probe.speculative_mcmc import weighing
-
-        uniforms = {name: key.fold_in("accept", name).uniforms(0, count * (self.num_samples - 1)).reshape(count, -1)
-                    for name in dict.fromkeys(name for name, _ in weighed)}
-        every = weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True)))
-        columns = weighing.chains(every, self.alpha, np.concatenate([uniforms[name] for name, _ in weighed]))
-        return {which: {name: list(map(_digits, column[index * count : (index + 1) * count].tolist()))
-                        for name, column in columns.items()} for index, which in enumerate(weighed)}
 
     def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
         """(distances for every predicted token, drawn blocks), both by temperature. Distances of `p`: the plain target."""
@@ -278,9 +283,11 @@ class SpeculativeMCMC(ProblemProbe):
         for start in range(0, count, step):
             target = sequences.checked(model.logits(before[start : start + step].flatten(0, 1)))
             draft = sequences.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
-            _add(laws["p"], weighing.distances(target, draft, 1.0, 1.0))
+            for name, alpha, temperature in (("p", 1.0, 1.0), *((name, self.alpha, names[name]) for name in names)):
+                found = weighing.distances(target, draft, alpha, temperature)
+                laws[name]["kl"] += map(_digits, found.kl.tolist())
+                laws[name]["tvd"] += map(_digits, found.total_variation.tolist())
             for name, temperature in names.items():
-                _add(laws[name], weighing.distances(target, draft, self.alpha, temperature))
                 mine = uniforms[name][start * n : (start + step) * n].to(tokens.device)
                 blocks = weighing.draw(draft, temperature, mine)
                 drawn[name].append((blocks.tokens, weighing.log_probability(target, blocks.tokens), blocks.log_q))
@@ -290,23 +297,6 @@ class SpeculativeMCMC(ProblemProbe):
 
         return laws, {name: weighing.Proposed(*map(whole, map(list, zip(*parts, strict=True))))
                       for name, parts in drawn.items()}
-
-    def _from_target(self, model, reading, anchors, n, key):
-        """Blocks drawn from the target, token by token at temperature 1/alpha, for all anchors."""
-        import torch
-
-        from dflash_mcmc.probe.speculative_mcmc import weighing
-
-        uniforms = key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n)
-        uniforms = torch.from_numpy(uniforms).view(len(anchors), self.num_samples, n).to(model.device)
-        places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine)
-                  for anchor, mine in zip(anchors, uniforms, strict=True)]
-        return weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
-
-
-def _add(columns: dict[str, list[float]], distances) -> None:
-    columns["kl"] += map(_digits, distances.kl.tolist())
-    columns["tvd"] += map(_digits, distances.total_variation.tolist())
 
 
 def _name(temperature: float) -> str:

@@ -1,6 +1,6 @@
 """Distances of target and draft, draws of blocks, their importance weights, and chains that propose them.
 
-`Timing` measures the speed of the two proposals on the engine: a block of the draft, and as many tokens of the target.
+`seconds_of` measures the speed of the two proposals on the engine: a block of the draft, and as many tokens of the target.
 
 Weights are of two kinds, `reference` and `joint`. A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) -
 sum log q(x_k). The kinds differ in the tokens that p(x_k) is conditioned on. `reference` is the kind in the probe's source
@@ -217,48 +217,36 @@ def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.gather(1, tokens).double() - torch.logsumexp(logits.double(), dim=-1, keepdim=True)
 
 
-class Timing:
-    """Times proposals at the middle anchor of an answer. The time includes drawing and the target's scoring, as in a chain.
+def seconds_of(options: Options, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, source: str,
+               law: SamplingParams, rows: int, num_proposals: int) -> float:
+    """Seconds per proposal at the middle anchor of an answer, with drawing and the target's scoring, as in a chain.
+
+    They are the batch's seconds divided by the number of chains. Raises NotNumbers.
 
     Args:
         options: options of the engine.
+        source: `blended` for proposals of the target, `draft` for those of the draft.
+        law: of both proposals.
         rows: number of chains that propose at once.
-        temperature: temperature of both proposals.
         num_proposals: proposals of each chain. The first one is not counted: it also reads prompt and answer.
     """
+    n = drafter.num_drafted
+    anchor = len(answer.tokens) // (n + 1) // 2 * (n + 1)
+    times: list[list[float]] = []
 
-    def __init__(self, options: Options, model: LanguageModel, drafter: DFlashDrafter, rows: int, temperature: float,
-                 num_proposals: int):
-        self._options, self._model, self._drafter, self._rows = options, model, drafter, rows
-        self._law, self._num_proposals = SamplingParams(temperature=temperature), num_proposals
+    def chain(row: int) -> Chain:
+        scored = answer.tokens[: anchor + 1]
+        path = Trajectory.start(answer.prompt).extended(scored, np.zeros(len(scored)), np.zeros(len(scored)),
+                                                        np.zeros((len(scored), 2)), False)
+        own: list[float] = []
+        for repeat in range(num_proposals):
+            drawn = yield Draw(path, anchor + 1 + n, law, Key(row).fold_in(repeat), source)
+            own.append(time.perf_counter())
+        times.append(own)
+        return ChainResult(drawn)
 
-    def of(self, answer: Answer) -> dict[str, float | int]:
-        """Seconds per proposal, `seconds_target` and `seconds_draft`. They are the batch's seconds divided by `timed_rows`.
-
-        Raises NotNumbers.
-        """
-        return {"seconds_target": self._seconds(answer, "blended", None),
-                "seconds_draft": self._seconds(answer, "draft", self._drafter), "timed_rows": self._rows}
-
-    def _seconds(self, answer: Answer, source: str, drafter: DFlashDrafter | None) -> float:
-        n = self._drafter.num_drafted
-        anchor = len(answer.tokens) // (n + 1) // 2 * (n + 1)
-        times: list[list[float]] = []
-
-        def chain(row: int) -> Chain:
-            path = Trajectory.start(answer.prompt)
-            scored = answer.tokens[: anchor + 1]
-            path = path.extended(scored, np.zeros(len(scored)), np.zeros(len(scored)), np.zeros((len(scored), 2)), False)
-            own: list[float] = []
-            for repeat in range(self._num_proposals):
-                drawn = yield Draw(path, anchor + 1 + n, self._law, Key(row).fold_in(repeat), source)
-                own.append(time.perf_counter())
-            times.append(own)
-            return ChainResult(drawn)
-
-        engine = BatchedEngine(self._model, None, self._rows, len(answer.prompt) + anchor + 1 + n, self._options,
-                               drafter=drafter)
-        ended = list(engine.run((row, chain(row)) for row in range(self._rows)))
-        if any(done.result is None for done in ended):
-            raise NotNumbers  # the only reason for which the engine gives up a draw
-        return (max(own[-1] for own in times) - max(own[0] for own in times)) / ((self._num_proposals - 1) * self._rows)
+    engine = BatchedEngine(model, None, rows, len(answer.prompt) + anchor + 1 + n, options,
+                           drafter=drafter if source == "draft" else None)
+    if any(done.result is None for done in list(engine.run((row, chain(row)) for row in range(rows)))):
+        raise NotNumbers  # the only reason for which the engine gives up a draw
+    return (max(own[-1] for own in times) - max(own[0] for own in times)) / ((num_proposals - 1) * rows)

@@ -11,12 +11,12 @@ import torch
 
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.probe.difficulty import signals
+from dflash_mcmc.probe import difficulty
 from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
 TOKENS = np.random.default_rng(3).integers(0, 58, 33)
 PROMPT_LENGTH = 7
-NAMES = {*signals.DRAFT, *signals.TARGET}
+NAMES = {*difficulty.SIGNALS["draft"], *difficulty.SIGNALS["target"]}
 
 
 def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, float]:
@@ -40,7 +40,7 @@ def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, flo
 
 def test_by_hand():
     p, q = torch.tensor([[0.8, 0.15, 0.05, 0.0]]), torch.tensor([[0.5, 0.3, 0.2, 0.0]])  # the fourth id has no token
-    found = {name: float(values[0]) for name, values in signals.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
+    found = {name: float(values[0]) for name, values in difficulty.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
     assert set(found) == NAMES
     assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1
     assert found["minus_log_acceptance"] == pytest.approx(-math.log(0.70), abs=1e-6)
@@ -53,7 +53,7 @@ def test_by_hand():
 
 def test_equal_distributions_do_not_disagree():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    found = signals.of_tokens(logits, logits + 3.0, torch.arange(5))
+    found = difficulty.of_tokens(logits, logits + 3.0, torch.arange(5))
     for name in ("kl_target_draft", "kl_draft_target", "total_variation", "minus_log_acceptance", "top1_disagreement"):
         assert float(found[name].abs().max()) < 1e-6
     assert torch.allclose(found["draft_entropy"], found["target_entropy"], atol=1e-5)
@@ -63,7 +63,7 @@ def test_equal_distributions_do_not_disagree():
 def test_signals_along_an_answer_equal_those_of_single_blocks(block_size):
     model = random_target()
     draft = random_draft(model)
-    found = signals.along(model, DFlashDrafter(draft, model, block_size), TOKENS[:PROMPT_LENGTH], TOKENS[PROMPT_LENGTH:])
+    found = difficulty.along(model, DFlashDrafter(draft, model, block_size), TOKENS[:PROMPT_LENGTH], TOKENS[PROMPT_LENGTH:])
     anchors = range(PROMPT_LENGTH, len(TOKENS) - block_size + 1, block_size)
     places = [anchor + slot - PROMPT_LENGTH for anchor in anchors for slot in range(1, block_size)]
     assert all(len(values) == len(places) for values in found.values())
@@ -90,11 +90,11 @@ def shorter(draft, block_size, model, anchor):
 def test_pieces_change_nothing(monkeypatch):
     model = random_target()
     drafter = DFlashDrafter(random_draft(model), model, BLOCK_SIZE)
-    whole = signals.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    whole = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
     monkeypatch.setattr(sequences, "_LOGITS_BYTES", 3 * 4 * model.vocab_size)
-    widest, plain = [], signals.of_tokens
-    monkeypatch.setattr(signals, "of_tokens", lambda *tensors: widest.append(len(tensors[0])) or plain(*tensors))
-    pieces = signals.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    widest, plain = [], difficulty.of_tokens
+    monkeypatch.setattr(difficulty, "of_tokens", lambda *tensors: widest.append(len(tensors[0])) or plain(*tensors))
+    pieces = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
     assert max(widest) == 3
     for name in NAMES:
         np.testing.assert_allclose(pieces[name], whole[name], atol=1e-5)

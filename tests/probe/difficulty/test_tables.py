@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dflash_mcmc.probe.difficulty import signals, tables
-from dflash_mcmc.probe.difficulty.tables import Answers
+from dflash_mcmc.probe import difficulty
+from dflash_mcmc.probe.difficulty import Answers, Difficulty
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 
@@ -78,8 +78,8 @@ def test_problems_are_resampled_not_answers():
 def answer(problem: int, wrong: bool, level: int | None = 1, **changed) -> dict:
     """A record whose signals are larger if it is wrong, except those of the draft."""
     numbers = np.random.default_rng(problem)
-    values = {name: float(numbers.random()) for name in signals.DRAFT}
-    values.update({name: float(numbers.random() + 3.0 * wrong) for name in signals.TARGET})
+    values = {name: float(numbers.random()) for name in difficulty.SIGNALS["draft"]}
+    values.update({name: float(numbers.random() + 3.0 * wrong) for name in difficulty.SIGNALS["target"]})
     return {"problem": f"p{problem}", "chain": 0, "level": level, "verdict": "wrong" if wrong else "correct", "num_tokens": 40,
             "num_compared": 35, "mean": values, "max": values, **changed}
 
@@ -97,9 +97,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_without_wrong_or_right_answers_values_are_none_and_the_figure_says_so(name):
     made, says = CASES[name]
-    found = tables.summary(made)
+    found = Difficulty().summarise(None, made)
     json.dumps(found._asdict(), allow_nan=False)
-    figure = tables.figure(found)
+    figure = Difficulty().figures(None, made, found)["fig_difficulty_auroc"]
     figure.draw_without_rendering()
     assert "".join(text.get_text() for text in figure.axes[0].texts) == says
     if says:
