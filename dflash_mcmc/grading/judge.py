@@ -171,7 +171,7 @@ class JudgePool:
             yield tag, grade._replace(grade_seconds=seconds)
 
     def close(self) -> None:
-        """Drops the requests that wait. A request under way ends with its reply or its time limit."""
+        """Drops the requests that wait or are under way."""
         self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -193,7 +193,7 @@ class JudgePool:
                 break
             try:
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
-                                   headers=self._headers(), max_bytes=_MAX_REPLY_BYTES)
+                                   headers=self._headers(), max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
                 reply = found["choices"][0]["message"]["content"]
                 return None if num_rubrics is None else _decided(reply, num_rubrics)
             except NoReplyError as error:

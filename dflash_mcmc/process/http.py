@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 MAX_REPLY_BYTES = 1 << 26
+_POLL_SECONDS = 0.1
 _MAX_TOLD = 400
 """Characters of a refusal that an error repeats."""
 
@@ -24,53 +27,69 @@ class NoReplyError(Exception):
 
 
 def fetch_json(url: str, body: object = None, *, seconds: float, headers: Mapping[str, str] | None = None,
-               max_bytes: int = MAX_REPLY_BYTES) -> Any:
+               max_bytes: int = MAX_REPLY_BYTES, stopped: threading.Event | None = None) -> Any:
     """The JSON of a reply; POST if there is a body. Redirects are not followed: they would take a key to another host.
 
-    A timer shuts the connection down after `seconds` in all, whatever the server sends until then.
+    A thread that no exit of the process waits for talks to the server. It is given up after `seconds` in all, or when
+    `stopped` is set, whatever the server sends until then.
 
     Raises:
         NoReplyError: for a server that cannot be reached, takes longer, sends more than `max_bytes`, half a reply, another
-            status than 200, or no JSON of valid Unicode.
+            status than 200, or no JSON of valid Unicode, and if `stopped` is set.
     """
-    import httpx
-
     sockets: list[socket.socket] = []
-    late = threading.Event()
+    outcome: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
+
+    def talk() -> None:
+        try:
+            outcome.put(_reply(url, body, seconds, headers or {}, max_bytes, sockets))
+        except Exception as error:
+            outcome.put(error)
+
+    threading.Thread(target=talk, daemon=True).start()
+    end, found = time.monotonic() + seconds, None
+    while found is None and time.monotonic() < end and not (stopped and stopped.is_set()):
+        with contextlib.suppress(queue.Empty):
+            found = outcome.get(timeout=_POLL_SECONDS)
+    if found is None:
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if stopped and stopped.is_set():
+            raise NoReplyError("stopped")
+        raise NoReplyError(f"no complete reply in {seconds:g} s", timed_out=True)
+    if isinstance(found, Exception):
+        raise NoReplyError(f"{type(found).__name__}: {found}") from found
+    status, read = found
+    if len(read) > max_bytes:
+        raise NoReplyError(f"a reply of more than {max_bytes:,} bytes")
+    if status != 200:
+        said = read[:_MAX_TOLD].decode(errors="replace")
+        raise NoReplyError(f"status {status}" + (f": {said}" if said else ""), status)
+    try:
+        value = json.loads(read)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate can be written to no file
+    except (ValueError, RecursionError) as error:
+        raise NoReplyError("a reply that is no JSON of valid Unicode") from error
+    return value
+
+
+def _reply(url: str, body: object, seconds: float, headers: Mapping[str, str], max_bytes: int,
+           sockets: list[socket.socket]) -> tuple[int, bytes]:
+    """The status and the body, which may end after `max_bytes`. Adds the open connection to `sockets`."""
+    import httpx
 
     def opened(event: str, told: dict[str, Any]) -> None:
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             sockets.append(told["return_value"].get_extra_info("socket"))
 
-    def end() -> None:
-        late.set()
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        with (httpx.Client(timeout=seconds) as client,
-              client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": opened},
-                            headers={"Accept-Encoding": "identity", **(headers or {})}) as reply):
-            read = bytearray()
-            for part in reply.iter_raw():
-                read += part
-                if len(read) > max_bytes:
-                    raise NoReplyError(f"a reply of more than {max_bytes:,} bytes")
-        if reply.status_code != 200:
-            said = bytes(read[:_MAX_TOLD]).decode(errors="replace")
-            raise NoReplyError(f"status {reply.status_code}" + (f": {said}" if said else ""), reply.status_code)
-        found = json.loads(read)
-        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate can be written to no file
-        return found
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        if late.is_set() or isinstance(error, httpx.TimeoutException):
-            raise NoReplyError(f"no complete reply in {seconds:g} s", timed_out=True) from error
-        raise NoReplyError(f"{type(error).__name__}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise NoReplyError("a reply that is no JSON of valid Unicode") from error
-    finally:
-        timer.cancel()
+    # the longest silence is more than the caller waits
+    with (httpx.Client(timeout=2 * seconds) as client,
+          client.stream("GET" if body is None else "POST", url, json=body, extensions={"trace": opened},
+                        headers={"Accept-Encoding": "identity", **headers}) as reply):
+        read = bytearray()
+        for part in reply.iter_raw():
+            read += part
+            if len(read) > max_bytes:
+                break
+        return reply.status_code, bytes(read)

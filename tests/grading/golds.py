@@ -6,5 +6,5 @@ from dflash_mcmc.grading.code.tests_of import CodeTask
 
 
 def gold_of(task: CodeTask) -> str:
-    """The gold answer of a task with a prompt and `check`; the inverse of `task_of`."""
+    """The gold answer of a task with a prompt, whose test defines `check`."""
     return json.dumps({name: getattr(task, name) for name in ("prompt", "test", "entry_point")}, ensure_ascii=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 
 import psutil
 import pytest
@@ -189,6 +190,18 @@ def test_an_endless_program_is_out_of_time():
     (grade,) = grades(hasty, [("    while True: pass\n", ADD)])
     assert (grade.verdict, grade.rule) == ("timeout", "timeout")
     hasty.close()
+
+
+def test_closing_the_pool_ends_the_programs():
+    from dflash_mcmc.grading.code.pool import ProgramPool
+
+    patient = ProgramPool(timeout_seconds=600, memory_gib=1, num_workers=2, all_walls=False)
+    for number, body in enumerate(("while True: pass", "import time; time.sleep(500)", "while 1: pass")):
+        patient.submit(number, f"    {body}\n", gold_of(ADD))
+    time.sleep(1)
+    started = time.monotonic()
+    patient.close()
+    assert time.monotonic() - started < 20
 
 
 def test_some_canonical_solutions_pass_and_fail_when_mutated(shared_data, pool):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from dflash_mcmc.errors import UserError
+from tests import processes
 from tests.processes import HANG
 from tests.refusals import refused
 from tests.runs import execute
@@ -26,6 +31,14 @@ class StandIn(BaseHTTPRequestHandler):
         with self.server.lock:
             replies = next(found for word, found in self.server.replies.items() if word in question)
             reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        if reply == "drip":
+            self.send_response(200)
+            self.send_header("Content-Length", "99999")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not self.server.released.wait(0.1):
+                    self.wfile.write(b" ")
+            return
         if reply == "wait":
             self.server.released.wait(HANG)
             reply = 500
@@ -105,6 +118,33 @@ def test_a_slow_judge_is_a_timeout(server, make_config):
     server.replies = {"": ["wait"]}
     found = grades(make_config(*settings(server, "grader.timeout_seconds=0.1", "grader.retries=0")).grader, [("text", "gold")])
     assert (found[0].verdict, found[0].reason) == ("timeout", "no complete reply in 0.1 s")
+
+
+@pytest.mark.parametrize("reply", ["drip", "wait"])
+def test_a_run_ends_within_its_grace_whatever_the_judge_sends(server, tmp_path, reply):
+    server.replies = {"ready": ["ready"], "": [reply]}
+    command = ["-m", "dflash_mcmc", *settings(server, "grader.timeout_seconds=600"), "sampler=greedy", "dataset.limit=2",
+               "dataset.max_new_tokens=4", "tracker=none", "hardware.grace_seconds=1"]
+    with processes.start(command, tmp_path) as run:
+        processes.wait_until(lambda: len(server.asked) > 1)
+        os.kill(run.pid, signal.SIGTERM)
+        started = time.monotonic()
+        _, told = run.communicate(timeout=HANG)
+    assert run.returncode == 143
+    assert "stopped by SIGTERM" in told
+    assert time.monotonic() - started < 60  # also on a loaded machine
+
+
+def test_closing_the_pool_gives_up_requests_under_way(server, make_config):
+    for reply in ("drip", "wait"):
+        server.replies = {"": [reply]}
+        pool = make_config(*settings(server, "grader.timeout_seconds=600")).grader.start()
+        asked = len(server.asked)
+        pool.submit(0, "text", "gold")
+        processes.wait_until(lambda asked=asked: len(server.asked) > asked)
+        started = time.monotonic()
+        pool.close()
+        assert time.monotonic() - started < 10
 
 
 def test_the_decision_is_recorded_once_and_the_key_is_nowhere(server, make_config, tmp_path, monkeypatch):

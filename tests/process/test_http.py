@@ -65,6 +65,15 @@ def test_a_byte_at_a_time_ends_at_the_total_limit(serve):
         assert time.monotonic() - started < 3
 
 
+def test_a_request_that_is_stopped_ends_at_once(serve):
+    for pieces in ([OK + b"Content-Length: 9999\r\n\r\n", *[b"x"] * 999], [OK, *[b"X"] * 999], [b""] * 999):
+        stopped, started = threading.Event(), time.monotonic()
+        threading.Timer(0.3, stopped.set).start()
+        with pytest.raises(NoReplyError, match="stopped"):
+            fetch_json(serve(pieces, pause=0.1), seconds=600, stopped=stopped)
+        assert time.monotonic() - started < 10
+
+
 def test_an_endless_body_ends_at_the_size(serve):
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     with pytest.raises(NoReplyError, match="a reply of more than 1,000,000 bytes"):

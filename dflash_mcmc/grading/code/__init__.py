@@ -1,11 +1,10 @@
 """Programs: the program in the text is run with the tests of the problem, in a sandbox.
 
-The gold answer is JSON with the tests of HumanEval, MBPP or LiveCodeBench (`dflash_mcmc.grading.code.programs`). A
-program passes if its tests run to their end: the harness then returns a random word that it was given.
+The gold answer is JSON with the tests of HumanEval, MBPP or LiveCodeBench (`dflash_mcmc.grading.code.programs`). A program
+passes if its tests run to their end. They run in another process, which calls the functions of the program and gets copies of
+their results: a program finds no expected output, and no object of its own decides a comparison.
 
-The sandbox has limits. The tests run in the process of the program, as in HumanEval's harness (Chen et al. 2021, arXiv
-2107.03374). A program can therefore cheat, for example with an object that equals everything, or by finding the word on the
-stack. A program can also leave the sandbox through a bug of the kernel.
+The sandbox has limits: a program can leave it through a bug of the kernel.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -37,6 +38,7 @@ class ProgramPool:
         self._limits = Limits(timeout_seconds, memory_gib, num_workers)
         self._sandbox, self.walls = _sandbox(all_walls)
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="grader")
+        self._stop = os.eventfd(0)
         self._futures: dict[Future, Hashable] = {}
         self._decided: list[tuple[Hashable, Grade]] = []
 
@@ -51,9 +53,9 @@ class ProgramPool:
             rule = "unfinished_thinking" if answer is None else "empty"
             self._decided.append((tag, Grade(NO_ANSWER, None, rule, walls=self.walls)))
         else:
-            tested = with_tests(program, task)
+            scripts = with_tests(program, task)
             shown = examples_in(question, task.entry_point) if self._examples and task.entry_point else ()
-            future = self._threads.submit(self._graded, program, tested, task.entry_point, shown)
+            future = self._threads.submit(self._graded, program, scripts, task.entry_point, shown)
             self._futures[future] = tag
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
@@ -68,13 +70,15 @@ class ProgramPool:
             yield self._decided.pop()
 
     def close(self) -> None:
-        """Waits for the running programs, which have a time limit, and cancels the others."""
+        """Ends the running programs and cancels the others."""
+        os.eventfd_write(self._stop, 1)
         self._threads.shutdown(wait=True, cancel_futures=True)
+        os.close(self._stop)
 
-    def _graded(self, program: str, tested: str, entry_point: str, examples: Sequence[Example]) -> Grade:
+    def _graded(self, program: str, scripts: tuple[str, str], entry_point: str, examples: Sequence[Example]) -> Grade:
         """The grade of a program, and what it does on examples."""
-        run = partial(_run, self._sandbox, entry_point=entry_point, limits=self._limits)
-        ended, seconds = timed(run, tested)
+        run = partial(_run, self._sandbox, entry_point=entry_point, limits=self._limits, stop=self._stop)
+        ended, seconds = timed(run, *scripts)
         return Grade(_OUTCOMES.get(ended.word, WRONG), program, ended.word, ended.detail, walls=self.walls,
                      grade_seconds=seconds, passed=share_passed(run, program, examples),
                      behaviour=behaviour(run, program, examples))
@@ -87,12 +91,12 @@ class ProgramPool:
             raise UserError(f"grader: programs can no longer be run: {error}; start the run again") from error
 
 
-def _run(sandbox: Sandbox, program: str, entry_point: str, limits: Limits) -> Ended:
+def _run(sandbox: Sandbox, program: str, tests: str = "", *, entry_point: str, limits: Limits, stop: int) -> Ended:
     for _ in range(MAX_DEATHS):
         try:
-            ended = sandbox.run(program, entry_point, limits)
+            ended = sandbox.run(program, entry_point, limits, tests, stop)
         except CannotRun:  # the machine may have been out of processes or namespaces for a moment
-            ended = sandbox.run(program, entry_point, limits)
+            ended = sandbox.run(program, entry_point, limits, tests, stop)
         if ended.word != "lost":
             break
     return ended

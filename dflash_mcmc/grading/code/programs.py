@@ -10,7 +10,7 @@ name of the function that is passed to `check`.
 
 **MBPP** (Austin et al. 2021, arXiv 2108.07732): `{"test_list": ["assert f(1) == 2", ...]}`, with the optional keys
 `test_setup_code` (a text, as in the full file) and `test_imports` (a list of texts, as in the sanitized file), which are
-executed before the program. The name of the function is read from the first assertion.
+executed before the tests. The name of the function is read from the first assertion.
 
 **LiveCodeBench** (Jain et al. 2024, arXiv 2403.07974) has two forms. The first form has the raw columns:
 `{"public_test_cases": [{"input": "...", "output": "..."}, ...], "metadata": {"func_name": "..."}}`. Their values are the
@@ -48,7 +48,8 @@ _INDENT = "    "
 _INDENTED = re.compile(r"\s*^[ \t]+\S", re.MULTILINE)
 _FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 """An import that must precede all other code."""
-_HARNESS = Path(__file__).parent / "inside" / "examples.py"
+_IMPORT = re.compile(r"^(?:import|from)[ \t].*$", re.MULTILINE)
+_RUNNING, _COMPARING = (Path(__file__).parent / "inside" / name for name in ("examples.py", "outputs.py"))
 _BEGIN, _DONE = "[BEGIN]", "[DONE]"
 """The marks around a program in MBPP's few-shot prompt (Austin et al. 2021, appendix)."""
 
@@ -71,7 +72,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
     answer = answer.replace("\r\n", "\n")
     if not task.prompt:
         return _whole_program(answer, task)
-    defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(task.entry_point)}\b", re.MULTILINE)
+    defines = _definition(task.entry_point)
     whole = [block for block in _blocks(answer) if defines.search(block)]
     if not whole and not _fenced(answer) and defines.search(answer) and not _INDENTED.match(answer):
         whole = [_code(answer)]
@@ -80,13 +81,23 @@ def program_of(text: str, task: CodeTask) -> str | None:
     return task.prompt + _completion(_OPENED.sub("", answer, count=1) if _OPENED.match(answer) else answer)
 
 
-def with_tests(program: str, task: CodeTask) -> str:
-    """The script that runs a program on its examples, or else the program followed by its tests, as HumanEval runs them."""
+def with_tests(program: str, task: CodeTask) -> tuple[str, str]:
+    """The script of a program, and the script of its tests, which `inside.runner` executes in another process.
+
+    The program also gets what the tests import, as in HumanEval's harness. The tests have the prompt's own helpers.
+    """
     if task.examples is not None:
         pairs = list(zip(task.examples.inputs, task.examples.outputs, strict=True))
-        call = f"error = examine({program!r}, {pairs!r}, {task.examples.fn_name!r})\nif error is not None:\n    raise error\n"
-        return f"{_HARNESS.read_text()}\n{call}"
-    return f"{program}\n{task.test}\ncheck({task.entry_point})"
+        fn_name = task.examples.fn_name
+        return (f"{_RUNNING.read_text()}\nrun_program = prepared({program!r}, {fn_name!r})",
+                f"{_COMPARING.read_text()}\nerror = examine(run_program, {pairs!r}, {fn_name!r})\n"
+                "if error is not None:\n    raise error\n")
+    helpers = _preamble(task, _definition(task.entry_point))
+    return "\n".join([program, *_IMPORT.findall(task.test)]), f"{helpers}\n{task.test}"
+
+
+def _definition(name: str) -> re.Pattern:
+    return re.compile(rf"^(?:async\s+)?def\s+{re.escape(name)}\b", re.MULTILINE)
 
 
 def _fenced(text: str) -> bool:

@@ -1,7 +1,7 @@
 """What a program does on the examples that its question shows: the share that it passes, and what it returns.
 
-Each example is a program of its own for the sandbox, whose word says that it has passed: what a program prints or raises is no
-verdict. What a program returns is the hash that its run raises. A program can lie about that, and then votes for its lie.
+The examples run as tests do, in a process that the program cannot read: what a program prints or raises is no verdict. What a
+program returns is the hash that its run raises. A program can lie about that, and then votes for its lie.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if not all(_text.startswith("!") for _text in _returned):
 """
 
 
-def share_passed(run: Callable[[str], Ended], program: str, examples: Sequence[Example]) -> float | None:
+def share_passed(run: Callable[..., Ended], program: str, examples: Sequence[Example]) -> float | None:
     """The share of the examples that a program passes; None if no example has a known result.
 
     Args:
-        run: runs a program in the sandbox.
+        run: runs a program, and tests of it, in the sandbox.
     """
     checks = [example.check for example in examples if example.check]
     if not checks:
         return None
-    if run("\n".join([program, *checks])).passed:
+    if run(program, tests="\n".join(checks)).passed:
         return 1.0
-    return sum(run(f"{program}\n{check}").passed for check in checks) / len(checks) if len(checks) > 1 else 0.0
+    return sum(run(program, tests=check).passed for check in checks) / len(checks) if len(checks) > 1 else 0.0
 
 
 def behaviour(run: Callable[[str], Ended], program: str, examples: Sequence[Example]) -> str | None:

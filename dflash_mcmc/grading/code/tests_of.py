@@ -29,7 +29,7 @@ class Examples(NamedTuple):
 class CodeTask(NamedTuple):
     """A code problem with its tests. An empty prompt means that the text has the whole program.
 
-    `test` defines `check(candidate)`. `entry_point` is the function that is tested, empty where a program uses stdin. With
+    `test` is the script of the tests. `entry_point` is the function that is tested, empty where a program uses stdin. With
     `examples`, the program is run on them, and `test` is not used.
     """
 
@@ -56,16 +56,16 @@ def _task(fields: Mapping[str, Any]) -> CodeTask:
     if "public_test_cases" in fields:
         return _livecodebench(fields)
     prompt, test, entry_point = (_text(fields[name]) for name in _FIELDS)
-    return CodeTask(prompt, test, _identifier(entry_point))
+    return CodeTask(prompt, f"{test}\ncheck({_identifier(entry_point)})", entry_point)
 
 
 def _mbpp(fields: Mapping[str, Any]) -> CodeTask:
     tests = [_text(test) for test in fields["test_list"]]
     setup = "\n".join([*map(_text, fields.get("test_imports") or ()), _text(fields.get("test_setup_code") or "")]).strip()
     entry_point = _identifier(function_of(tests[0]))
-    compile("\n".join([setup, *tests]), "tests", "exec", flags=ast.PyCF_ONLY_AST)
-    test = f"{setup}\ndef check(candidate):\n    for test in {tests!r}:\n        exec(test, globals())\n"
-    return CodeTask("", test, entry_point)
+    script = "\n".join([setup, *tests])
+    compile(script, "tests", "exec", flags=ast.PyCF_ONLY_AST)
+    return CodeTask("", script, entry_point)
 
 
 def _livecodebench(fields: Mapping[str, Any]) -> CodeTask:

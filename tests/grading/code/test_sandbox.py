@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +28,7 @@ def found() -> tuple[Sandbox, tuple[str, ...]]:
 
 @pytest.fixture
 def run(found):
-    return lambda program, entry_point="f", limits=LIMITS: found[0].run(program, entry_point, limits)
+    return lambda program, entry_point="f", limits=LIMITS, tests="": found[0].run(program, entry_point, limits, tests)
 
 
 def needs(found, *walls: str) -> None:
@@ -74,6 +77,98 @@ def test_a_program_cannot_pass_by_replacing_functions_of_the_runner(run, patch):
     assert not run(FAILING.format(patch)).passed
 
 
+CHEATS = {
+    "equal to everything": "class All:\n    __eq__ = lambda *given: True\nadd = lambda *given: All()",
+    "a number equal to everything": "class All(int):\n    __eq__ = lambda *given: True\nadd = lambda *given: All(0)",
+    "a class that is loaded": "import collections\nclass Counter(dict):\n    __eq__ = lambda *given: True\n"
+                              "Counter.__module__ = 'collections'\ncollections.Counter = Counter\n"
+                              "add = lambda *given: Counter()",
+    "code in a pickle": "class Code:\n    def __reduce__(self):\n        return eval, ('exec(\"import os\")',)\n"
+                        "import __main__\n__main__._Sender.reducer_override = lambda *given: NotImplemented\n"
+                        "add = lambda *given: Code()",
+    "a builtin": "import builtins\nbuiltins.abs = abs = lambda x: 0\nadd = lambda *given: 0",
+    "a module": "import math\nmath.isclose = lambda *given: True\nadd = lambda *given: 0",
+    "a class for a module": "class math:\n    isclose = lambda *given: True\nadd = lambda *given: 0",
+    "a name of the tests": "check = lambda *given: None\nadd = lambda *given: 0",
+    "an end": "import os\nadd = lambda *given: os._exit(0)",
+    "the nonce in a frame": "import os, sys\nframe = sys._getframe()\nwhile frame:\n"
+                            "    for value in frame.f_locals.values():\n        for place in range(3, 20):\n"
+                            "            try:\n                os.write(place, str(value).encode())\n"
+                            "            except OSError:\n                pass\n    frame = frame.f_back\nos._exit(0)",
+    "an answer of its own": "import os, pickle\nfor place in range(3, 20):\n    try:\n        os.write(place, pickle.dumps("
+                            "('done', ['add'], None)) + pickle.dumps(('done', None, None)) * 9)\n    except OSError:\n"
+                            "        pass\nadd = lambda *given: 0",
+}
+"""Programs whose `add` is wrong and that try to pass nevertheless."""
+TESTS = ("import math\ndef check(candidate):\n    assert candidate(1, 2) == 3\n    assert abs(candidate(2, 2) - 4) < 1e-6\n"
+         "    assert math.isclose(candidate(1.5, 2), 3.5)\ncheck(add)")
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_program_that_cheats_does_not_pass(run, cheat):
+    assert not run(CHEATS[cheat], "add", LIMITS, TESTS).passed
+    if "add = " in CHEATS[cheat]:  # each assertion by itself
+        for assertion in ("add(1, 2) == 3", "abs(add(2, 2) - 4) < 1e-6", "math.isclose(add(1.5, 2), 3.5)",
+                          "{3: add(1, 2)} == {3: 3}"):
+            assert not run(CHEATS[cheat], "add", LIMITS, f"import math\nassert {assertion}").passed, assertion
+    assert run("add = lambda one, other: one + other", "add", LIMITS, TESTS).passed
+
+
+def test_values_of_tests_and_programs_are_those_of_one_process(run):
+    """Plain data is copied; functions, classes, instances and iterators are used where they are."""
+    program = ("from collections import Counter, namedtuple\nfrom enum import IntEnum\n"
+               "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
+               "class Kind(IntEnum):\n    ONE = 1\nPoint = namedtuple('Point', 'x y')\n"
+               "def depth(node):\n    return 0 if node is None else 1 + depth(node.left)\ndef same(x):\n    return x\n"
+               "def counted(n):\n    yield from range(n)\ndef twice(f, x):\n    return f(f(x))\ndef fails():\n    {}['x']")
+    for test in ("root = Node(1)\nroot.left = Node(2)\nassert depth(root) == 2 and root.left.value == 2\n"
+                 "assert same(root) == root",
+                 "assert list(counted(3)) == [0, 1, 2] and set(counted(2)) == {0, 1}",
+                 "assert twice(lambda x: x + 1, 1) == 3", "assert Point(1, 2) == (1, 2) and Kind.ONE == 1",
+                 "for x in (None, ..., 1.5, 2j, 'x', b'x', (1, [2]), {1: {2}}, frozenset([1]), 10 ** 50, '\\ud800', True):\n"
+                 "    assert x is ... or (same(x) == x and type(same(x)) is type(x))",
+                 "from collections import Counter, deque\nassert same(Counter('aab')) == Counter('aab')\n"
+                 "assert same(deque([1])) == deque([1])",
+                 "from datetime import date\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+                 "for x in (date(2020, 1, 2), Decimal('1.10'), Fraction(1, 3), range(3)):\n    assert same(x) == x",
+                 "try:\n    fails()\nexcept KeyError:\n    pass\nelse:\n    assert False"):
+        assert run(program, "same", LIMITS, test).passed, test
+    assert run(program, "f", LIMITS, "fails()")[1:] == ("raised", "KeyError")
+    assert run(program, "f", LIMITS, "f()")[1:] == ("missing_definition", "NameError")
+    assert run(program, "f", LIMITS, "assert same(1) == 2")[1:] == ("failed_test", "AssertionError")
+
+
+SEARCH = """
+import os, re
+found = []
+for process in ("self", os.getppid()):
+    try:
+        with open(f"/proc/{process}/maps") as maps, open(f"/proc/{process}/mem", "rb", 0) as memory:
+            for line in maps:
+                first, last = (int(place, 16) for place in line.split()[0].split("-"))
+                try:
+                    memory.seek(first)
+                    found.append(re.search(b"zq81[s]ecret", memory.read(min(last - first, 1 << 24))) is not None)
+                except (OSError, OverflowError, ValueError):
+                    pass
+    except OSError:
+        found.append("closed")
+def look():
+    return found.count(True), found.count("closed"), len(found) > 5
+"""
+
+
+def test_expected_outputs_are_not_in_the_memory_of_the_program(found):
+    """Without the wall `files`, where a program can read its own memory."""
+    needs(found, "processes")
+    weak = Sandbox("/usr/bin/python3", "/usr", ("user", "limits", "network", "processes"))
+    try:
+        ended = weak.run(SEARCH, "look", LIMITS, "secret = 'zq81secret'\nassert look() == (0, 1, True), look()")
+    except CannotRun:
+        pytest.skip("the system has no interpreter")
+    assert ended.passed, ended
+
+
 def test_the_main_block_of_a_program_is_not_run(run):
     assert run("def f(x):\n    return x + 1\nif __name__ == '__main__':\n    raise SystemExit\nassert f(1) == 2").passed
     assert run("from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
@@ -117,6 +212,73 @@ REFUSED = ("shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)
 NAMESPACES = ("unshare(0x10000000)", "unshare(0x50000000)", "syscall(435, ctypes.create_string_buffer(88), 88)")
 
 
+CLOSED = {"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "ptrace": (101, 117), "bpf": (321, 280),
+          "process_vm_readv": (310, 270), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+          "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "pidfd_getfd": (438, 438),
+          "memfd_secret": (447, 447), "setns": (308, 268), "mount": (165, 40),
+          "personality": (135, 92), "io_setup": (206, 0), "inotify_init1": (294, 26), "kcmp": (312, 272)}
+"""Numbers on x86_64 and aarch64 of some system calls that no program needs."""
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="seccomp is set up for other processors")
+def test_other_system_calls_and_families_of_sockets_are_closed(run):
+    place = ("x86_64", "aarch64").index(os.uname().machine)
+    call = ("import ctypes, errno\nlibrary = ctypes.CDLL(None, use_errno=True)\n"
+            "assert library.syscall({}, 0, 0, 0, 0, 0) < 0\n"
+            "assert ctypes.get_errno() in (errno.EPERM, errno.ENOSYS), ctypes.get_errno()")
+    for name, numbers in CLOSED.items():
+        assert run(call.format(numbers[place])).passed, name
+    for family in (16, 17, 21, 29, 31, 38, 40, 44):  # netlink, packet, rds, can, bluetooth, alg, vsock, xdp
+        assert run(f"import socket\nsocket.socket({family}, 3)").detail == "PermissionError", family
+    assert run("import socket\none, other = socket.socketpair()\none.send(b'x')\nassert other.recv(1) == b'x'").passed
+
+
+def test_numbers_of_system_calls_are_those_of_the_kernel():
+    from dflash_mcmc.grading.code.inside import launch
+
+    headers = [Path(f"/usr/include/{name}") for name in ("x86_64-linux-gnu/asm/unistd_64.h", "asm-generic/unistd.h")]
+    if not all(header.exists() for header in headers):
+        pytest.skip("the headers of the kernel are not installed")
+    number = re.compile(r"#define __NR(?:3264)?_(\w+)\s+(\d+)$", re.MULTILINE)
+    defined = [dict(number.findall(header.read_text())) for header in headers]
+    defined[1]["newfstatat"] = defined[1]["fstatat"]
+    table = ", ".join([launch._ALLOWED, launch._ALLOWED_WITH, launch._CLONE, launch._LEAVING])
+    for name, *numbers in (row.split()[:3] for row in table.split(",")):
+        assert numbers == [numbered.get(name, "-") for numbered in defined], name
+
+
+KEYS = """
+import ctypes
+library = ctypes.CDLL(None)
+assert library.syscall({keyctl}, 10, -3, b"user", {name!r}, 0) < 0  # search the session keyring
+"""
+
+
+def test_the_session_keyring_of_the_grader_is_out_of_reach(found, run, monkeypatch, tmp_path):
+    """Closed by the list of calls, and a keyring of its own where that does not work."""
+    import ctypes
+
+    add, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]
+    name = f"key_{os.getpid()}".encode()
+    if ctypes.CDLL(None).syscall(add, b"user", name, b"secret", 6, -3) < 0:
+        pytest.skip("this kernel has no keys")
+    program = KEYS.format(keyctl=keyctl, name=name)
+    subprocess.run([sys.executable, "-c", program.replace(" < 0 ", " > 0 ")], check=True)
+    assert run(program).passed
+    without_filter(monkeypatch, tmp_path)
+    assert run(program).passed
+
+
+def without_filter(monkeypatch, folder) -> None:
+    """Makes sandboxes without seccomp, as on a kernel that lacks it."""
+    inside = ROOT / "dflash_mcmc/grading/code/inside"
+    source = (inside / "launch.py").read_text()
+    assert source.count("    _allow_calls(own_namespaces)\n") == 1
+    (folder / "launch.py").write_text(source.replace("    _allow_calls(own_namespaces)\n", ""))
+    shutil.copy(inside / "runner.py", folder)
+    monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", folder)
+
+
 def test_shared_memory_is_refused(found, run):
     needs(found, "limits")
     assert (run(SHARED, limits=Limits(20, 0.25)).word, run(SHARED).detail) == ("raised", "PermissionError")
@@ -140,14 +302,9 @@ def test_threads_and_child_processes_are_allowed(run):
 
 
 def test_without_seccomp_two_walls_are_reported_as_missing(found, monkeypatch, tmp_path):
-    """The same sandbox without seccomp, as on a kernel that lacks it: `user` and `limits` must not be reported."""
+    """The walls `user` and `limits` must not be reported."""
     needs(found, "user", "limits")
-    folder = ROOT / "dflash_mcmc/grading/code/inside"
-    source = (folder / "launch.py").read_text()
-    assert source.count("    _refuse_calls(own_namespaces)\n") == 1
-    (tmp_path / "launch.py").write_text(source.replace("    _refuse_calls(own_namespaces)\n", ""))
-    (tmp_path / "runner.py").write_text((folder / "runner.py").read_text())
-    monkeypatch.setattr("dflash_mcmc.grading.code.sandbox._INSIDE", tmp_path)
+    without_filter(monkeypatch, tmp_path)
     assert set(working_walls(found[0])) == set(found[1]) - {"user", "limits"}
 
 
@@ -265,6 +422,17 @@ def test_a_program_is_not_root_and_cannot_become_root(found, run):
     assert run("import os\nos.setuid(0)").detail == "PermissionError"
 
 
+def test_all_walls_work_where_the_grader_is_process_1(found):
+    """As in a container, whose first process starts the run."""
+    needs(found, "processes")
+    if os.geteuid() != 0:
+        pytest.skip("only root can create a namespace of processes")
+    code = "import os\nfrom dflash_mcmc.grading.code.sandbox import find_sandbox\nprint(os.getpid(), *find_sandbox()[1])"
+    done = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code], cwd=ROOT, check=False,
+                          capture_output=True, text=True)
+    assert done.stdout.split() == ["1", *found[1]], done.stderr
+
+
 def test_a_user_without_root_gets_the_same_walls(found):
     needs(found, "files")
     if os.geteuid() != 0:
@@ -280,7 +448,7 @@ def test_a_user_without_root_gets_the_same_walls(found):
 def test_a_program_cannot_fake_a_message_of_the_launcher(run):
     """Such a message says that the sandbox does not work, and would stop the whole run."""
     spray = "import os\nfor place in range(3, 64):\n    try:\n        os.write(place, b'!launcher: no memory')\n"
-    assert run(spray + "    except OSError:\n        pass\nos._exit(125)").word == "exited"
+    assert run(spray + "    except OSError:\n        pass\nos._exit(125)").word in ("exited", "raised")
     assert run("import os; os._exit(200)").detail == "code 200"
 
 
