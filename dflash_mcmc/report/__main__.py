@@ -16,8 +16,8 @@ def main(arguments: list[str]) -> None:
     from dflash_mcmc.report.build import build  # after parsing, so that --help stays fast
 
     built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
-                  outputs=options.outputs, alphas=options.alpha)
-    print(built.overall)
+                  outputs=options.outputs, alphas=options.alpha, formats=options.format)
+    print("\n\n".join([built.overall, *(line for part in built.parts for line in part.verdict)]))
     for warning in built.heading.warnings:
         tell(f"note: {warning}")
     print(f"\n{built.page}")
@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="folder that W&B run ids are looked up in; default: outputs")
     parser.add_argument("--alpha", nargs="+", type=float, default=(), metavar="ALPHA",
                         help="exponents of the power votes in the table of vote rules; default: vote.power.alpha of each run")
+    parser.add_argument("--format", nargs="+", choices=("pdf", "latex"), default=(), metavar="FORMAT",
+                        help="pdf: figures as PDF, too, with embedded fonts; latex: tables as LaTeX (booktabs)")
     parser.add_argument("--lenient", action="store_true", help="skip corrupt files and lines, and list what was left out")
     return parser
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.config.identity import configuration_of, labels_of, name_of_path
-from dflash_mcmc.errors import UserError
+from dflash_mcmc.errors import UserError, tell
 from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import ReportColumn, ReportPart, ReportTable, Section, paragraphs, percent, text_of
 from dflash_mcmc.report.probed import csv_of, table_of
@@ -180,7 +181,7 @@ class Built(NamedTuple):
 
 def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str | None = None,
           pair: Sequence[str] | None = None, lenient: bool = False, outputs: Path = Path("outputs"),
-          alphas: Sequence[float] = ()) -> Built:
+          alphas: Sequence[float] = (), formats: Collection[str] = ()) -> Built:
     """Reads the runs and writes their report from their records. Removes an earlier report's files from the folder.
 
     If all runs are of probes, the report has the tables of the probes, from their summaries.
@@ -192,10 +193,12 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         pair: see `study_of`.
         lenient: skips corrupt files and corrupt lines, and lists them, instead of raising.
         alphas: see `study_of`.
+        formats: `pdf` for figures and `latex` for tables, beside PNG, SVG and CSV.
 
     Raises a one-line UserError.
     """
     folders, studies = run_folders(runs, outputs), list[Study]()
+    _progress(f"reading {len(folders)} runs")
     if all("probe" in identity_if_readable(entry.folder) for entry in folders):
         heading, sections = report_of(folders)
         parts = [ReportPart("", "", (), sections)]
@@ -208,21 +211,23 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         studies, notes = studies_of(read_runs, baseline, pair, alphas)
         studies = [study._replace(probes=probes) for study in studies]
         folders = [Found(run.folder, True) for study in studies for run in study.runs]
-        heading, parts = page.heading_of(studies, [*left_out, *notes]), _parts(studies)
+        parts = _parts(studies)
+        heading = page.heading_of(studies, parts[0].verdict, [*left_out, *notes])
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
-    write(folder, heading, parts)
+    write(folder, heading, parts, formats)
     return Built(folder, heading, parts, studies)
 
 
 def _parts(studies: Sequence[Study]) -> list[ReportPart]:
     """The sections of each dataset. With several, the names of their tables and figures begin with that of the dataset."""
-    sections = [[section for section_of in _SECTIONS if (section := section_of(study)) is not None] for study in studies]
-    if len(studies) == 1:
-        return [ReportPart("", "", (), sections[0])]
-    parts = [ReportPart("", "", (), [side_by_side(studies)])]
-    for study, of_study in zip(studies, sections, strict=True):
-        named = [_named(section, study.dataset) for section in of_study]
-        parts.append(ReportPart(study.dataset, page.counts_of(study), study.warnings, named))
+    parts = [] if len(studies) == 1 else [ReportPart("", "", (), [side_by_side(studies)])]
+    for study in studies:
+        _progress(f"comparing {len(study.runs)} runs on {study.dataset}")
+        sections = [section for section_of in _SECTIONS if (section := section_of(study)) is not None]
+        verdict = paired.verdict_of(study, sections)
+        parts.append(ReportPart("", "", (), sections, verdict) if len(studies) == 1 else ReportPart(
+            study.dataset, page.counts_of(study), study.warnings,
+            [_named(section, study.dataset) for section in sections], verdict))
     return parts
 
 
@@ -234,7 +239,13 @@ def _named(section: Section, dataset: str) -> Section:
                             drawings=drawings)
 
 
-def write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None:
+def _progress(text: str) -> None:
+    """A line in a terminal, for who waits; logs have none."""
+    if sys.stderr.isatty():
+        tell(text)
+
+
+def write(folder: Path, heading: page.Heading, parts: list[ReportPart], formats: Collection[str] = ()) -> None:
     """Writes tables, figures, Markdown and the page. The page is written last: when it exists, every file it names exists.
 
     Raises UserError.
@@ -250,16 +261,20 @@ def write(folder: Path, heading: page.Heading, parts: list[ReportPart]) -> None:
             path = tables / f"{table.name}.csv"
             write_atomically(path, _encoded(csv_of(table.rows if table.data is None else table.data)))
             written.add(path)
+            if "latex" in formats:
+                write_atomically(path.with_suffix(".tex"), _encoded(text_of(table, form="latex_booktabs")))
+                written.add(path.with_suffix(".tex"))
+        drawings = [drawing for section in sections for drawing in section.drawings]
+        _progress(f"drawing {len(drawings)} figures into {figures}")
         with figure.style(math=False):
-            for drawing in (drawing for section in sections for drawing in section.drawings):
+            for drawing in drawings:
                 drawn = drawing.make()
                 if drawn.get_layout_engine() is not None:
                     drawn.draw_without_rendering()
                     drawn.set_layout_engine("none")  # the layout is computed once for both files
-                figure.save(drawn, figures, drawing.name)
-                written |= {figures / f"{drawing.name}.png", figures / f"{drawing.name}.svg"}
+                written |= figure.save(drawn, figures, drawing.name, formats)
         if again:  # remove files of an earlier report that this report has no data for
-            for old in {*tables.glob("*.csv"), *figures.glob("fig_*.png"), *figures.glob("fig_*.svg")} - written:
+            for old in {*tables.glob("*.csv"), *tables.glob("*.tex"), *figures.glob("fig_*.???")} - written:
                 old.unlink()
         write_atomically(folder / "report.md", _encoded(page.markdown(heading, parts)))
         write_atomically(folder / "report.html", _encoded(page.html(heading, parts, figures)))

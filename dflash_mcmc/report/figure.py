@@ -5,7 +5,7 @@ Figures are made without a display and without pyplot's global state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,15 @@ GREEN, PURPLE, ORANGE, SKY = "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 PALETTE = (RIGHT, WRONG, GREEN, PURPLE, ORANGE, SKY, INK)
 """Colours of lines or bars. Figures also vary markers or hatches, so that they can be read in greyscale."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+LOOKS = [*zip(PALETTE, MARKERS, strict=True), ("#8C564B", "<"), ("#6F7F1F", ">"), ("#7A5195", "h")]
+"""Colour and marker of at most ten lines of a figure."""
 
 _STYLE: dict[RcKeyType, Any] = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.axisbelow": True, "axes.grid": True,
     "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6,
-    "savefig.dpi": 160, "svg.hashsalt": "dflash_mcmc",  # the same figure always gives the same file
+    "savefig.dpi": 160, "pdf.fonttype": 42, "svg.hashsalt": "dflash_mcmc",  # the same figure always gives the same file
 }
 
 
@@ -65,11 +67,14 @@ def label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, fl
                       annotation_clip=False)
 
 
-def save(figure: Figure, folder: Path, name: str) -> None:
-    """Writes `name.png` and `name.svg` to the folder. Raises UserError if they cannot be written."""
+def save(figure: Figure, folder: Path, name: str, formats: Collection[str] = ()) -> set[Path]:
+    """Writes `name.png`, `name.svg` and, if `formats` has it, `name.pdf`. Returns the files; raises UserError."""
+    dates: dict[str, dict | None] = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    files = {folder / f"{name}.{form}": date for form, date in dates.items() if form != "pdf" or form in formats}
     with writing(folder / name):
-        figure.savefig(folder / f"{name}.png")
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        for file, metadata in files.items():
+            figure.savefig(file, metadata=metadata)
+    return set(files)
 
 
 def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
@@ -127,21 +132,21 @@ def end_of(row: dict, column: str, end: str) -> float:
     return row[column] if row[f"{column}_{end}"] is None else row[f"{column}_{end}"]
 
 
-def label_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Numbers the points from 1. Each number is next to its point. If there is no room, a line connects number and point.
+def name_lines(figure: Figure, axes: Axes, lines: Sequence[tuple[str, float, float, str]]) -> None:
+    """Names (text, x, y, colour) at the right edge, moved apart where they are close, each joined to the end of its line.
 
     Call it after the figure's layout is computed; the axis limits must not change afterwards.
     """
-    scale = 72.0 / axes.figure.dpi
-    positions = [tuple(scale * coordinate for coordinate in axes.transData.transform(point)) for point in points]
-    taken = list(positions)
-    offsets = [(right, up) for right in range(-54, 55, 6) for up in range(-56, 57, 4) if abs(right) > 6 and abs(up) > 3]
-    offsets.sort(key=lambda offset: (max(abs(offset[0]) * 1.3, abs(offset[1])), offset[0] < 0, offset[1] < 0))
-    for number, (point, (x, y)) in enumerate(zip(points, positions, strict=True), start=1):
-        free = ((right, up) for right, up in offsets
-                if all(abs(x + right - a) > 11.0 or abs(y + up - b) > 8.0 for a, b in taken))
-        right, up = next(free, offsets[0])
-        taken.append((x + right, y + up))
-        far = max(abs(right), abs(up)) > 14
-        axes.annotate(str(number), point, (right, up), textcoords="offset points", fontsize=7.5, ha="center", va="center",
-                      arrowprops={"arrowstyle": "-", "color": OTHER, "linewidth": 0.5, "shrinkB": 3} if far else None)
+    low, high = axes.get_ylim()
+    gap = 11.0 * (high - low) / (axes.get_position().height * figure.get_size_inches()[1] * 72.0)
+    lines = sorted(lines, key=lambda line: line[2])
+    heights = np.array([y for _, _, y, _ in lines])
+    for place in range(1, len(heights)):
+        heights[place] = max(heights[place], heights[place - 1] + gap)
+    heights -= max(0.0, heights.max(initial=low) - high)
+    for place in reversed(range(len(heights) - 1)):
+        heights[place] = min(heights[place], heights[place + 1] - gap)
+    for (text, x, y, colour), height in zip(lines, heights, strict=True):
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "shrinkB": 4, "relpos": (0, 0.5)}
+        axes.annotate(text if len(text) <= 60 else f"{text[:57]}...", (x, y), (1.03, height), color=colour, fontsize=8,
+                      va="center", textcoords=("axes fraction", "data"), annotation_clip=False, arrowprops=line)

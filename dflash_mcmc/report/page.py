@@ -38,12 +38,14 @@ class Heading(NamedTuple):
     """A sentence on the size of the data."""
     warnings: Sequence[str]
     """Notes to read before the comparison."""
+    verdict: Sequence[str] = ()
+    """As of `ReportPart`; empty for several datasets."""
 
 
-def heading_of(studies: Sequence[Study], notes: Sequence[str] = ()) -> Heading:
+def heading_of(studies: Sequence[Study], verdict: Sequence[str], notes: Sequence[str] = ()) -> Heading:
     """The head of a report of samples. Notes on one of several datasets are in its part."""
     if len(studies) == 1:
-        return Heading(title_of(studies), counts_of(studies[0]), [*notes, *studies[0].warnings])
+        return Heading(title_of(studies), counts_of(studies[0]), [*notes, *studies[0].warnings], verdict)
     records = sum(len(run.records) for study in studies for run in study.runs)
     return Heading(title_of(studies), f"{records:,} samples of {len(studies)} datasets.", notes)
 
@@ -69,7 +71,7 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
         return Markup(svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
 
     return environment.from_string(_file("page.html.j2")).render(
-        title=heading.title, counts=heading.counts, warnings=heading.warnings, parts=parts, picture=picture,
+        heading=heading, parts=parts, picture=picture,
         version=importlib.metadata.version("dflash_mcmc"), style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
         hashes=Markup(" ".join(  # of the Content-Security-Policy
             f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)))
@@ -77,10 +79,10 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
 
 def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
-    lines = [f"# {_escaped(heading.title)}", _escaped(heading.counts), *map(_note, heading.warnings)]
+    lines = [f"# {_escaped(heading.title)}", *map(_escaped, [*heading.verdict, heading.counts]), *map(_note, heading.warnings)]
     for part in parts:
         if part.name:
-            lines += [f"# {_escaped(part.name)}", _escaped(part.counts), *map(_note, part.warnings)]
+            lines += [f"# {_escaped(part.name)}", *map(_escaped, [*part.verdict, part.counts]), *map(_note, part.warnings)]
         for section in part.sections:
             lines += _lines(section)
     return "\n\n".join(lines) + "\n"

@@ -74,11 +74,18 @@ class ReportPart(NamedTuple):
     warnings: Sequence[str]
     """Notes to read before the comparison."""
     sections: Sequence[Section]
+    verdict: Sequence[str] = ()
+    """Which runs differ, by how much, and what would resolve the largest difference that is not resolved."""
 
     @property
     def start(self) -> str:
         """The beginning of an anchor of this part."""
         return f"{self.name}-" if self.name else ""
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and the number of the others."""
+    return "; ".join(names[:most]) + (f"; and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def paragraphs(text: str) -> list[str]:
@@ -91,10 +98,10 @@ def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]
     return row[key], row.get(f"{key}_low"), row.get(f"{key}_high")
 
 
-def text_of(table: ReportTable, cell: Callable[[str], str] = one_line) -> str:
-    """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets."""
+def text_of(table: ReportTable, cell: Callable[[str], str] = one_line, form: str = "github") -> str:
+    """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets, or as LaTeX."""
     return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
-                    tablefmt="github", disable_numparse=True,
+                    tablefmt=form, disable_numparse=True,
                     colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
 
 

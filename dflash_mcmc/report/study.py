@@ -11,6 +11,7 @@ from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import takes_null
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import components
+from dflash_mcmc.report.parts import listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
@@ -90,7 +91,8 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
     """Chooses the baseline and the pair of runs over one dataset, and finds what a reader must know before comparing them.
 
     Args:
-        baseline: a run by label, condition or identity; None means greedy decoding without a blend, else the first run.
+        baseline: a run by label, condition or identity; None means plain greedy decoding; else a run without a blend or
+            with beta 0, of which a run with a blend differs in nothing else; else the first run, with a warning.
         pair: two runs. None means the first two runs that are not greedy and differ only in the blend. If there are none, it
             means the baseline and the next run.
         alphas: exponents of the power votes in the table of vote rules. Empty means `vote.power.alpha` of each run.
@@ -101,9 +103,9 @@ def study_of(runs: Sequence[Run], baseline: str | None = None, pair: Sequence[st
     runs = list(runs)
     if not all(0.0 < alpha < math.inf for alpha in alphas):
         raise UserError(f"--alpha: given {' '.join(f'{alpha:g}' for alpha in alphas)}; allowed: numbers > 0")
-    base = _pick(runs, baseline, "--baseline") if baseline else _greedy(runs) or runs[0]
+    base, why = (_pick(runs, baseline, "--baseline"), []) if baseline else _baseline(runs)
     return Study(runs, [entry for run in runs for entry in _entries(run, runs)], base, _pair(runs, base, pair),
-                 _warnings(runs), list(dict.fromkeys(alphas)), name or runs[0].component("dataset"))
+                 [*why, *_warnings(runs)], list(dict.fromkeys(alphas)), name or runs[0].component("dataset"))
 
 
 def same_but(run: Run, other: Run, *groups: str) -> bool:
@@ -205,8 +207,19 @@ def _has_weights(run: Run) -> bool:
             and all(record.get("log_q") is not None for record in run.records))
 
 
-def _greedy(runs: Sequence[Run]) -> Run | None:
-    return next((run for run in runs if (run.component("sampler"), run.component("blend")) == ("greedy", "none")), None)
+def _baseline(runs: Sequence[Run]) -> tuple[Run, list[str]]:
+    """The run that others are compared with, and a warning if nothing but the order chose it."""
+    def plain(run: Run) -> bool:
+        return run.component("blend") == "none" or run.identity.get("blend.beta") == 0
+
+    greedy = (run for run in runs if run.component("sampler") == "greedy" and plain(run))
+    alone = (run for run in runs if plain(run) and any(
+        not plain(other) and same_but(run, other, "blend", "draft", "seed") for other in runs))
+    if found := next(greedy, None) or next(alone, None):
+        return found, []
+    warning = ("no plain greedy decoding is here, and no run without a blend or with beta 0 that differs in nothing else: all "
+               f"runs are compared with the first one, {runs[0].label}. --baseline names another")
+    return runs[0], [warning] if len(runs) > 1 else []
 
 
 def named(runs: Sequence[Run], name: str) -> list[Run]:
@@ -248,17 +261,18 @@ def _pair(runs: Sequence[Run], baseline: Run, names: Sequence[str] | None) -> tu
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     """Sentences, each with a reason why differences between these runs may not come from their samplers alone."""
-    warnings = [f"{run.shown}: statistics use the samples recorded so far" for run in runs if not run.complete]
+    partial = [run.shown for run in runs if not run.complete]
+    warnings = [f"statistics use the samples recorded so far of {listed(partial)}"] if partial else []
     problems = {run.label: set(run.problems) for run in runs}
     shared, every = set.intersection(*problems.values()), set.union(*problems.values())
     if shared != every:
         warnings.append(f"the runs cover different problems: {len(shared):,} of {len(every):,} problems are in all runs. "
                         "Paired differences, overlap, interaction and improvements use the problems that their runs share; "
                         "all other tables and figures use each run's own problems")
-    for run in runs:
-        if uneven := len(run.problems) - len({record["problem"] for record in run.full}):
-            warnings.append(f"{run.label}: {uneven:,} of {len(run.problems):,} problems have fewer than {run.num_chains} "
-                            "chains; votes omit these problems")
+    uneven = [f"{left:,} of {len(run.problems):,} problems of {run.label}" for run in runs
+              if (left := len(run.problems) - len({record["problem"] for record in run.full}))]
+    if uneven:
+        warnings.append(f"votes omit problems that have fewer chains than others: {listed(uneven)}")
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),

@@ -86,7 +86,7 @@ def test_table_4_3_and_its_p_value(document):
     assert {name: row["problems"] for name, row in table(document, "overlap").items()} == {
         "both correct": "74", "ps only": "1", "blend_ps only": "7", "neither": "22"}
     section = next(section for section in document.sections if section.name == "overlap")
-    assert "p = 0.070 (exact McNemar, not adjusted): it is a tie" in section.text[0]
+    assert "p = 0.070 (exact McNemar, not adjusted): it is not resolved" in section.text[0]
 
 
 def test_table_4_4_with_the_interval_that_the_document_lacks(document):
@@ -125,7 +125,7 @@ def test_comparisons_with_the_baseline_are_adjusted_and_ties_are_called_ties(doc
     assert set(found) == set(CONDITIONS) - {"greedy"}
     assert float(found["blend_ps"]["p_value"]) == pytest.approx(2 * sum((1, 9)) / 2**9)  # by hand: 8 against 1 problems
     assert all(float(row["p_holm"]) >= float(row["p_value"]) for row in found.values())
-    assert {row["verdict"] for row in found.values()} == {"tie"}
+    assert {row["verdict"] for row in found.values()} == {"not resolved"}
     assert int(found["blend_ps"]["problems_for_3_points"]) > 104  # only 9 of 104 problems differ, too few to detect 3 points
     assert float(found["blend_ps"]["detectable_difference"]) > 0.03
 
@@ -334,3 +334,13 @@ def test_a_report_of_few_units_is_made(name, tmp_path):
                 job.config.probe.figures(job.config, results.records, results.of_probe)
         assert (folder / "records.jsonl").read_bytes() == b"".join(map(to_line, records))
     assert build([tmp_path / "demo"]).page.is_file()
+
+
+def test_figures_as_pdf_with_embedded_fonts_and_tables_as_latex(outputs, tmp_path):
+    built = build([f"{outputs}/outputs/demo"], tmp_path, lenient=True, formats=("pdf", "latex"))
+    assert {path.stem for path in (built.folder / "figures").glob("*.pdf")} == {
+        path.stem for path in (built.folder / "figures").glob("*.png")}
+    assert b"/Type3" not in (built.folder / "figures/fig_pareto.pdf").read_bytes()
+    assert "\\toprule" in (built.folder / "tables/overall.tex").read_text()
+    build([f"{outputs}/outputs/demo"], tmp_path, lenient=True)
+    assert not [*tmp_path.rglob("*.pdf"), *tmp_path.rglob("*.tex")]

@@ -246,7 +246,7 @@ class TestSeveralChains:
         assert power["difference"] == pytest.approx(2 / 9)
         assert power["effective"] == pytest.approx(sum(weights := [1.0, math.exp(-4), math.exp(-8)]) ** 2
                                                    / sum(weight**2 for weight in weights))
-        assert {row["verdict"] for row in found.values()} == {"-", "tie"}
+        assert {row["verdict"] for row in found.values()} == {"-", "not resolved"}
         curves = {(row["rule"], row["k"]): row["accuracy"] for row in rows(section, "vote_curves")}
         one = (1 + 2 / 3 + 1 / 3) / 3
         assert [curves[rule, 1] for rule in found] == pytest.approx([one] * 3)
@@ -302,7 +302,7 @@ class TestSeveralChains:
         found = study_over(tmp_path)
         votes = {entry.shown: len(entry.records) for entry in found.entries if entry.voted}
         assert set(votes.values()) == {1}
-        expected = "1 of 2 problems have fewer than 3 chains; votes omit these problems"
+        expected = "votes omit problems that have fewer chains than others: 1 of 2 problems of temp"
         assert any(expected in warning for warning in found.warnings)
 
     @pytest.mark.parametrize("grader", ["code", "judge"])
@@ -335,12 +335,19 @@ def test_holm_over_the_rows_of_the_table(tmp_path):
     """Three runs compared with the baseline gain 12, 9 and 5 of 20 problems and lose none."""
     for name, number in (("greedy", 5), ("temp", 17), ("ps", 14), ("blend_greedy", 10)):
         write(tmp_path / "demo", name, solved(number, 20))
-    found = {row["run"]: row for row in paired.section(study_over(tmp_path)).tables[0].rows}
+    study = study_over(tmp_path)
+    section = paired.section(study)
+    found = {row["run"]: row for row in section.tables[0].rows}
     alone = {"temp": 2 * 0.5**12, "ps": 2 * 0.5**9, "blend_greedy": 2 * 0.5**5}
     assert {name: row["p_value"] for name, row in found.items()} == pytest.approx(alone)
     assert {name: row["p_holm"] for name, row in found.items()} == pytest.approx(
         {"temp": 3 * alone["temp"], "ps": 2 * alone["ps"], "blend_greedy": alone["blend_greedy"]})
-    assert {name: row["verdict"] for name, row in found.items()} == {"temp": "better", "ps": "better", "blend_greedy": "tie"}
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "temp": "better", "ps": "better", "blend_greedy": "not resolved"}
+    resolved, open_ = paired.verdict_of(study, [section])
+    assert resolved.startswith("Compared with greedy, 2 of 3 differences are resolved: ")
+    assert open_.startswith("The largest that is not resolved is blend_greedy ")
+    assert "problems would resolve one of this size" in open_
 
 
 def test_a_run_that_loses_is_called_worse(tmp_path):
@@ -545,3 +552,26 @@ def test_the_parts_of_the_time_are_means_over_samples_and_votes_have_none(tmp_pa
         ("temp", 2, 2)]  # a vote has no end of its own
     assert [text for text in found.text if "cut off" in text] == ["temp: 2 of 4 answers were cut off at "
                                                                   "dataset.max_new_tokens=1024."]
+
+
+def test_a_line_of_cost_is_a_method_over_its_budgets(tmp_path):
+    """Steps are a budget and alpha is none; a run that is not complete is a cross beside its line."""
+    for steps, alpha, finished in ((1, 2.0, True), (2, 2.0, True), (1, 4.0, True), (2, 4.0, False)):
+        made = identity("ps", sampler__num_steps=steps, sampler__alpha=alpha)
+        write(tmp_path / "demo", "ps", solved(5 + steps, token_forwards=100 * steps), made, finished=finished,
+              limit=12 - 2 * finished)
+    axes, right = overall.cost_section(study_over(tmp_path)).drawings[0].make().axes
+    lines = [line for line in axes.lines if line.get_marker() not in ("None", "x") and len(line.get_xdata())]
+    assert [line.get_xdata().tolist() for line in lines] == [[100, 200], [100]]
+    crosses = [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert crosses == [[200]]
+    assert sorted(text.get_text().partition(" proposal")[0] for text in right.texts) == ["ps alpha=2", "ps alpha=4"]
+
+
+def test_published_rows_stand_beside_runs_on_their_dataset_alone(tmp_path):
+    for condition in ("greedy", "ps"):
+        write(tmp_path / "demo", condition, solved(5), identity(condition, dataset="gsm8k"))
+    section = compared.section(study_over(tmp_path))
+    assert [table.name for table in section.tables] == ["improvements"]
+    assert [column.header for column in section.tables[0].columns] == ["improvement", "these runs"]
+    assert not section.drawings

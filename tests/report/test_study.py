@@ -142,3 +142,16 @@ def test_differences_between_runs_are_reported(tmp_path, changed, session, messa
 
 def test_no_warning_without_differences(runs):
     assert study_over(runs).warnings == []
+
+
+@pytest.mark.parametrize(("conditions", "chosen", "warned"), [
+    ([("ps", {}), ("greedy", {})], "greedy", False),
+    ([("blend_ps", {}), ("blend_ps", {"blend__beta": 0.0})], "blend_ps beta=0", False),
+    ([("temp", {}), ("blend_ps", {}), ("ps", {})], "ps", False),
+    ([("ps", {"sampler__alpha": 2.0}), ("ps", {"sampler__alpha": 8.0})], "ps alpha=2", True),
+])
+def test_the_baseline_is_plain_greedy_else_the_model_alone_else_the_first_with_a_warning(tmp_path, conditions, chosen, warned):
+    folders = [write(tmp_path / "demo", name, [record("a")], identity(name, **made)) for name, made in conditions]
+    study = study_of(read(run_folders(folders))[0])
+    assert study.baseline.label == chosen
+    assert any("--baseline names another" in warning for warning in study.warnings) is warned

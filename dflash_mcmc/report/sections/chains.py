@@ -21,6 +21,7 @@ from dflash_mcmc.report.parts import (
     counted,
     differing,
     ends,
+    listed,
     named,
     numbered,
     paragraphs,
@@ -28,7 +29,7 @@ from dflash_mcmc.report.parts import (
     shared,
 )
 from dflash_mcmc.report.reading import Run
-from dflash_mcmc.report.sections.paired import adjusted
+from dflash_mcmc.report.sections.paired import VERDICTS, adjusted
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
@@ -80,7 +81,7 @@ def section(study: Study) -> Section | None:
         of = f"; the first {_MOST_DRAWN} runs" if len(curves) > _MOST_DRAWN else ""
         drawings.append(Drawing(f"fig_{study.dataset}_chains", f"pass@k, and accuracy of a majority vote over k chains{of}.",
                                 lambda: _figure(first)))
-        text += "\n\n" + _PASSES + (_VOTES.format(ties=", ".join(map(_ties, voting))) if voting else "")
+        text += "\n\n" + _PASSES + (_VOTES.format(ties=listed([*map(_ties, voting)])) if voting else "")
     return Section("chains", "Chain diagnostics", paragraphs(text), tables, drawings) if tables else None
 
 
@@ -185,7 +186,7 @@ def rules_section(study: Study) -> Section | None:
     adjusted([row for row in rows if row["p_value"] is not None])
     curves = {run.shown: _curves(run, weighted_rules(run, study.alphas)) for run in voting}
     without = [run.shown for run in voting if not any(rule.needs_log_q for rule in weighted_rules(run))]
-    text = _TEXT + ("\n\n" + _WITHOUT.format(runs="; ".join(without)) if without else "")
+    text = _TEXT + ("\n\n" + _WITHOUT.format(runs=listed(without)) if without else "")
     shown = dict(list(curves.items())[:_MOST_PANELS])
     of = f"; the first {_MOST_PANELS} runs" if len(curves) > _MOST_PANELS else ""
     data = [row for rules in curves.values() for curve in rules.values() for row in curve]
@@ -213,7 +214,8 @@ def _rows(run: Run, rules: list[VoteRule]) -> list[dict]:
                      **accuracy_of(own).columns("accuracy"),
                      "effective": sum(row["effective"] for row in combined) / len(combined),
                      "dominated": sum(row["dominated"] for row in combined) / len(combined),
-                     **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "verdict": "tie"})
+                     **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None,
+                     "verdict": VERDICTS["tie"]})
     return rows
 
 
@@ -300,7 +302,7 @@ def _row(study: Study, run: Run, votes_of: _MatchedVotes, cost: CostField) -> di
             "vote": votes_of.shown, "k": k,
             "vote_cost": cost_of(vote, cost), **accuracy_of(other).columns("vote_accuracy"), "problems": len(own.problems),
             "left_out": left_out, **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None,
-            "verdict": "tie"}
+            "verdict": VERDICTS["tie"]}
 
 
 def _matched_columns(cost: str) -> list[ReportColumn]:

@@ -14,6 +14,7 @@ from dflash_mcmc.report.parts import (
     counted,
     differing,
     ends,
+    listed,
     named,
     paragraphs,
     percent,
@@ -43,13 +44,13 @@ _IMPROVEMENTS = (("ps", "base"), ("temp", "base"), ("ps", "greedy"), ("temp", "g
                  ("blend_greedy", "greedy"), ("blend_ps", "greedy"), ("blend_ps", "ps"), ("draft_blend_ps", "ps"))
 _HERE = "these runs"
 _TEXT = """
-Published values are quoted without change: {sources}. The first row of the paper's table is "Base", a draw at temperature 1
-(`generate` with `do_sample=True`); the document calls it greedy. The sources give no intervals for differences; those of these
-runs are Student's over problems, adjusted for few problems. The percentage in parentheses after a difference in points is the
-change relative to the accuracy that it starts from.
+Intervals of differences are Student's over problems, adjusted for few problems. The percentage in parentheses after a
+difference in points is the change relative to the accuracy that it starts from.
 """
-_OTHER_DATA = ("Published results are on {theirs}, these runs on {ours}: compare the directions of differences, not their "
-               "sizes.")
+_QUOTED = """
+Published values are quoted without change: {sources}. The first row of the paper's table is "Base", a draw at temperature 1
+(`generate` with `do_sample=True`); the document calls it greedy. The sources give no intervals for differences.
+"""
 
 
 def section(study: Study) -> Section | None:
@@ -59,22 +60,21 @@ def section(study: Study) -> Section | None:
         return None
     columns = _of_models(study, roles)
     sources = "; ".join(dict.fromkeys(f"{paper.text} ({paper.setting})" for paper in published()))
-    text = paragraphs(_TEXT.format(sources=sources))
-    if study.dataset != DATASET:
-        text.append(_OTHER_DATA.format(theirs=DATASET, ours=study.dataset))
+    beside = study.runs[0].component("dataset") == DATASET
+    text = paragraphs(_TEXT) + (paragraphs(_QUOTED.format(sources=sources)) if beside else [])
     several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
     if several:
-        text.append(f"If several runs have the same method, this section uses one of them: {'; '.join(several)}.")
-    tables = [_accuracies(columns), _improvements(study, columns, roles)]
+        text.append(f"If several runs have the same method, this section uses one of them: {listed(several)}.")
+    tables = [*([_accuracies(columns)] if beside else []), _improvements(study, columns, roles)]
     drawings = [Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
-                        lambda: _figure(columns))]
+                        lambda: _figure(columns))] if beside else []
     blends = [roles[name] for name in ("ps", "draft_blend_ps", "blend_ps") if name in roles]
     if "draft_blend_ps" in roles and len(blends) > 1:
         tables.append(_blend_sources(study, blends))
         drawings.append(Drawing(f"fig_{study.dataset}_draft_comparison",
                                 "Accuracy and MH acceptance of power sampling by blend.",
                                 lambda: _draft_figure(study, blends)))
-    return Section("published", "Comparison with published results", text, tables, drawings)
+    return Section("published", "Comparison with published results" if beside else "Improvements", text, tables, drawings)
 
 
 def _candidates(study: Study) -> dict[str, list[Run]]:
@@ -105,7 +105,8 @@ def _roles(study: Study) -> dict[str, Run]:
 
 def _of_models(study: Study, roles: dict[str, Run]) -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
     """Accuracies by method, for each published model and source, and for these runs."""
-    accuracies = {(paper.model, paper.source): paper.accuracy for paper in published()}
+    here = study.runs[0].component("dataset") == DATASET  # accuracies on other problems cannot be compared
+    accuracies = {(paper.model, paper.source): paper.accuracy for paper in published()} if here else {}
     accuracies[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
     return accuracies
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
+from dflash_mcmc.config.identity import varying
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.figure import OTHER, RIGHT, label_points, plain_ticks
+from dflash_mcmc.report.figure import OTHER, plain_ticks
 from dflash_mcmc.report.study import Entry, Study, cost_of
 from dflash_mcmc.report.table import HEADERS, row_of
 from dflash_mcmc.statistics import summaries
@@ -52,8 +53,11 @@ def section(study: Study) -> parts.Section:
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
-    text += [f"{entry.shown}: {remark}." for entry, row in zip(runs, ends, strict=True)
-             if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
+    cut = f"finish_reason/{finishes.LENGTH}"
+    remarks = [f"{entry.shown}: {remark}" for entry, row in sorted(zip(runs, ends, strict=True), key=lambda pair: -pair[1][cut])
+               if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
+    more = f" (of {len(remarks)} such runs, those with the most; the table of ends has all)" if len(remarks) > 3 else ""
+    text += [f"{'; '.join(remarks[:3])}{more}."] if remarks else []
     text += cautions(len(entry.outcomes.problems) for entry in study.entries if not entry.outcomes.single)
     return parts.Section("overall", "Overall", text, [parts.ReportTable("overall", "All runs", columns, rows),
                                                 parts.ReportTable("verdicts", "Verdicts", _verdict_columns(), verdicts),
@@ -112,6 +116,8 @@ def _figure(study: Study) -> Figure:
     return drawn
 
 
+_MOST_NAMED = 10
+"""The most methods that have a colour and a name in the figure of cost."""
 _COSTS: dict[CostField, str] = {"token_forwards": "token-forwards per answer", "share_seconds": "device seconds per answer"}
 _COST_TEXT = """
 Token-forwards are the positions that the target evaluates for an answer: prompt, recomputed prefixes and drawn tokens. Device
@@ -172,47 +178,58 @@ def _cost_columns() -> list[parts.ReportColumn]:
             front("on front by token-forwards", "token_forwards"), front("on front by device seconds", "share_seconds")]
 
 
-def _cost_figure(study: Study, rows: list[dict]) -> Figure:
-    """Accuracy over each cost. Points are numbered and named below the panels, since the names do not fit next to them."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+def _method(entry: Entry, varying: Collection[str]) -> str:
+    """The name of an entry's method: its run's label without the numbers that are a budget, and how chains are combined."""
+    budgets = {key.partition(".")[2] for key in varying if key.startswith("sampler.num_")}
+    words = [word for word in entry.run.label.split(" ") if word.partition("=")[0] not in budgets]
+    ways = {"sample": "", "majority": ", majority vote", "log_p": ", best by log p", "drawn": ", weighed by p^alpha"}
+    return " ".join(words) + ways.get(entry.by, f", {entry.by} vote")
 
-    names = {entry.shown for entry in study.drawn}
-    rows = [row for row in rows if row["run"] in names or any(row[f"front_{cost}"] for cost in _COSTS)]
-    half = len(rows) if max(len(row["run"]) for row in rows) > 44 else -(-len(rows) // 2)
-    height = 3.9 + 0.16 * half
-    below = 1.0 - 3.9 / height  # the share of the names, which must not narrow the panels
-    drawn = Figure(figsize=(9.2, height), layout=ConstrainedLayoutEngine(rect=(0.0, below, 1.0, 1.0 - below)))
+
+def _cost_figure(study: Study, rows: list[dict]) -> Figure:
+    """Accuracy over each cost: a line for each method over its budgets, with its name at the end of the line."""
+    from matplotlib.figure import Figure
+
+    varies = varying([run.identity for run in study.runs])
+    methods: dict[str, list[dict]] = {}
+    for entry, row in zip(study.entries, rows, strict=True):
+        methods.setdefault(_method(entry, varies), []).append(row)
+    best = {name: max([row["accuracy"] for row in own if row["comparable"]], default=-1.0) for name, own in methods.items()}
+    named = sorted(sorted(best, key=lambda name: -best[name])[:_MOST_NAMED], key=list(methods).index)
+    looks = dict(zip(named, figure.LOOKS, strict=False))
+    drawn = Figure(figsize=(10.4, 4.6), layout="constrained")
     panels = drawn.subplots(1, 2, sharey=True)
-    lines = [f"{number}  {row['run']} (n = {row['n']:,})" for number, row in enumerate(rows, start=1)]
-    columns = (0.05, lines[:half]), (0.53, lines[half:])
-    for axes, (cost, name), (left, column) in zip(panels, _COSTS.items(), columns, strict=True):
-        _panel(axes, rows, cost)
-        axes.set_xlabel(name)
-        drawn.text(left, below, "\n".join(column), va="top", fontsize=8, linespacing=1.35).set_in_layout(False)
-    panels[0].set_ylabel("correct answers, %")
+    for axes, (cost, words) in zip(panels, _COSTS.items(), strict=True):
+        axes.set_xscale("log")
+        front = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row[f"front_{cost}"])
+        axes.step([spent for spent, _ in front], [height for _, height in front], where="post", color=OTHER, linewidth=5.0,
+                  alpha=0.35, zorder=1)
+        for name, own in methods.items():
+            _line(axes, own, cost, *looks.get(name, (OTHER, "o")))
+        axes.margins(x=0.1)
+        plain_ticks(axes)
+        axes.set_xlabel(words)
+    panels[0].set_ylabel("correct answers, %, with 95 % intervals")
     panels[0].set_title(f"Accuracy against cost on {study.dataset}")
-    panels[1].set_title("filled points, dashed line: Pareto front; grey: 95 % intervals", fontsize=8.5, fontweight="normal",
+    panels[1].set_title("grey band: Pareto front; crosses: not complete, or other problems", fontsize=8.5, fontweight="normal",
                         loc="right")
-    drawn.draw_without_rendering()  # positions of points are known only after the layout
-    drawn.set_layout_engine("none")
-    for axes, cost in zip(panels, _COSTS, strict=True):
-        label_points(axes, [(row[cost], 100.0 * row["accuracy"]) for row in rows])
+    drawn.draw_without_rendering()  # the limits of the axes are final
+    ends = {name: max((row["share_seconds"], 100.0 * row["accuracy"]) for row in methods[name]) for name in named}
+    figure.name_lines(drawn, panels[1], [(name, *ends[name], looks[name][0]) for name in named])
     return drawn
 
 
-def _panel(axes: Axes, rows: list[dict], cost: str) -> None:
-    axes.set_xscale("log")
-    front = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row[f"front_{cost}"])
-    axes.step([spent for spent, _ in front], [height for _, height in front], where="post", color=RIGHT, linewidth=1.2,
-              linestyle="--", zorder=2)
+def _line(axes: Axes, rows: list[dict], cost: str, colour: str, marker: str) -> None:
+    """A method's points in the order of their cost. Runs that cannot be compared are crosses beside the line."""
     for row in rows:
-        axes.plot([row[cost]] * 2, [100.0 * row["accuracy_low"], 100.0 * row["accuracy_high"]], color=OTHER, linewidth=1.0,
-                  zorder=1)
-        axes.plot(row[cost], 100.0 * row["accuracy"], "o", markersize=6, color=RIGHT, zorder=3,
-                  markerfacecolor=RIGHT if row[f"front_{cost}"] else "white")
-    axes.margins(x=0.1)
-    plain_ticks(axes)
+        axes.plot([row[cost]] * 2, [100.0 * row["accuracy_low"], 100.0 * row["accuracy_high"]], color=colour, linewidth=0.8,
+                  alpha=0.4, zorder=2)
+    styles: tuple[tuple[bool, dict[str, Any]], ...] = (
+        (True, {"marker": marker, "linewidth": 1.4}), (False, {"marker": "x", "linewidth": 0.0}))
+    for kept, style in styles:
+        points = sorted((row[cost], 100.0 * row["accuracy"]) for row in rows if row["comparable"] is kept)
+        axes.plot([spent for spent, _ in points], [height for _, height in points], color=colour, markersize=5, zorder=3,
+                  **style)
 
 
 _MEASURES_TEXT = """

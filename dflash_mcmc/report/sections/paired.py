@@ -21,6 +21,7 @@ from dflash_mcmc.report.parts import (
     counted,
     differing,
     ends,
+    listed,
     named,
     paragraphs,
     percent,
@@ -53,15 +54,15 @@ SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
 """The smallest number of common problems of a comparison in the figure. With fewer problems, intervals are too wide."""
-VERDICTS = {"a better": "better", "b better": "worse", "tie": "tie"}
+VERDICTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
                           "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
 _TEXT = """
 Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
 problem counts once. Its 95 % interval is Student's over problems, adjusted for few problems (Bonett & Price 2012). p comes
 from the exact McNemar test if every problem has one chain in both runs, else from a paired permutation test over problems.
-p (Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05, else the
-verdict is a tie.
+p (Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05; else the
+difference is not resolved.
 
 Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
 problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with
@@ -86,6 +87,29 @@ def section(study: Study) -> Section | None:
                    [ReportTable("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
                    [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
                             lambda: _figure(title, shown))])
+
+
+def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
+    """The first lines of a part: the resolved differences, the largest of the others, and what would resolve it."""
+    rows = [row for part in sections if part.name == "paired" for row in part.tables[0].rows if row["difference"] is not None]
+    if not rows:
+        return []
+    partial = {entry.shown for entry in study.entries if not entry.run.complete}
+    rows = sorted(rows, key=lambda row: (row["run"] in partial, -abs(row["difference"])))
+
+    def told(row: dict) -> str:
+        return f"{row['run']} {points(*ends(row, 'difference'))} points (p {probability(row['p_holm'])})"
+
+    resolved = [told(row) for row in rows if row["verdict"] in ("better", "worse")]
+    lines = [f"Compared with {study.baseline.label}, " + (f"{len(resolved)} of {len(rows)} differences are resolved: "
+             f"{listed(resolved)}." if resolved else f"none of {len(rows)} differences is resolved.")]
+    if others := [row for row in rows if row["verdict"] == VERDICTS["tie"] and row["difference"]]:
+        entry = next(entry for entry in study.entries if entry.shown == others[0]["run"])
+        own, other, _ = aligned(entry.outcomes, study.entry(study.baseline).outcomes)
+        needed = planned(own, other, abs(others[0]["difference"]))["problems_needed"]
+        lines.append(f"The largest that is not resolved is {told(others[0])} on {others[0]['problems']:,} problems" + (
+            f"; about {needed:,} problems would resolve one of this size (80 % power, one comparison)." if needed else "."))
+    return lines
 
 
 def better_or_worse(row: dict, p: float) -> str:
@@ -205,7 +229,7 @@ def overlap_section(study: Study) -> Section | None:
 
 
 def _comparison_text(paired: Paired, a: str, b: str) -> str:
-    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is a tie"}[paired.verdict]
+    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is not resolved"}[paired.verdict]
     return (f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
             f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
             f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {outcome}.")
