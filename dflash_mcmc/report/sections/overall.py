@@ -54,7 +54,7 @@ def section(study: Study) -> parts.Section:
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
     ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
     cut = f"finish_reason/{finishes.LENGTH}"
-    remarks = [f"{entry.shown}: {remark}" for entry, row in sorted(zip(runs, ends, strict=True), key=lambda pair: -pair[1][cut])
+    remarks = [f"{entry.shown}: {remark}" for entry, row in sorted(zip(runs, ends, strict=True), key=lambda of: -of[1][cut])
                if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
     more = f" (of {len(remarks)} such runs, those with the most; the table of ends has all)" if len(remarks) > 3 else ""
     text += [f"{'; '.join(remarks[:3])}{more}."] if remarks else []
