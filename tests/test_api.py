@@ -446,13 +446,13 @@ def test_run_read_and_compare(tmp_path, monkeypatch, capsys):
     assert "dataset" not in both.columns
     correct = {name: (part.sort_values("problem")["verdict"] == "correct").to_numpy() for name, part in both.groupby("run")}
     assert 0 < correct["greedy"].sum() < 4
-    found = dflash_mcmc.compare(done, other.folder)
-    assert found.both == (correct["greedy"] & correct["temp"]).sum()
-    assert found.only_a == (correct["greedy"] & ~correct["temp"]).sum()
-    assert found.both + found.only_a + found.only_b + found.neither == 4
-    assert "<th>verdict" in found._repr_html_()
+    found = dflash_mcmc.compare(done, f"warm={other.folder}")
+    assert found["run"].tolist() == ["greedy", "warm"]
+    assert found["won"][1] == (correct["temp"] & ~correct["greedy"]).sum()
+    assert found["lost"][1] == (correct["greedy"] & ~correct["temp"]).sum()
+    assert found["difference"][1] == pytest.approx(correct["temp"].mean() - correct["greedy"].mean())
     assert "<pre>| condition" in done._repr_html_()
-    with refused(start=f"compare: given {done.folder.parent}, which has 2 runs; allowed: the folder of one run"):
+    with refused(start=f"{done.folder.parent}: has 2 runs; allowed: the folder of one run"):
         dflash_mcmc.compare(done.folder.parent, done)
 
 

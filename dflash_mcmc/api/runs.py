@@ -14,7 +14,6 @@ from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.report import reading
 from dflash_mcmc.runner.loop import execute
-from dflash_mcmc.statistics.outcomes import aligned, outcomes
 from dflash_mcmc.store.described import RUN, described, identity_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade, RunResult
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.api.sampling import Sample
     from dflash_mcmc.config.schema import Job
     from dflash_mcmc.grading import Grader
-    from dflash_mcmc.report.reading import Run
-    from dflash_mcmc.statistics.paired import Paired
 
 Folder = str | Path | RunResult
 """A run: its folder, or the result of `run`."""
@@ -199,33 +196,30 @@ def _rows(folder: Path, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[s
         yield {**record, **nothing, **({"question": problem["question"]} if problem else {})}
 
 
-def compare(a: Folder, b: Folder) -> Paired:
-    """Compares two runs problem by problem: exact McNemar test, or a permutation test if problems have several chains.
+def compare(*logs: Folder, score: str | None = None) -> pd.DataFrame:
+    """Compares logs with the first of them, problem by problem, as `python -m dflash_mcmc.compare` does.
 
-    Problems that one of the runs lacks are left out, and a line says how many.
+    A row for each log, whose columns are `report.comparison.COLUMNS`. The test is the exact McNemar test, or a permutation
+    test where problems have several samples. Problems that a log and the first do not share are left out, and a line says so.
+
+    Args:
+        logs: runs, run folders, and logs of Inspect, of lm-evaluation-harness, in CSV or JSON Lines (`report/logs.py`), each
+            also as "NAME=PATH".
+        score: the score to compare, where a log has several.
 
     Raises:
-        UserError: for a folder that is not one run of samples, and for runs without a common problem.
+        UserError: for what is no log, fewer than two logs, and logs without a common problem.
     """
-    from dflash_mcmc.statistics import paired
+    import pandas as pd
 
-    one, other, left_out = aligned(*(outcomes(_single(folder).records) for folder in (a, b)))
-    if not one.problems:
-        raise UserError(f"compare: given {_folder(a)} and {_folder(b)}, which have no problem in common; allowed: runs on the "
-                        "same problems")
-    if left_out:
-        note(f"compare: {left_out} problems are left out, because only one of {_folder(a)} and {_folder(b)} has them")
-    return paired.compare(one, other)
+    from dflash_mcmc.report.comparison import COLUMNS, compared
+    from dflash_mcmc.report.logs import read_all
+
+    found = compared(read_all([str(_folder(log)) for log in logs], score))
+    for line in found.notes:
+        note(f"compare: {line}")
+    return pd.DataFrame(found.rows, columns=list(COLUMNS))
 
 
 def _folder(folder: Folder) -> Path:
     return folder.folder if isinstance(folder, RunResult) else Path(folder)
-
-
-def _single(folder: Folder) -> Run:
-    """The only run of a folder. Raises UserError."""
-    runs = reading.read(reading.run_folders([_folder(folder)]))[0]
-    if len(runs) > 1:
-        raise UserError(f"compare: given {_folder(folder)}, which has {len(runs)} runs; allowed: the folder of one run, such "
-                        f"as {runs[0].folder}")
-    return runs[0]

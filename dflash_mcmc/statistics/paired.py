@@ -62,11 +62,6 @@ class Paired(NamedTuple):
     verdict: str
     """`a better`, `b better` or `tie`."""
 
-    def _repr_html_(self) -> str:
-        from tabulate import tabulate
-
-        return str(tabulate([self], [name.replace("_", " ") for name in self._fields], tablefmt="html"))
-
 
 def compare(a: PairedOutcomes, b: PairedOutcomes) -> Paired:
     """Compares two runs. Raises ValueError if they are not on the same problems in the same order, or have no problems."""
@@ -92,13 +87,10 @@ def verdict(difference: float, p_value: float | None) -> str:
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values, adjusted for all comparisons of a table (Holm 1979). A row without a test has None and keeps it."""
-    from statsmodels.stats.multitest import multipletests
-
-    tested = [row for row, p_value in enumerate(p_values) if p_value is not None]
-    adjusted: list[float | None] = [None] * len(p_values)
-    if tested:
-        for row, p_value in zip(tested, multipletests([p_values[i] for i in tested], method="holm")[1], strict=True):
-            adjusted[row] = float(p_value)
+    tested = sorted((p_value, row) for row, p_value in enumerate(p_values) if p_value is not None)
+    adjusted, largest = list[float | None]([None] * len(p_values)), 0.0
+    for rank, (p_value, row) in enumerate(tested):
+        adjusted[row] = largest = min(1.0, max(largest, p_value * (len(tested) - rank)))
     return adjusted
 
 
