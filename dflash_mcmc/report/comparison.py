@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
                             colalign=("left", *["right"] * 8, "left", "right")))
 
     def write(self, folder: Path) -> Path:
-        """Writes comparison.csv, the figure, and the page that shows them, which is returned.
+        """Writes comparison.csv, the figure as PNG, SVG and PDF, and the page that shows them, which is returned.
 
         Raises UserError if they cannot be written.
         """
@@ -69,7 +69,7 @@ class Comparison(NamedTuple):
             folder.mkdir(parents=True, exist_ok=True)
             pd.DataFrame(self.rows, columns=list(COLUMNS)).to_csv(folder / "comparison.csv", index=False)
             with figure.style(math=False):
-                figure.save(self._figure(), folder, "differences")
+                figure.save(self._figure(), folder, "differences", ("png", "svg", "pdf"))
             page.write_text(_PAGE.format(baseline=html.escape(self.rows[0]["run"]), table=html.escape(self.text()),
                                          notes="\n".join(f"<p>{html.escape(note)}</p>" for note in notes)))
         return page
