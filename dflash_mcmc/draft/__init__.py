@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Draft(Component):
 
 @dataclass(kw_only=True)
 class CheckpointDraft(Draft):
-    """Base class of drafts in a checkpoint with DFlash's layout. A subclass declares `family` and `load`."""
+    """Base class of drafts in a checkpoint with DFlash's layout. A subclass defines `load`."""
 
     __slots__ = ()
 
@@ -85,9 +86,9 @@ class CheckpointDraft(Draft):
     example: ClassVar[str]
     """A hub name, for errors."""
 
-    @abstractmethod
     def family(self) -> Family:
-        """The kind of network."""
+        """The kind of network: `FAMILY` of the file in `draft/network` with the draft's name."""
+        return importlib.import_module(f"dflash_mcmc.draft.network.{name_of(self)}").FAMILY
 
     def block_tokens(self, shape: Any) -> int:
         """Drafted tokens of a block, for the shape of the checkpoint. Raises UserError for a block that is too large."""
@@ -240,18 +241,8 @@ def check_adapting(config: Settings, mode: str) -> None:
                               "there, and learning along the chain would change that law")
 
 
-def load_feature_drafter(config: Settings, target: LanguageModel, packs: bool = True) -> DFlashDrafter:
-    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target.
-
-    Args:
-        packs: False for a DFlash network with gradients; see `CheckpointDraft.network`.
-    """
-    if packs:
-        drafter = cast("DFlashDrafter", config.draft.load(target))
-        check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before
-        return drafter
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
-
-    draft = cast(CheckpointDraft, config.draft)
-    network = draft.network(target, packs=False)
-    return DFlashDrafter(network, target, draft.block_tokens(network.shape) + 1)
+def load_feature_drafter(config: Settings, target: LanguageModel) -> DFlashDrafter:
+    """Loads the draft that `check_features` has accepted. Raises UserError if it does not fit the target."""
+    drafter = cast("DFlashDrafter", config.draft.load(target))
+    check_features(config, f"probe={name_of(config.probe)}")  # again, since its files may not have been here before
+    return drafter

@@ -64,7 +64,9 @@ class DFlashDraft(CheckpointDraft):
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """See `CheckpointDraft.canonical`. Fields of learning without effect are left out."""
-        values, folder = CheckpointDraft.canonical(self, config) | self._idle_adapting(config), self._checkpoint().folder
+        values, folder = CheckpointDraft.canonical(self, config), self._checkpoint().folder
+        if self.adapt == "none" or config.decoder.keeps_tokens():
+            values |= {"adapt": "none", "adapt_rank": None, "adapt_rate": None}
         return {**values, "block_size": self.block_size or self._shape(folder).block_size} if folder.is_dir() else values
 
     def size(self) -> DraftSize | None:
@@ -72,7 +74,7 @@ class DFlashDraft(CheckpointDraft):
         size, folder = CheckpointDraft.size(self), self._checkpoint().config_folder()
         if size is None or folder is None or self.adapt == "none":
             return size
-        from dflash_mcmc.draft.adaptation.drafter import features_shape
+        from dflash_mcmc.draft.network.adaptation import features_shape
 
         shape, keys = self._shape(folder), size.companion
         assert keys is not None  # every DFlash checkpoint has a cache
@@ -88,8 +90,7 @@ class DFlashDraft(CheckpointDraft):
         if self.adapt == "none":
             return DFlashDrafter(network, target, block_size)
         self._check_learning()
-        from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-        from dflash_mcmc.draft.adaptation.learning import AdaptSettings
+        from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter, AdaptSettings
 
         return AdaptiveDrafter(network, target, block_size, AdaptSettings(self.adapt, self.adapt_rank, self.adapt_rate))
 
@@ -98,9 +99,3 @@ class DFlashDraft(CheckpointDraft):
         if self.reduces():
             raise ConfigError("draft.adapt", self.adapt, "none with a reduced vocabulary: it would learn from tokens to which "
                               "the draft gives probability 0")
-
-    def _idle_adapting(self, config: Settings) -> dict[str, object]:
-        """The fields of learning that change no output, with the values at which the identity leaves them out."""
-        if self.adapt == "none" or config.decoder.keeps_tokens():
-            return {"adapt": "none", "adapt_rank": None, "adapt_rate": None}
-        return {}

@@ -9,7 +9,6 @@ from dflash_mcmc.draft import CheckpointDraft
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
 
@@ -26,12 +25,6 @@ class DFlash2Draft(CheckpointDraft):
     presets = ("tiny_dflash2",)
     is_slotwise = True
     example = "z-lab/Qwen3.8-27B-DFlash2"
-
-    def family(self) -> Family:
-        """DFlash 2."""
-        from dflash_mcmc.draft.network.dflash2 import FAMILY
-
-        return FAMILY
 
     def load(self, target: LanguageModel) -> SlotwiseDrafter:
         """The draft on its target's device. Raises UserError if draft and target do not fit."""

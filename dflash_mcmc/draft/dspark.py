@@ -11,7 +11,6 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.speculative.slotwise import SlotwiseDrafter
     from dflash_mcmc.settings import Settings
@@ -34,12 +33,6 @@ class DSparkDraft(CheckpointDraft):
     presets = ("tiny_dspark",)
     is_slotwise = True
     example = "deepseek-ai/dspark_qwen3_4b_block7"
-
-    def family(self) -> Family:
-        """DSpark."""
-        from dflash_mcmc.draft.network.dspark import FAMILY
-
-        return FAMILY
 
     def check(self, config: Settings) -> None:
         """Checks that the checkpoint exists, and that it has a confidence head for a threshold. Raises UserError."""

@@ -10,7 +10,6 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.network.checkpoint import Family
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import DraftSize
     from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
@@ -29,12 +28,6 @@ class Eagle3Draft(CheckpointDraft):
 
     example = "RedHatAI/Qwen3-8B-speculator.eagle3"
     is_source, has_block_network = True, False
-
-    def family(self) -> Family:
-        """EAGLE-3."""
-        from dflash_mcmc.draft.network.eagle3 import FAMILY
-
-        return FAMILY
 
     def block_tokens(self, shape: Any) -> int:
         """Drafted tokens of a block."""

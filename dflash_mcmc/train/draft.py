@@ -19,7 +19,7 @@ import torch
 
 from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.draft.network.config import default_target_layers
+from dflash_mcmc.draft.network.checkpoint import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dflash2 import DFlash2

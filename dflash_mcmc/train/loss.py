@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dflash_mcmc.draft.adaptation.learning import kl_divergences, slot_weights
+from dflash_mcmc.draft.network.adaptation import kl_divergences, slot_weights
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.engine.batching.language_model import LanguageModel

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.draft.network.config import default_target_layers
+from dflash_mcmc.draft.network.checkpoint import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.draft.network.config import read_shape
+from dflash_mcmc.draft.network.checkpoint import DFLASH
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.process import program
 from tests.bench import random_weights
@@ -41,7 +41,7 @@ def write(folder: Path, config: Path, tokenizer: Path | None = None, dtype: torc
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError("--config", str(config), "the config.json of a checkpoint") from error
     if _DRAFT in architectures:
-        made = random_weights.draft(read_shape(config.parent), dtype)
+        made = random_weights.draft(DFLASH.read_shape(config.parent), dtype)
         checkpoint.save(made, folder, {"vocab_size": values.get("vocab_size")})
     else:
         _write_target(folder, config, dtype)

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.draft.network.checkpoint import check_pair
-from dflash_mcmc.draft.network.config import read_shape
+from dflash_mcmc.draft.network.checkpoint import DFLASH, check_pair
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.oracle import exact_law
@@ -69,7 +68,7 @@ def changed(**layer) -> dict:
 
 
 def test_a_config_of_speculators(tmp_path):
-    assert read_shape(write_config(tmp_path, QWEN3_8B)) == DFlashShape(
+    assert DFLASH.read_shape(write_config(tmp_path, QWEN3_8B)) == DFlashShape(
         hidden_size=4096, num_layers=5, num_heads=32, num_key_heads=8, head_dim=128, intermediate_size=12288, block_size=8,
         mask_token_id=151669, target_layers=(1, 17, 32), unnormed=True, norm_eps=1e-6, max_positions=40960,
         rope={"rope_type": "default", "rope_theta": 1000000}, sliding=(None,) * 5, dtype=torch.bfloat16,
@@ -85,7 +84,7 @@ def test_a_config_of_speculators(tmp_path):
     (changed(layer_types=None), "sliding", (None,) * 5),
 ], ids=str)
 def test_spellings(tmp_path, config, field, value):
-    assert getattr(read_shape(write_config(tmp_path, config)), field) == value
+    assert getattr(DFLASH.read_shape(write_config(tmp_path, config)), field) == value
 
 
 @pytest.mark.parametrize(("config", "message"), [
@@ -101,7 +100,7 @@ def test_spellings(tmp_path, config, field, value):
 ], ids=str)
 def test_refused_configs(tmp_path, config, message):
     with pytest.raises(UserError, match=message) as caught:
-        read_shape(write_config(tmp_path, config))
+        DFLASH.read_shape(write_config(tmp_path, config))
     assert_one_line(caught.value, tmp_path)
 
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.draft.check.answers import draw, prompts_of
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.drafts import configured
+from dflash_mcmc.drafts.__main__ import configured
+from dflash_mcmc.drafts.check import draw
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.train import draft, loop, responses
@@ -172,7 +173,8 @@ def test_the_evaluation_has_the_tau_of_the_engine_for_a_target_with_a_soft_cap(t
                             "draft.dtype=float32", "hardware.device=cpu", f"paths.outputs={tmp_path}"])
     target = config.model.load("cpu")
     monkeypatch.setattr(target, "softcap", 10.0)
-    walks = draw(config, target, config.draft.load(target), prompts_of(config, target), 0.0, "greedy")
+    prompts = build.prompts(config, target, config.dataset.problems())
+    walks = draw(config, target, config.draft.load(target), prompts, 0.0, "greedy")
     answers = [responses.Response(each.sequence.astype("int32"), len(each.prompt)) for each in walks]
     tokens, forwards = count(config.draft.network(target), target, answers, 3, 16)
     assert tokens == sum(sum(each.gained) for each in walks)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dflash_mcmc.draft.adaptation.learning import kl_divergences
+from dflash_mcmc.draft.network.adaptation import kl_divergences
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train import loss as losses
 from dflash_mcmc.train.blocks import (

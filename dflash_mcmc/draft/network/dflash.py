@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """What the shapes of all draft networks have, as `config.read_shape` returns them."""
+    """What the shapes of all draft networks have, as `Family.read_shape` returns them."""
 
     hidden_size: int
     """Hidden size of the draft and of the target."""

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from dflash_mcmc.draft.network.checkpoint import Family
-from dflash_mcmc.draft.network.config import DraftConfig
-from dflash_mcmc.draft.network.config import to_config as dflash_config
+from dflash_mcmc.draft.network.checkpoint import DraftConfig, Family
+from dflash_mcmc.draft.network.checkpoint import to_config as dflash_config
 from dflash_mcmc.draft.network.dflash import DFlashShape, SlotwiseNetwork
 
 HEADS = ("vanilla", "gated", "rnn")

@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dflash_mcmc.draft.network.checkpoint import Family
-from dflash_mcmc.draft.network.config import DEFAULT_THETA, FIELD, DraftConfig
+from dflash_mcmc.draft.network.checkpoint import DEFAULT_THETA, FIELD, DraftConfig, Family
 from dflash_mcmc.draft.network.dflash import Attention, DraftHead, FeedForward, NetworkShape, RMSNorm, Rotation
 from dflash_mcmc.errors import UserError
 

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache, cache_size, ladder_of
 from dflash_mcmc.engine.batching.chains import SlotMemory

@@ -22,7 +22,7 @@ from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
-    from dflash_mcmc.draft.adaptation.learning import Adapter
+    from dflash_mcmc.draft.network.adaptation import Adapter
 
 _NOTHING = np.empty(0, np.int64)
 TURN_SECONDS = 0.05

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
+from dflash_mcmc.draft.network.adaptation import AdaptiveDrafter
 from dflash_mcmc.engine.batching import attention
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.attention import Reach

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_mcmc.draft.adaptation.drafter import Verified
+from dflash_mcmc.draft.network.adaptation import Verified
 from dflash_mcmc.engine.batching import logits_processor as laws
 from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.chains import Slot

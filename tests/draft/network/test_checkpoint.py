@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_mcmc.draft.network.checkpoint import check_pair, load, save
-from dflash_mcmc.draft.network.config import default_target_layers, read_shape
+from dflash_mcmc.draft.network.checkpoint import DFLASH, check_pair, default_target_layers, load, save
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.errors import ConfigError, UserError
 
@@ -67,7 +66,7 @@ def written(folder: Path, shape: DFlashShape = SMALL) -> tuple[DFlash, Path]:
 
 
 def test_the_published_config(tmp_path):
-    shape = read_shape(write_config(tmp_path, QWEN3_4B))
+    shape = DFLASH.read_shape(write_config(tmp_path, QWEN3_4B))
     assert shape == DFlashShape(
         hidden_size=2560, num_layers=5, num_heads=32, num_key_heads=8, head_dim=128, intermediate_size=9728, block_size=16,
         mask_token_id=151669, target_layers=(1, 9, 17, 25, 33), num_target_layers=36, norm_eps=1e-6,
@@ -113,7 +112,7 @@ SLIDING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
     (config_with("architectures", "hidden_act", "model_type"), "activation", "silu"),
 ])
 def test_spellings_of_a_config(tmp_path, config, field, value):
-    assert getattr(read_shape(write_config(tmp_path, config)), field) == value
+    assert getattr(DFLASH.read_shape(write_config(tmp_path, config)), field) == value
 
 
 @pytest.mark.parametrize(("num_target_layers", "num_layers", "layers"), [
@@ -167,7 +166,7 @@ def test_default_layers(num_target_layers, num_layers, layers):
 ])
 def test_refused_configs(tmp_path, config, message):
     with pytest.raises(UserError, match=message) as caught:
-        read_shape(write_config(tmp_path, config))
+        DFLASH.read_shape(write_config(tmp_path, config))
     assert_one_line(caught.value, tmp_path)
 
 
@@ -183,11 +182,11 @@ def assert_one_line(error: UserError, folder: Path) -> None:
 def test_refused_folders(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match=r"allowed: the folder of a DFlash checkpoint") as caught:
-            read_shape(folder)
+            DFLASH.read_shape(folder)
         assert_one_line(caught.value, folder)
     (tmp_path / "config.json").write_text('{"hidden_size": ')
     with pytest.raises(ConfigError, match=r"config.json is JSON") as caught:
-        read_shape(tmp_path)
+        DFLASH.read_shape(tmp_path)
     assert_one_line(caught.value, tmp_path)
 
 
@@ -195,7 +194,7 @@ def test_refused_folders(tmp_path):
 def test_what_is_saved_is_loaded(tmp_path, shape):
     draft, folder = written(tmp_path / "new", shape)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert read_shape(folder) == shape
+    assert DFLASH.read_shape(folder) == shape
     loaded = load(folder, None, "cpu")
     assert loaded.shape == shape
     assert not loaded.training
@@ -206,7 +205,7 @@ def test_what_is_saved_is_loaded(tmp_path, shape):
     config = json.loads((folder / "config.json").read_text())
     assert (config["architectures"], config["model_type"], config["vocab_size"]) == (["DFlashDraftModel"], "qwen3", 61)
     save(loaded, folder)
-    assert read_shape(folder) == shape
+    assert DFLASH.read_shape(folder) == shape
 
 
 @pytest.mark.parametrize("shape", [SMALL, EVERYTHING], ids=["plain", "everything"])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from dflash_mcmc.draft.adaptation import learning
-from dflash_mcmc.draft.adaptation.drafter import AdaptiveDrafter
-from dflash_mcmc.draft.adaptation.learning import Adapter, AdaptSettings, LowRankDraft
+from dflash_mcmc.draft.network import adaptation as learning
+from dflash_mcmc.draft.network.adaptation import Adapter, AdaptiveDrafter, AdaptSettings, LowRankDraft
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -246,7 +245,7 @@ def test_only_slots_with_kept_tokens_before_them_are_learned():
 def test_a_gradient_that_is_not_finite_is_dropped_and_counted(qwen3, mode, monkeypatch):
     frozen = run(qwen3, SAMPLERS["temperature"], reject(), ONLINE._replace(every_blocks=1000))
     name = "law_loss" if mode == "online" else "token_loss"
-    monkeypatch.setattr(f"dflash_mcmc.draft.adaptation.learning.{name}",
+    monkeypatch.setattr(f"dflash_mcmc.draft.network.adaptation.{name}",
                         lambda logits, *_: logits.sum() * torch.nan)
     done = run(qwen3, SAMPLERS["temperature"], reject(), MODES[mode])
     for tag, each in frozen.items():

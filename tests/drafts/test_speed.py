@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.draft.check import answers, speed
-from dflash_mcmc.draft.check.speed import Pace, Times, advice, of_trace, pace_of
+from dflash_mcmc.chains import build
 from dflash_mcmc.draft.dflash import DFlashDraft
-from dflash_mcmc.drafts import configured, main
+from dflash_mcmc.drafts import check, speed
+from dflash_mcmc.drafts.__main__ import configured, main
+from dflash_mcmc.drafts.speed import Pace, Times, advice, of_trace, pace_of
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.speculative.speculator import Tracer
 from tests.refusals import refused
@@ -26,7 +27,7 @@ def test_tau_is_that_of_the_same_answers_for_each_number_of_drafted_tokens(draft
     assert [pace.temperature for pace in paces] == [0.0] * len(counts) + [1.0] * len(counts)
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    walks = answers.draw(config, model, drafter, answers.prompts_of(config, model), 0.0, "greedy")
+    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0, "greedy")
     greedy = next(pace for pace in paces if pace.num_drafted == drafter.num_drafted)
     assert greedy.tau == pytest.approx(np.mean([gained for walk in walks for gained in walk.gained]))
     assert all(1.0 <= pace.tau <= pace.num_drafted + 1 and pace.break_even > 0.0 for pace in paces)
@@ -54,7 +55,7 @@ def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch
     model, events, keep, reset = config.model.load("cpu"), [], Tracer.keep, BatchedEngine.reset_counters
     monkeypatch.setattr(Tracer, "keep", lambda self, slots: events.append("kept") or keep(self, slots))
     monkeypatch.setattr(BatchedEngine, "reset_counters", lambda self: events.append("turn") or reset(self))
-    drafter, prompts = config.draft.load(model), answers.prompts_of(config, model)
+    drafter, prompts = config.draft.load(model), build.prompts(config, model, config.dataset.problems())
     gained, seconds = speed._timed(config, model, prompts, 0.0, lambda: events.append("answer"), drafter)
     assert events.count("kept") >= len(gained) / len(prompts)
     assert events[events.index("turn"):] == 2 * ["turn", *["answer"] * len(prompts)]

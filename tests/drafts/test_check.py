@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_mcmc.draft.check import answers, check
-from dflash_mcmc.draft.check.check import Change, Checked, Ratio, Trial
-from dflash_mcmc.drafts import configured, default_folder, main
+from dflash_mcmc.chains import build
+from dflash_mcmc.drafts import check
+from dflash_mcmc.drafts.__main__ import configured, default_folder, main
+from dflash_mcmc.drafts.check import Change, Checked, Ratio, Trial
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from tests.composing import composed
-from tests.draft.check import plants
+from tests.drafts import plants
 
 BASE = ("sampler=greedy", "decoder=speculative_match", "decoder.trace=true", "dataset.limit=10", "dataset.max_new_tokens=32")
 LONG = ("dataset.limit=24", "dataset.max_new_tokens=64")
@@ -47,7 +48,7 @@ def test_a_smaller_block_is_drafted_again_as_the_engine_has_it(tmp_path):
     config = composed(tmp_path, *BASE, "draft=tiny", "draft.block_size=4")
     model = config.model.load("cpu")
     drafter = config.draft.load(model)
-    walks = answers.draw(config, model, drafter, answers.prompts_of(config, model), 0.0, "greedy")
+    walks = check.draw(config, model, drafter, build.prompts(config, model, config.dataset.problems()), 0.0, "greedy")
     agreement, trials = check.redrafted(drafter, walks)
     assert agreement == 1.0
     assert max(max(walk.gained) for walk in walks) == 4
@@ -69,7 +70,8 @@ def test_rows_of_a_place_before_are_put_right_to_the_token(tmp_path):
     """On the healthy draft's blocks they gain exactly what it gains."""
     config = composed(tmp_path, *BASE, "draft=tiny")
     model = config.model.load("cpu")
-    walks = answers.draw(config, model, config.draft.load(model), answers.prompts_of(config, model), 0.0, "greedy")
+    prompts = build.prompts(config, model, config.dataset.problems())
+    walks = check.draw(config, model, config.draft.load(model), prompts, 0.0, "greedy")
     path = plants.planted(tmp_path / "draft", "tiny_draft", plants.from_anchor)
     drafter = composed(tmp_path, *BASE, "draft=tiny_dspark", f"draft.path={path}").draft.load(model)
     _, (later, earlier, *_) = check.redrafted(drafter, walks)

@@ -8,25 +8,30 @@ they must gain what the engine's blocks gained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
 from tabulate import tabulate
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.draft import CheckpointDraft
-from dflash_mcmc.draft.check import answers
-from dflash_mcmc.draft.check.answers import BlockWalk
+from dflash_mcmc.engine import slots
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.forcing import sequences
+from dflash_mcmc.ops import Chain, Draw, SamplingParams
 from dflash_mcmc.process import bars
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.types import ChainResult, Trajectory
 
 if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
-    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.engine.batching.batched import BatchedEngine
+    from dflash_mcmc.engine.batching.language_model import LanguageModel
+    from dflash_mcmc.engine.speculative.drafter import DFlashDrafter, Drafter
     from dflash_mcmc.model.hf import HFModel
 
 LEAST_PROBLEMS = 8
@@ -42,6 +47,67 @@ _MOST_BLOCKS = 256
 """Blocks that are drafted again. More of them cost time and hardly narrow an interval over problems."""
 _LEAST_AGREEMENT = 0.98
 """Share of blocks in which both forwards must gain the same. Near-ties differ, most of all in half precision."""
+
+
+class BlockWalk(NamedTuple):
+    """An answer, drawn block by block with sample and match."""
+
+    problem: str
+    prompt: np.ndarray
+    """int64 (prompt length,)."""
+    tokens: np.ndarray
+    """int64 (answer length,)."""
+    gained: tuple[int, ...]
+    """Tokens that each forward of the target gave, in the order of the answer."""
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """Prompt and answer."""
+        return np.concatenate([self.prompt, self.tokens])
+
+    def anchors(self) -> np.ndarray:
+        """Position in the sequence of each block's anchor, int64 (blocks,). The first one is the prompt's last token."""
+        return len(self.prompt) - 1 + np.concatenate([[0], np.cumsum(self.gained)[:-1]]).astype(np.int64)
+
+
+def draw(config: Config, model: LanguageModel, drafter: Drafter, prompts: dict[str, np.ndarray], temperature: float,
+         name: str) -> list[BlockWalk]:
+    """An answer to each prompt. Raises UserError if an answer cannot be drawn.
+
+    Args:
+        temperature: the target's. The draft proposes its most likely tokens.
+        name: the title of the progress bar.
+    """
+    engine, walks = engine_of(config, model, drafter, prompts), dict[str, BlockWalk]()
+    with bars.Bar(len(prompts), "answer", name) as bar:
+        for walk in walked(engine, config, prompts, temperature):
+            walks[walk.problem] = walk
+            bar.update()
+    return [walks[problem] for problem in prompts if len(walks[problem].tokens) > 1]
+
+
+def engine_of(config: Config, model: LanguageModel, drafter: Drafter | None, prompts: dict[str, np.ndarray],
+              trace: bool = True) -> BatchedEngine:
+    """An engine with the configuration's decoder and a trace, or without a drafter a plain one. Raises UserError."""
+    speculation = None if drafter is None else config.decoder.speculation(drafter)
+    return slots.engine_of(config, model.stopping_at(config.dataset.stop), max(map(len, prompts.values())), len(prompts), None,
+                           speculation and speculation._replace(trace=trace), drafter)
+
+
+def walked(engine: BatchedEngine, config: Config, prompts: dict[str, np.ndarray], temperature: float) -> Iterator[BlockWalk]:
+    """The answers as they end; steps without a trace gain one token. Raises UserError if one cannot be drawn."""
+    sampling = SamplingParams(temperature=temperature)
+
+    def chain(problem: str) -> Chain:
+        key = Key(config.seed).fold_in("drafts", problem)
+        return ChainResult((yield Draw(Trajectory.start(prompts[problem]), config.dataset.max_new_tokens, sampling, key)))
+
+    for done in engine.run((problem, chain(problem)) for problem in prompts):
+        if done.result is None:
+            raise UserError(f"draft: the answer to problem {done.tag} cannot be drawn: {done.failure}")
+        tokens = done.result.trajectory.tokens.astype(np.int64)
+        gained = tuple(cast("int", block["gained"]) for block in done.walk) or (1,) * len(tokens)
+        yield BlockWalk(done.tag, prompts[done.tag], tokens, gained)
 
 
 class Ratio(NamedTuple):
@@ -151,8 +217,8 @@ def check(config: Config) -> Checked:
     config.hardware.found()
     model = config.model.load(config.hardware.resolve())
     drafter = cast("DFlashDrafter", draft.load(model))
-    prompts = answers.prompts_of(config, model)
-    drawn = {temperature: answers.draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
+    prompts = build.prompts(config, model, config.dataset.problems())
+    drawn = {temperature: draw(config, model, drafter, prompts, temperature, f"temperature {temperature:g}")
              for temperature in (0.0, 1.0)}
     if not drawn[0.0]:
         raise UserError("dataset: no answer has two tokens; allowed: problems with longer answers")
@@ -165,10 +231,14 @@ def check(config: Config) -> Checked:
 
 
 def _positions(walks: Sequence[BlockWalk], temperature: float) -> list[tuple[str, IntervalEstimate]]:
-    names = [f", tokens {first} to {below - 1}" for first, below in zip((0, *EDGES), EDGES, strict=False)]
-    ratios = [Ratio.of([walk.gained for walk in walks]), *(Ratio(*each) for each in answers.by_position(walks, EDGES))]
-    return [(f"temperature {temperature:g}{name}", ratio.tau())
-            for name, ratio in zip(["", *names, f", tokens from {EDGES[-1]}"], ratios, strict=True)]
+    """tau by range of positions of the answer. A block counts where it begins."""
+    named = [(f"temperature {temperature:g}", Ratio.of([walk.gained for walk in walks]).tau())]
+    for first, below in zip((0, *EDGES), (*EDGES, None), strict=True):
+        inside = [[gained for gained, anchor in zip(walk.gained, walk.anchors(), strict=True)
+                   if first <= anchor + 1 - len(walk.prompt) < (below or np.inf)] for walk in walks]
+        places = f"from {first}" if below is None else f"{first} to {below - 1}"
+        named.append((f"temperature {temperature:g}, tokens {places}", Ratio.of(inside).tau()))
+    return named
 
 
 def changes(layers: tuple[int, ...], num_layers: int) -> list[Change]:

@@ -86,7 +86,7 @@ def _folder(given: Path) -> Path:
 
 def _trace(arguments: list[str]) -> None:
     """`drafts speed --trace FILE`: another engine's steps. Nothing is drawn."""
-    from dflash_mcmc.draft.check import speed
+    from dflash_mcmc.drafts import speed
 
     parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
     parser.add_argument("--trace", type=Path, required=True)
@@ -102,7 +102,7 @@ def _trace(arguments: list[str]) -> None:
 
 
 def _check(config: Config, folder: Path) -> None:
-    from dflash_mcmc.draft.check.check import check
+    from dflash_mcmc.drafts.check import check
 
     note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
     checked = check(config)
@@ -111,7 +111,7 @@ def _check(config: Config, folder: Path) -> None:
 
 
 def _speed(config: Config, folder: Path) -> None:
-    from dflash_mcmc.draft.check import speed
+    from dflash_mcmc.drafts import speed
 
     paces = speed.measure(config)
     print(speed.text(paces))

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
+from dflash_mcmc.chains import build
 from dflash_mcmc.draft import Draft
-from dflash_mcmc.draft.check import answers
+from dflash_mcmc.drafts.check import engine_of, walked
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.process import bars
 
@@ -68,7 +69,7 @@ def measure(config: Config) -> list[Pace]:
     model = config.model.load(config.hardware.resolve())
     drafter = config.draft.load(model)
     assert drafter is not None
-    prompts = answers.prompts_of(config, model)
+    prompts = build.prompts(config, model, config.dataset.problems())
     drafters, paces = [*_shorter(config.draft, drafter.num_drafted, model), drafter], list[Pace]()
     with bars.Bar(len(TEMPERATURES) * (1 + len(drafters)) * (1 + _TURNS) * len(prompts), "answer", "drafts speed") as bar:
         for temperature in TEMPERATURES:
@@ -123,13 +124,13 @@ def _timed(config: Config, model: LanguageModel, prompts: dict[str, np.ndarray],
     A trace takes time and rules out CUDA graphs: one turn with it gives the tokens, and others without it the seconds.
     """
     gained, fastest = list[int](), np.inf
-    for walk in answers.walked(answers.engine_of(config, model, drafter, prompts), config, prompts, temperature):
+    for walk in walked(engine_of(config, model, drafter, prompts), config, prompts, temperature):
         gained += walk.gained
         step()
-    engine = answers.engine_of(config, model, drafter, prompts, trace=False)
+    engine = engine_of(config, model, drafter, prompts, trace=False)
     for _ in range(_TURNS):
         engine.reset_counters()
-        for _ in answers.walked(engine, config, prompts, temperature):
+        for _ in walked(engine, config, prompts, temperature):
             step()
         fastest = min(fastest, engine.counters.step_seconds / engine.counters.row_steps)
     return gained, fastest
