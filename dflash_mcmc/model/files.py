@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import ConfigError, UserError, reason_of
+from dflash_mcmc.model.rotation import wrong_rotation
 from dflash_mcmc.process import hub
 
 
@@ -224,6 +225,7 @@ def stop_ids_of(sources: Iterable[object]) -> set[int]:
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 _FILES = (*_SMALL_FILES, ".safetensors", ".bin", ".pt")
 _SAMPLE_BYTES = 4096
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _CONFIGURATIONS = ("config.json", "generation_config.json")
 
 
@@ -257,9 +259,19 @@ class Checkpoint(NamedTuple):
                               f"{hint(self.folder)}")
 
     def config(self) -> dict | None:
-        """Values of config.json; None for a hub name that is not in the cache yet. Raises ConfigError."""
+        """Values of config.json; None for a hub name that is not in the cache yet.
+
+        Raises ConfigError, also for parameters of the rotary embedding that no model has.
+        """
         folder = self.config_folder()
-        return None if folder is None else self._values(folder / "config.json")
+        if folder is None:
+            return None
+        values = self._values(folder / "config.json")
+        for part in (values, values.get("text_config")):
+            if isinstance(part, dict) and (wrong := wrong_rotation(part)):
+                raise ConfigError(self.field, self.path, f"a folder whose config.json has for {wrong[0]} {wrong[2]}, and not "
+                                  f"{wrong[1]}")
+        return values
 
     def whole_number(self, *names: str) -> int | None:
         """The first of these fields of config.json that is there; None if none is. Raises ConfigError unless it is a count."""
@@ -282,11 +294,26 @@ class Checkpoint(NamedTuple):
         folder = self.config_folder()
         if folder is None:
             return None
+        stored = self._stored(folder)
+        return None if stored is None else sum(math.prod(tensor.shape) for tensor in stored)
+
+    def integers(self) -> list[str]:
+        """The weights that are integers or have 8 bits, each with its type, in safetensors files of a checkpoint that names no
+        quantization. Raises ConfigError.
+        """
+        config, folder = self.config(), self.config_folder()
+        if config is None or folder is None or config.get("quantization_config"):
+            return []
+        return [f"{tensor.name} in {tensor.dtype}" for tensor in self._stored(folder) or ()
+                if tensor.dtype not in _FLOATS and tensor.name.endswith("weight")]
+
+    def _stored(self, folder: Path) -> list[Stored] | None:
+        """The tensors of the safetensors files; None if a file is not on this machine. Raises ConfigError."""
         whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
         files = [whole] if whole.is_file() or not index.is_file() else self._listed(index)
         if not all(file.is_file() for file in files):
             return None
-        return sum(math.prod(tensor.shape) for file in files for tensor in self._header(file)[1])
+        return [tensor for file in files for tensor in self._header(file)[1]]
 
     def fingerprint(self) -> str:
         """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.

@@ -16,6 +16,7 @@ from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
 from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, Files, following_index, size_of
+from dflash_mcmc.model.rotation import wrong_rotation
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
 
@@ -172,6 +173,10 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
 
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(path, revision)
+    if integers := Checkpoint("model.path", path, revision, "").integers():
+        more = f" and {len(integers) - 1} more" if len(integers) > 1 else ""
+        raise UserError(f"model.path: given {path!r}, which has {integers[0]}{more} and no quantization_config; allowed: "
+                        "weights in floating point with 16 bits or more, or the quantization_config that they belong to")
     changed = {} if rope is None else {"config": _configuration(path, revision, rope)}
     # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
     log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
@@ -330,4 +335,6 @@ def _merged_rope(whole: Mapping[str, Any], before: Mapping[str, Any], parameters
         raise ConfigError(_ROPE, dict(whole), f"a mapping with {', '.join(names)}")
     if parameters.get("rope_type") not in kinds:
         raise ConfigError(_ROPE, dict(whole), f"a rope_type of {', '.join(kinds)}")
+    if wrong := wrong_rotation({"rope_scaling": parameters}):
+        raise ConfigError(_ROPE, dict(whole), f"for {wrong[0].removeprefix('rope_scaling.')}, {wrong[2]}")
     return {**{name: before[name] for name in _KEPT_OF_ROPE if before.get(name) is not None}, **parameters}

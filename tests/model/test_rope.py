@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.prompt_encoder import max_positions
 from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.model.hf import override_rope
 from dflash_mcmc.ops import Draw, SamplingParams
 from dflash_mcmc.rng import Key
@@ -65,11 +69,47 @@ def test_each_type_of_layer_has_its_own():
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"rope_type": "none"}, "allowed: a rope_type of default, "), ({"rope_type": "yarn"}, "Missing required keys"),
-    ({"rope_type": "yarn", "faktor": 2.0}, "allowed: a mapping with attention_factor, "), ({"factor": 2.0}, "a rope_type of")])
+    ({"rope_type": "yarn", "faktor": 2.0}, "allowed: a mapping with attention_factor, "), ({"factor": 2.0}, "a rope_type of"),
+    ({"rope_type": "yarn", "factor": -1.0}, "factor, a number > 0")])
 def test_wrong_values_are_one_line(given, message):
     with pytest.raises(ConfigError, match=message) as caught:
         override_rope(LlamaConfig(max_position_embeddings=64), given)
     assert "\n" not in str(caught.value)
+
+
+GOOD = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(("values", "wrong"), [
+    ({"rope_parameters": {}}, "rope_parameters"), ({"rope_scaling": {}}, "rope_scaling"),
+    ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta"),
+    ({"rope_parameters": {**GOOD, "rope_theta": 0}}, "rope_parameters.rope_theta"),
+    ({"rope_theta": 0}, "rope_theta"), ({"rope_theta": float("nan")}, "rope_theta"), ({"rope_theta": "1e4"}, "rope_theta"),
+    ({"rope_theta": float("inf")}, "rope_theta"), ({"rope_local_base_freq": -1}, "rope_local_base_freq"),
+    *(({"rope_parameters": {**GOOD, **YARN, "factor": factor}}, "rope_parameters.factor")
+      for factor in (-1, 0, float("nan"), True, "2")),
+    ({"rope_scaling": {"type": "linear", "factor": 0.0}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 0}}, "rope_scaling.low_freq_factor"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, -1]}}, "rope_scaling.short_factor"),
+    ({"rope_parameters": {"full_attention": GOOD, "sliding_attention": {}}}, "rope_parameters"),
+    ({"rope_parameters": {"full_attention": {**GOOD, "rope_theta": -1}}}, "rope_parameters.rope_theta")])
+def test_a_rotation_that_no_model_has_is_named(tmp_path, values, wrong):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    for content in (values, {"text_config": values}):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=f"a folder whose config.json has for {re.escape(wrong)} .*, and not ") as caught:
+            Checkpoint("model.path", str(tmp_path), None, "").config()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"rope_theta": 1e6, "rope_scaling": None}, {"rope_parameters": GOOD},
+    {"rope_theta": 5, "rope_parameters": {"factor": 2}},
+    {"rope_parameters": {"full_attention": GOOD, "sliding_attention": None}},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0, "attention_factor": None}}])
+def test_other_rotations_are_read(tmp_path, values):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert Checkpoint("model.path", str(tmp_path), None, "").config() == values
 
 
 def test_where_it_has_no_effect_it_is_refused(make_config):

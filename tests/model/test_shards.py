@@ -59,3 +59,18 @@ def test_a_tensor_that_its_file_lacks_is_named(tmp_path):
     index.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"lacks fc\.weight"):
         checkpoint.load(folder, None, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_weights_of_8_bits_without_a_quantization_are_named(tmp_path, dtype):
+    for source, load in ((TARGET, lambda folder: _load.__wrapped__(str(folder), None, "auto", "cpu", None, None)),
+                         (DRAFT, lambda folder: checkpoint.load(folder, None, "cpu"))):
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        weights = load_file(folder / "model.safetensors")
+        name = next(name for name in sorted(weights) if name.endswith("down_proj.weight"))
+        weights[name] = weights[name].to(dtype)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UserError, match=rf"has {name} in [IUF]8.*; allowed: ") as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ import torch
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape, NetworkShape, Rotation, target_ids
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.model.files import PRECISIONS, DamagedError, precision_name, weight_map
+from dflash_mcmc.model.rotation import wrong_rotation
 from dflash_mcmc.store.files import write_atomically
 
 FIELD = "draft.path"
@@ -220,9 +221,9 @@ class DraftConfig:
         return tuple(layers)
 
     def _rope(self) -> dict:
+        if wrong := wrong_rotation({**self.top, **{name: value for name, value in self.own.items() if value is not None}}):
+            self.refuse(f"has {wrong[0]} {wrong[1]}", wrong[2])
         parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        if not isinstance(parameters, dict):
-            self.refuse(f"has parameters of the rotation {parameters!r:.60}", "a mapping such as {\"rope_type\": \"default\"}")
         rope = dict(parameters)
         legacy = rope.pop("type", None)
         rope = {"rope_type": legacy or "default", "rope_theta": self.get("rope_theta"), **rope}
