@@ -116,14 +116,29 @@ def test_requests_of_different_generation_kwargs_share_a_batch(monkeypatch):
 def test_log_likelihoods_are_those_of_hf(ours, theirs):
     answers = ours.generate_until(requests("generate_until", [(chat(ours, row), {"until": []}) for row in ROWS]),
                                   disable_tqdm=True)
-    asked = [pair for row, answer in zip(ROWS, answers, strict=True) for pair in (
+    begun = [ours.tokenizer.decode(ours.tok_encode(answer)[:4]) for answer in answers]  # no token spans its end
+    asked = [pair for row, answer, first in zip(ROWS, answers, begun, strict=True) for pair in (
         (row["question"], " " + row["answer"]), ("", row["solution"]), (row["question"] + " ", row["solution"]),
-        (chat(ours, row), row["solution"]), (chat(ours, row) + answer[:12], answer[12:]))]
+        (chat(ours, row), row["solution"]), (chat(ours, row) + first, answer.removeprefix(first)))]
     found = ours.loglikelihood(requests("loglikelihood", asked), disable_tqdm=True)
     expected = theirs.loglikelihood(requests("loglikelihood", asked), disable_tqdm=True)
     assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert {greedy for _, greedy in found} == {True, False}
+
+
+def test_a_continuation_is_whole_where_a_token_spans_the_join(ours):
+    """Whether the token is all of it or its beginning; at other joins the ids are those of the whole text."""
+    words = [word for word in ours.tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 3]
+    joins = [(before + word[:cut], word[cut:] + after) for word in words[:40] for cut in range(1, len(word))
+             for before in ("The ", "") for after in ("", " of seven", "\n12")]
+    spanned = 0
+    for context, continuation in joins:
+        first, ids = ours._encode_pair(context, continuation)
+        assert ours.tokenizer.decode(ids) == continuation
+        spanned += first + ids != ours.tok_encode(context + continuation)
+    assert len(joins) > spanned > 20
+    assert all(log_p < 0 for log_p, _ in ours.loglikelihood(requests("loglikelihood", joins[:12]), disable_tqdm=True))
 
 
 def test_rolling_log_likelihoods_are_those_of_hf(ours, theirs):

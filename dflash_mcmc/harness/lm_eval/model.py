@@ -131,10 +131,18 @@ class DflashMcmcLM(TemplateLM):
         return tokens[-room:]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The token ids of a context and its continuation, which is encoded alone if its only token is the context's too."""
+        """The token ids of a context and its continuation, which is encoded alone where a token spans their join.
+
+        lm_eval would leave that token out, and with it the beginning of the continuation.
+        """
         before, after = super()._encode_pair(context, continuation)
-        return (before, after) if after or not continuation else (
-            self.tok_encode(context), self.tok_encode(continuation, add_special_tokens=False))
+        own = context.rstrip() or context
+        continuation = context[len(own):] + continuation
+        if before + after == self.tok_encode(own + continuation):
+            return before, after
+        line, joined = (self.tok_encode(text, add_special_tokens=False) for text in ("\n", f"\n{continuation}"))
+        alone = joined[len(line):] if joined[:len(line)] == line else self.tok_encode(continuation, add_special_tokens=False)
+        return before, alone
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihoods of whole texts, in nats, in windows of `max_length` tokens."""
