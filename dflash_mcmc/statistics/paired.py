@@ -7,25 +7,21 @@ Also the interaction of two factors, and tests that two runs have one law. In a 
 have the same law under the null hypothesis, so they can be swapped. Whole generations are swapped, so the tokens of a
 generation may depend on each other.
 
-Then how many problems are needed to detect a difference. With one chain per problem, the test is the exact McNemar test of n
-problems. `discordant` is the share of problems that only one run solves. The difference of accuracies is the share that only
-the better run solves, minus the share that only the other run solves. The power is an exact sum over the number of discordant
-problems and over how many of them each run solves. The usual formula (Connor 1987, "Sample size for testing differences in
-proportions for the paired-sample design") is for the asymptotic test and gives too few problems for the exact test. With
-several chains per problem, the test compares mean differences, and the spread over problems matters: `problems_by_spread` and
-`detectable_by_spread` use the paired t test, which approximates the permutation test for many problems.
+Then what an experiment resolves. The variance of a problem's difference has two parts: of the problems, whose true differences
+are not equal, and of the chains, each of which is one draw. More problems divide both parts, and more chains the second alone.
+The formula is the normal one, of a paired t test with many problems.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.intervals import CONFIDENCE, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, mean_share
@@ -219,97 +215,48 @@ def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
                      observed / len(shared), (1 + at_least) / (1 + _PERMUTATIONS))
 
 
-_MOST = 10_000_000
-"""The largest number of problems that the search tries."""
-_TAIL = 1e-9
+class Noise(NamedTuple):
+    """The variance of a problem's difference of two runs, in its two parts."""
+
+    problems: float
+    """Of the true differences, over problems."""
+    chains: float
+    """Of one chain of each run, within a problem; a mean of c chains has 1/c of it."""
+
+    @classmethod
+    def of(cls, a: PairedOutcomes, b: PairedOutcomes) -> Noise:
+        """The estimates from two runs on the same problems, at least two.
+
+        A run of one chain a problem, such as greedy decoding, counts as without noise of its own. If both runs have one chain,
+        the parts cannot be told apart, and all of the variance counts as that of chains.
+        """
+        variance = float((a.correct - b.correct).var(ddof=1))
+        if int(max(a.chains.max(), b.chains.max())) == 1:
+            return cls(0.0, variance)
+        several = [(run.correct * (1.0 - run.correct), np.maximum(run.chains, 2)) for run in (a, b) if run.chains.max() > 1]
+        of_means = sum(float((spread / (chains - 1)).mean()) for spread, chains in several)
+        of_draws = sum(float((spread * chains / (chains - 1)).mean()) for spread, chains in several)
+        return cls(max(0.0, variance - of_means), of_draws)
+
+    def resolved(self, problems: int, chains: int, power: float = 0.8, level: float = 0.05) -> float | None:
+        """The smallest difference that these numbers detect with this power; None if it exceeds 1."""
+        least = _quantiles(power, level) * float(np.sqrt((self.problems + self.chains / chains) / problems))
+        return least if least <= 1.0 else None
+
+    def problems_needed(self, difference: float, chains: int, power: float = 0.8, level: float = 0.05) -> int:
+        """The smallest number of problems that detects the difference with this power."""
+        return max(2, math.ceil((_quantiles(power, level) / difference) ** 2 * (self.problems + self.chains / chains)))
+
+    def chains_needed(self, difference: float, problems: int, power: float = 0.8, level: float = 0.05) -> int | None:
+        """The smallest number of chains of a problem that detects it; None if no number does."""
+        left = problems * (difference / _quantiles(power, level)) ** 2 - self.problems
+        return None if left <= 0.0 else max(1, math.ceil(self.chains / left))
 
 
-def power_of(problems: int, difference: float, discordant: float, level: float = 0.05) -> float:
-    """Probability that the exact McNemar test detects the difference, in either direction, at this level.
-
-    Args:
-        problems: number of problems.
-        difference: difference of the accuracies, a share.
-        discordant: share of problems that only one of the runs solves; at least the difference.
-
-    Raises:
-        UserError: for a number out of its range.
-    """
-    from scipy.stats import binom
-
-    _check("problems", problems, problems >= 1, "a whole number >= 1")
-    _check("difference", difference, 0.0 < difference <= 1.0, "a number > 0 and <= 1")
-    _check("discordant", discordant, difference <= discordant <= 1.0, f"a number >= {difference:g}, the difference, and <= 1")
-    _check("level", level, 0.0 < level < 1.0, "a number > 0 and < 1")
-    low, high = binom.ppf([_TAIL, 1.0 - _TAIL], problems, discordant)
-    sizes = np.arange(int(low), int(high) + 1)
-    better = min(1.0, (1.0 + difference / discordant) / 2.0)
-    # The largest count of the rarer side with a two-sided p-value of at most `level`. The p-value is twice the smaller tail.
-    largest = binom.ppf(level / 2.0, sizes, 0.5).astype(int)
-    largest -= binom.cdf(largest, sizes, 0.5) > level / 2.0
-    rejects = binom.cdf(largest, sizes, better) + binom.sf(sizes - largest - 1, sizes, better)
-    return float(np.sum(binom.pmf(sizes, problems, discordant) * np.where(largest >= 0, rejects, 0.0)))
-
-
-def problems_needed(difference: float, discordant: float, power: float = 0.8, level: float = 0.05) -> int:
-    """A number of problems that detects the difference with this power, and one fewer does not. Raises UserError."""
-    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
-    return _smallest(lambda problems: power_of(problems, difference, discordant, level) >= power, difference)
-
-
-def detectable(problems: int, discordant: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """The smallest difference of the accuracies that this number of problems detects with this power, to 1e-6.
-
-    None if even the largest difference, with all discordant problems on one side, is not detected. Raises UserError.
-    """
-    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
-    if power_of(problems, discordant, discordant, level) < power:
-        return None
-    low, high = 0.0, discordant
-    while high - low > 1e-6:
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if power_of(problems, middle, discordant, level) >= power else (middle, high)
-    return high
-
-
-def problems_by_spread(difference: float, spread: float, power: float = 0.8, level: float = 0.05) -> int:
-    """The smallest number of problems with which the paired t test detects the mean difference. Raises UserError.
-
-    Args:
-        spread: standard deviation of the difference over problems; > 0.
-    """
-    from statsmodels.stats.power import TTestPower
-
-    _check("difference", difference, 0.0 < difference <= 1.0, "a number > 0 and <= 1")
-    _check("spread", spread, spread > 0.0, "a number > 0")
-    _check("power", power, level < power < 1.0, f"a number > {level:g}, the level, and < 1")
-    return _smallest(lambda problems: TTestPower().power(difference / spread, problems, level) >= power, difference)
-
-
-def _smallest(detects: Callable[[int], bool], difference: float) -> int:
-    """The smallest number of problems >= 2 that detects a difference. Raises UserError if it is above `_MOST`."""
-    high = 2
-    while not detects(high):
-        high *= 2
-        if high > _MOST:
-            raise UserError(f"difference: given {difference:g}; allowed: one that fewer than {_MOST:,} problems detect")
-    return bisect_left(range(high), True, high // 2 + 1, key=detects)
-
-
-def detectable_by_spread(problems: int, spread: float, power: float = 0.8, level: float = 0.05) -> float | None:
-    """The smallest mean difference detected with this power. None for fewer than two problems, or if it exceeds 1."""
-    from statsmodels.stats.power import TTestPower
-
-    _check("spread", spread, spread > 0.0, "a number > 0")
-    if problems < 2:
-        return None
-    difference = spread * float(TTestPower().solve_power(None, problems, level, power))
-    return difference if difference <= 1.0 else None
-
-
-def _check(name: str, given: float, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise UserError(f"{name}: given {given:g}; allowed: {allowed}")
+def _quantiles(power: float, level: float) -> float:
+    """How many standard errors a difference is away from zero if a test at this level detects it with this power."""
+    normal = NormalDist()
+    return normal.inv_cdf(1.0 - level / 2.0) + normal.inv_cdf(power)
 
 
 _SWAPS = 2000

@@ -126,8 +126,9 @@ def test_comparisons_with_the_baseline_are_adjusted_and_ties_are_called_ties(doc
     assert float(found["blend_ps"]["p_value"]) == pytest.approx(2 * sum((1, 9)) / 2**9)  # by hand: 8 against 1 problems
     assert all(float(row["p_holm"]) >= float(row["p_value"]) for row in found.values())
     assert {row["verdict"] for row in found.values()} == {"not resolved"}
-    assert int(found["blend_ps"]["problems_for_3_points"]) > 104  # only 9 of 104 problems differ, too few to detect 3 points
+    assert int(found["blend_ps"]["problems_needed"]) > 104  # only 9 of 104 problems differ, too few to detect 3 points
     assert float(found["blend_ps"]["detectable_difference"]) > 0.03
+    assert (found["blend_ps"]["chains_needed"], found["blend_ps"]["cheaper"]) == ("7", "problems")
 
 
 def test_pareto_front(document):

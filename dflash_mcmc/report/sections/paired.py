@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
 from dflash_mcmc.report.parts import (
@@ -31,18 +31,8 @@ from dflash_mcmc.report.parts import (
 )
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
-from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned
-from dflash_mcmc.statistics.paired import (
-    LEVEL,
-    Paired,
-    compare,
-    detectable,
-    detectable_by_spread,
-    holm,
-    problems_by_spread,
-    problems_needed,
-    verdict,
-)
+from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned, prompt_forwards
+from dflash_mcmc.statistics.paired import Noise, Paired, compare, holm, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +46,8 @@ _FEWEST = 10
 """The smallest number of common problems of a comparison in the figure. With fewer problems, intervals are too wide."""
 VERDICTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
 _NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
-                          "p_value", "p_holm", "problems_for_3_points", "detectable_difference"))
+                          "p_value", "p_holm", "detectable_difference", "problems_needed", "chains_needed",
+                          "cheaper"))
 _TEXT = """
 Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
 problem counts once. Its 95 % interval is Student's over problems, adjusted for few problems (Bonett & Price 2012). p comes
@@ -64,11 +55,11 @@ from the exact McNemar test if every problem has one chain in both runs, else fr
 p (Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05; else the
 difference is not resolved.
 
-Two columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power. One is the number of
-problems needed to detect a difference of {sought:.0f} points. The other is the smallest difference that can be detected with
-as many problems as in this comparison. With one chain per problem, both numbers assume that the share of problems that only
-one of the runs solves stays the same. With several chains, they assume that the spread of the differences stays the same. A
-hyphen means that no such number exists.
+Four columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power: the smallest difference
+that is detected with as many problems and chains as in this comparison; the number of problems with as many chains, and the
+number of chains with as many problems, that detect {sought:.0f} points; and which of the two costs fewer token-forwards of the
+run. More chains divide the variance within a problem and not that between problems. Where both runs have one chain, the two
+cannot be told apart, and the number of chains is the smallest that can suffice. A hyphen means that no number suffices.
 """
 
 
@@ -106,9 +97,11 @@ def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
     if others := [row for row in rows if row["verdict"] == VERDICTS["tie"] and row["difference"]]:
         entry = next(entry for entry in study.entries if entry.shown == others[0]["run"])
         own, other, _ = aligned(entry.outcomes, study.entry(study.baseline).outcomes)
-        needed = planned(own, other, abs(others[0]["difference"]))["problems_needed"]
+        plan = _planned(entry, own, other, abs(others[0]["difference"]))
+        chains = f", or {plan['chains_needed']:,} chains a problem," if plan["chains_needed"] else ""
         lines.append(f"The largest that is not resolved is {told(others[0])} on {others[0]['problems']:,} problems" + (
-            f"; about {needed:,} problems would resolve one of this size (80 % power, one comparison)." if needed else "."))
+            f"; about {plan['problems_needed']:,} problems{chains} would resolve one of this size (80 % power, one "
+            "comparison)." if plan["problems_needed"] else "."))
     return lines
 
 
@@ -135,33 +128,27 @@ def _row(entry: Entry, base: Entry) -> dict:
     row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
     if not own.problems:
         return {**row, **_NOTHING, "test": "none", "verdict": "not compared: no problem in common"}
-    paired, planning = compare(own, other), planned(own, other, SOUGHT)
-    planning["problems_for_3_points"] = planning.pop("problems_needed")
+    paired = compare(own, other)
     return {**row, "both": paired.both, "only_run": paired.only_a, "only_baseline": paired.only_b, "neither": paired.neither,
             **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "test": paired.test,
-            "verdict": VERDICTS[paired.verdict], **planning}
+            "verdict": VERDICTS[paired.verdict], **_planned(entry, own, other, SOUGHT)}
 
 
-def planned(own: PairedOutcomes, other: PairedOutcomes, sought: float, level: float = LEVEL) -> dict[str, float | None]:
-    """`problems_needed` to detect the difference `sought`, and `detectable_difference` with the problems of the runs.
+def _planned(entry: Entry, own: PairedOutcomes, other: PairedOutcomes, sought: float) -> dict[str, float | str | None]:
+    """What these numbers of problems and chains detect, what detects `sought`, and which of the two is cheaper.
 
-    A value is None if the runs differ on too few problems to compute it.
+    Values are None if fewer than two problems differ, and a number that does not exist.
     """
-    differences, problems = own.correct - other.correct, len(own.problems)
-    if own.single and other.single:
-        discordant = float(np.abs(differences).mean())
-        return {"problems_needed": _or_none(problems_needed, sought, discordant, level) if discordant >= sought else None,
-                "detectable_difference": detectable(problems, discordant, level=level) if discordant else None}
-    spread = float(differences.std(ddof=1)) if problems > 1 else 0.0
-    return {"problems_needed": _or_none(problems_by_spread, sought, spread, level) if spread else None,
-            "detectable_difference": detectable_by_spread(problems, spread, level=level) if spread else None}
-
-
-def _or_none(needed: Callable[..., int], difference: float, varies: float, level: float) -> int | None:
-    try:
-        return needed(difference, varies, level=level)
-    except UserError:  # more problems than the search allows
-        return None
+    if len(own.problems) < 2 or not np.ptp(own.correct - other.correct):
+        return dict.fromkeys(("detectable_difference", "problems_needed", "chains_needed", "cheaper"))
+    noise, num_problems, num_chains = Noise.of(own, other), len(own.problems), int(max(own.chains.min(), other.chains.min()))
+    problems, chains = noise.problems_needed(sought, num_chains), noise.chains_needed(sought, num_problems)
+    prompt = float(np.mean([prompt_forwards(record) for record in entry.records]))
+    draw = float(np.mean([record["token_forwards"] for record in entry.records])) - prompt
+    by_problems = problems * (prompt + num_chains * draw)
+    by_chains = math.inf if chains is None else num_problems * (prompt + chains * draw)
+    return {"detectable_difference": noise.resolved(num_problems, num_chains), "problems_needed": problems,
+            "chains_needed": chains, "cheaper": "problems" if by_problems <= by_chains else "chains"}
 
 
 def _columns() -> list[ReportColumn]:
@@ -170,8 +157,9 @@ def _columns() -> list[ReportColumn]:
         *P_VALUES,
         named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
         counted("only baseline correct", "only_baseline"), counted("none correct", "neither"), named("test", "test"),
-        counted("problems to detect 3 points", "problems_for_3_points"),
         ReportColumn("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
+        counted("problems to detect 3 points", "problems_needed"), counted("chains for that", "chains_needed"),
+        named("cheaper", "cheaper"),
         counted("problems left out", "left_out"),
     ]
 
