@@ -170,7 +170,7 @@ class EnginePart(Part, Protocol):
 
 
 class AssumedValues(Protocol):
-    """`assumed`: lengths in tokens, shares, and a rate in tokens a second."""
+    """`assumed`: lengths in tokens, and shares."""
 
     @property
     def prompt_length(self) -> int: ...
@@ -186,8 +186,6 @@ class AssumedValues(Protocol):
     def shared(self) -> float: ...
     @property
     def kept(self) -> float: ...
-    @property
-    def tokens_per_second(self) -> float | None: ...
 
 
 class Settings(Protocol):

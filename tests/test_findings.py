@@ -136,6 +136,24 @@ def test_the_table_of_draws_follows_from_the_records(page):
         assert (row["problems"], row["tokens"]) == (str(len(every)), f"{forwards:,.0f}")
 
 
+def test_equal_likelihood_is_not_equal_answers():
+    said, runs = " ".join((FINDINGS / "equal-cost-on-gsm8k.md").read_text().split()), stored("cost_gsm8k")
+    drawn = runs["temperature-gsm8k-fcebb28b0fc5"].draws
+    best = {one: max((draws[chain] for chain in range(8)), key=lambda draw: draw["log_p"]) for one, draws in drawn.items()}
+    chain = {one: runs["power_mh-gsm8k-b98e1b9dc458"].records[one] for one in best}
+    likely = [statistics.mean(record["log_p"] for record in each.values()) for each in (chain, best)]
+    right = [{one for one, record in each.items() if record["verdict"] == "correct"} for each in (chain, best)]
+    won, lost = len(right[0] - right[1]), len(right[1] - right[0])
+    assert f"same mean log p, {likely[0]:.1f} and {likely[1]:.1f}" in said
+    assert (f"solve {100 * len(right[0]) / len(best):.1f} and {100 * len(right[1]) / len(best):.1f} %: {won} problems against "
+            f"{lost}, p = {mcnemar(won, lost):.3f}") in said
+    programs = stored("cost_code")
+    right = [{one for one, record in programs[f"power_mh-humaneval-{of}"].records.items() if record["verdict"] == "correct"}
+             for of in ("0ce01c81d4f6", "0a76b164f934")]
+    steps = " ".join((FINDINGS / "steps-on-programs.md").read_text().split())
+    assert f"wins {len(right[0] - right[1])} problems against it and loses {len(right[1] - right[0])}" in steps
+
+
 def slopes_over(right: dict[float, dict[str, bool]]) -> list[float]:
     """The slope over beta of each problem's verdict, in points per 0.1."""
     middle = statistics.mean(right)
@@ -243,6 +261,32 @@ def test_the_controls_on_all_problems_follow_from_the_records():
         won, lost = sum(right[one] > before[one] for one in right), sum(right[one] < before[one] for one in right)
         others = sum(mine[one]["text"] != base[one]["text"] for one in mine)
         assert shown == [str(others), str(won), str(lost), f"{mcnemar(won, lost):.2f}"]
+
+
+def test_accepted_and_moving_proposals_follow_from_the_records(tmp_path, monkeypatch, capsys):
+    """The script that stands on the page prints each row of both tables."""
+    page, both = FINDINGS / "sign-of-beta-on-gsm8k.md", []
+    (script,) = (block for block in re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+                 if block.startswith("import"))
+    for name in ("gpu_gsm8k", "signflip_gsm8k", "signflip164"):
+        with tarfile.open(FINDINGS / "records" / f"{name}.tar.xz") as archive:
+            archive.extractall(tmp_path, filter="data")
+    blends = {(source(run.identity), f"{run.identity['blend.beta']:g}"): f"signflip164/{folder}"
+              for folder, run in stored("signflip164").items()
+              if run.identity["sampler"] == "power_mh" and "blend.beta" in run.identity}
+    named = dict(re.findall(r"^\| (`[^`]+`) \| `([\w.=-]+)` \|$", page.read_text(), re.MULTILINE))
+    row = r"^\| ([^|]+) \| ([^|]+) \| ([-+]\d\.\d\d \(.*)\|$"
+    for first, second, cells in re.findall(row, page.read_text(), re.MULTILINE):
+        pair = ([f"gpu_gsm8k/{folder}" for folder in ("layer-power_mh-gsm8k-0393560d0fd4", "power_mh-gsm8k-3a68602110d0")]
+                if second == "1,319" else [f"signflip_gsm8k/{named[run]}" for run in (first, "`ps`")])
+        both.append((cells, pair))
+    for kind, beta, cells in re.findall(row, (FINDINGS / "sign-of-beta.md").read_text(), re.MULTILINE):
+        both.append((cells, [blends[kind, beta], blends["layer", "0"]]))
+    assert len(both) == 4 + 14
+    for cells, pair in both:
+        monkeypatch.setattr("sys.argv", ["moves.py", *(str(tmp_path / folder) for folder in pair)])
+        exec(script, {})
+        assert capsys.readouterr().out.replace("\n", "").strip(" |") == cells.strip(" |")
 
 
 def test_every_archive_has_a_page_and_names_no_machine():

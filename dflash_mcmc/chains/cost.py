@@ -56,7 +56,7 @@ def of_tasks(config: Settings, count: int, cost: UnitCost | None) -> CostEstimat
     """The cost of `count` tasks that each cost `cost`. Without `cost` the costs are None."""
     if cost is None:
         return CostEstimate(count, None, None, None)
-    total, rate = count * cost.token_forwards, config.hardware.tokens_per_second or config.assumed.tokens_per_second
+    total, rate = count * cost.token_forwards, config.hardware.tokens_per_second
     hours = total / rate / 3600 if rate else None if total else 0.0
     return CostEstimate(count, total, hours, count * cost.draft_blocks)
 
@@ -178,7 +178,5 @@ def rate(config: Settings) -> str:
     """The line about the rate that the hours are computed with."""
     if measured := config.hardware.tokens_per_second:
         return f"hours: at hardware.tokens_per_second={measured:g}"
-    if guessed := config.assumed.tokens_per_second:
-        return (f"hours: at assumed.tokens_per_second={guessed:g}, a guess; hardware.tokens_per_second of a run on the "
-                "machine replaces it")
-    return "hours: unknown; set hardware.tokens_per_second to the machine's token-forwards per second"
+    return ("hours: unknown; set hardware.tokens_per_second to that of a finished run of this model on this machine: "
+            "token_forwards / (mean_share_seconds * num_samples) of its summary.json")

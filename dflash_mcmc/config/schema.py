@@ -71,8 +71,6 @@ class Assumed:
                             "prefix, evaluated once for several blocks", ge=0, le=1)
     kept: float = runtime(4.0, "tokens that sample and match keeps of each block in probe=sampled_verify, the target's own "
                           "included", ge=1)
-    tokens_per_second: float | None = runtime(None, "token-forwards per second, where hardware.tokens_per_second is null; "
-                                              "null = hours are not printed", gt=0)
 
 
 @dataclass(slots=True, kw_only=True)

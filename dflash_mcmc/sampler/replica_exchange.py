@@ -1,7 +1,6 @@
 """Replica exchange between chains on several powers of p, also called parallel power tempering.
 
-Swendsen & Wang 1986; Geyer 1991; for language models Theodoropoulos et al. 2026, "Parallel Power Tempering"
-(arXiv 2609.38104).
+Swendsen & Wang 1986; Geyer 1991; for language models Theodoropoulos et al. 2026 (arXiv 2609.38104).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.kernel import MetropolisStep
-from dflash_mcmc.ops import UNENDED, Draw, SamplingParams, Steps, ended_only, until_ended
+from dflash_mcmc.ops import UNENDED, Draw, SamplingParams, Steps, drive, ended_only, until_ended
 from dflash_mcmc.rng import Key
 from dflash_mcmc.testing import (
     PROMPT,
@@ -254,6 +254,21 @@ def test_a_run_has_the_chain_of_its_configuration(make_config):
     assert engine.run(build.chain(config, config.sampler, "a", 0, prompt, None)).law_error == 1.0
     config.dataset.must_end = False
     assert engine.run(build.chain(config, config.sampler, "a", 0, prompt, None)).law_error == 0.0
+
+
+def test_an_answer_is_drawn_sixteen_times_at_most(make_config):
+    config, draws = make_config("sampler=temperature", "dataset.max_new_tokens=2", "dataset.must_end=true"), []
+    path = score(TabularEngine(MODEL), (1, 1), SamplingParams(), "base")
+    done = drive(build.chain(config, config.sampler, "a", 0, PROMPT, None), lambda draw: draws.append(draw.key) or path)
+    assert (len(set(draws)), done.law_error) == (16, 1.0)
+
+
+def test_a_vote_without_answers_keeps_the_first_draw_that_ends():
+    engine, vote = TabularEngine(MODEL), of_best_of_n.make(select="vote", num_candidates=3)
+    paths = [score(engine, tokens, SamplingParams(), "base") for tokens in ((1, 1), (1, 0), (0,))]
+    drawn = iter([_cut_off(paths[0]), *paths[1:]])
+    done = drive(vote.comparing(PROMPT, 2, Key(0), lambda tokens: None), lambda _: next(drawn))
+    assert done.trajectory.tokens.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("overrides", "said"), [

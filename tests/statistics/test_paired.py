@@ -249,6 +249,15 @@ def test_the_interval_is_that_of_the_run_with_the_fewest_chains():
     assert two_by_two(few, many, many, many).effect == mean_difference(difference, 1, widest=2.0)
 
 
+@pytest.mark.parametrize(("chains", "added"), [(1, 1.0), (4, 0.5), (25, 0.2)])
+def test_the_interval_adds_two_values_of_the_size_of_a_problem_s_noise(chains, added):
+    values = [0.5, -0.25, 0.0, 0.75, 0.25, -0.5]
+    spread = stats.sem([*values, added, -added])
+    low, high = stats.t.interval(0.95, len(values) + 1, np.mean([*values, added, -added]), spread)
+    found = mean_difference(np.array(values), chains)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
 # Power analysis: compared with simulated experiments.
 
 @pytest.mark.parametrize(("problems", "chains", "between"), [(164, 1, 0.0), (164, 8, 0.0), (400, 4, 0.05), (150, 32, 0.05)])

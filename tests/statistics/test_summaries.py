@@ -72,6 +72,12 @@ def test_rates_have_intervals_over_problems():
     assert rates(greedy)["acceptance_low"] is None
 
 
+def test_chains_of_a_problem_that_agree_do_not_narrow_the_intervals_of_rates():
+    chains = [record(str(number), "correct", chain, accepted=number % 3, moved=number % 2, abandoned=number % 4 // 2,
+                     token_forwards=10 * number) for number in range(20) for chain in range(8)]
+    assert rates(chains) == pytest.approx(rates([one for one in chains if one["chain"] == 0]))
+
+
 def test_the_numbers_of_samplers_have_means_over_the_records_that_have_them():
     records = [record("a", "correct", measures={"log_z": -2.0}), record("b", "wrong", measures={"log_z": -4.0, "trips": 1.0}),
                record("c", "not_drawn")]

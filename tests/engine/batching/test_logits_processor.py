@@ -165,6 +165,15 @@ def test_ties_at_a_cut_off_are_kept_in_the_order_of_token_ids():
     assert kept([0.0, 1.0, 1.0, 0.0], temperature=0.0) == [1]
 
 
+def test_kept_sets_of_several_blocks_have_the_log_q_of_the_whole_vocabulary():
+    logits = torch.tensor(np.random.default_rng(0).normal(size=(2, 1200)), dtype=torch.float32)
+    weights = laws.weigh(laws.process(logits, SamplingParams(top_k=700), laws.NO_HISTORY))
+    ids, log_q = laws.kept(weights, 700).view(2, 700, 2).unbind(-1)
+    assert int(ids.max()) >= 1024
+    torch.testing.assert_close(log_q.exp().sum(-1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(log_q, torch.log_softmax(logits.double().gather(1, ids.long()), -1), atol=1e-5, rtol=0)
+
+
 def test_cut_offs_apply_in_the_documented_order():
     """Top-k, then top-p of what is left, then min-p of what is left, all after the temperature."""
     logits = [math.log(share) for share in (0.4, 0.3, 0.2, 0.1)]
