@@ -16,15 +16,14 @@ from tabulate import tabulate
 
 from dflash_mcmc.errors import UserError, writing
 from dflash_mcmc.report.logs import Log
-from dflash_mcmc.report.sections.paired import planned
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned
-from dflash_mcmc.statistics.paired import compare, holm, verdict
+from dflash_mcmc.statistics.paired import Noise, compare, holm, verdict
 
 COLUMNS = ("run", "problems", "samples", "accuracy", "accuracy_low", "accuracy_high", "baseline", "common", "difference",
            "difference_low", "difference_high", "won", "lost", "p", "p_holm", "test", "result", "problems_needed")
 """Accuracies and differences are shares, over problems, with 95 % intervals. `won` and `lost` count the common problems whose
 mean is above and below that of the baseline. `problems_needed` detects a difference of this size at p = 0.05 with 80 % power,
-if the runs differ on as many problems as here."""
+with as many chains of a problem as here."""
 _RESULTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
 _METHOD = ("Each log is compared with the first on the problems that both have; the samples of a problem are one cluster. "
            "With one verdict a problem the test is McNemar's exact test, else a permutation of the signs of the differences. "
@@ -118,7 +117,9 @@ def compared(logs: Sequence[Log]) -> Comparison:
         if left_out:
             notes.append(f"{log.name}: {left_out} problems are left out, because only one of it and {base.name} has them")
         pair, sides = compare(one, other), np.sign(np.round(one.correct - other.correct, 12))
-        needed = planned(one, other, abs(pair.difference.known))["problems_needed"] if pair.difference.known else None
+        chains, varies = int(max(one.chains.min(), other.chains.min())), np.ptp(one.correct - other.correct) > 0.0
+        needed = (Noise.of(one, other).problems_needed(abs(pair.difference.known), chains) if pair.difference.known and varies
+                  else None)
         row |= {"baseline": base.name, "common": len(one.problems), **pair.difference.columns("difference"),
                 "won": int((sides > 0).sum()), "lost": int((sides < 0).sum()), "p": pair.p_value, "test": pair.test,
                 "problems_needed": needed}
