@@ -34,7 +34,9 @@ that two such answers can be compared; a sum with it is rounded to 2e-7 nats."""
 
 
 class SamplingParams(NamedTuple):
-    """How a token is drawn from logits. The order is: penalties, temperature, top-k, top-p, min-p.
+    """How a token is drawn from logits. The order is: penalties, temperature, top-n-sigma, top-k, typical, top-p, min-p.
+
+    With `temperature_last` the temperature comes after all of them, as in llama.cpp and mlx-lm.
 
     Nothing is inherited from a model's generation_config. Ties at a cut-off are kept in the order of token ids.
     """
@@ -56,11 +58,23 @@ class SamplingParams(NamedTuple):
     """Subtract this from the logits of tokens in the generation, however often they are in it."""
     counts_prompt: bool = False
     """Whether frequency and presence penalty count the tokens of the prompt too."""
+    top_n_sigma: float = 0.0
+    """Keep tokens whose logit is at most this many standard deviations of the row below the largest (Tang et al. 2024); 0
+    keeps all."""
+    typical_p: float = 1.0
+    """Keep the smallest set with at least this mass of the tokens whose surprisal is nearest to the entropy (Meister et al.
+    2023)."""
+    temperature_last: bool = False
+    """Whether the kept tokens are chosen before the temperature is applied."""
 
     @property
     def truncates(self) -> bool:
         """Whether some tokens cannot be drawn. Penalties only change probabilities."""
-        return self.temperature == 0.0 or self.top_k != 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return self.temperature == 0.0 or self != self.untruncated()
+
+    def untruncated(self) -> SamplingParams:
+        """The same parameters with every token kept."""
+        return self._replace(top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0, typical_p=1.0)
 
     @property
     def counts_tokens(self) -> bool:

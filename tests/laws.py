@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dflash_mcmc.engine.oracle.tabular import TabularModel
@@ -109,25 +111,39 @@ def logits_of(model: TabularModel, prefix: tuple[int, ...], blend: tuple | None)
 
 def conditional(logits: list[float], prefix: tuple[int, ...], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
                 min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0,
-                presence_penalty: float = 0.0, penalty_counts: str = "answer") -> dict[int, float]:
+                presence_penalty: float = 0.0, penalty_counts: str = "answer", top_n_sigma: float = 0.0,
+                typical_p: float = 1.0, order: str = "temperature_first") -> dict[int, float]:
     """Probabilities of the next token by its sampling parameters, computed with sorted lists."""
     penalty = repetition_penalty
     logits = [(x / penalty if x > 0 else x * penalty) if v in prefix else x for v, x in enumerate(logits)]
     counts = [prefix[0 if penalty_counts == "prompt+answer" else len(PROMPT) :].count(v) for v in range(len(logits))]
     logits = [x - frequency_penalty * n - presence_penalty * (n > 0) for x, n in zip(logits, counts, strict=True)]
-    weights = {v: math.exp(x / temperature) for v, x in enumerate(logits)}
+    first, last = (1.0, temperature) if order == "temperature_last" else (temperature, 1.0)
+    weights = {v: math.exp(x / first) for v, x in enumerate(logits)}
+    if top_n_sigma:
+        weights = {v: w for v, w in weights.items() if (max(logits) - logits[v]) <= top_n_sigma * statistics.pstdev(logits)}
     if top_k:
         weights = dict(sorted(weights.items(), key=lambda item: -item[1])[:top_k])
+    if typical_p < 1.0:
+        total = sum(weights.values())
+        entropy = -sum(w / total * math.log(w / total) for w in weights.values())
+        weights = _smallest(weights, typical_p, lambda w: abs(math.log(w / total) + entropy))
     if top_p < 1.0:
-        kept, mass, total = {}, 0.0, sum(weights.values())
-        for v, w in sorted(weights.items(), key=lambda item: -item[1]):
-            if mass >= top_p:
-                break
-            kept[v], mass = w, mass + w / total
-        weights = kept
+        weights = _smallest(weights, top_p, lambda w: -w)
     if min_p:
         weights = {v: w for v, w in weights.items() if w >= min_p * max(weights.values())}
+    weights = {v: w ** (1.0 / last) for v, w in weights.items()}
     return {v: w / sum(weights.values()) for v, w in weights.items()}
+
+
+def _smallest(weights: dict[int, float], share: float, key: Callable[[float], float]) -> dict[int, float]:
+    """The smallest set with at least this share, taken in the order of `key`."""
+    kept, mass, total = {}, 0.0, sum(weights.values())
+    for v, w in sorted(weights.items(), key=lambda item: key(item[1])):
+        if mass >= share:
+            break
+        kept[v], mass = w, mass + w / total
+    return kept
 
 
 def sequences(model: TabularModel, horizon: int) -> list[tuple[int, ...]]:

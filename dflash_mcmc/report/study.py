@@ -202,7 +202,8 @@ def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[C
 def _has_weights(run: Run) -> bool:
     """Whether the chains are independent draws with a known log q, from a law that can draw every sequence."""
     sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
-    cuts = {name: fields[name] for name in ("top_k", "top_p", "min_p") if fields.get(name) is not None}
+    names = ("top_k", "top_p", "min_p", "top_n_sigma", "typical_p")
+    cuts = {name: fields[name] for name in names if fields.get(name) is not None}
     return (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
             and all(record.get("log_q") is not None for record in run.records))
 

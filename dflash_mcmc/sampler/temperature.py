@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _MOST_KEPT = 512
 @register("sampler", "temperature")
 @dataclass(slots=True, kw_only=True)
 class Temperature(Penalised, AtTemperature):
-    """Each token from softmax(logits / temperature), with penalties, truncated by top-k, top-p and min-p.
+    """Each token from softmax(logits / temperature), with penalties, truncated by top-n-sigma, top-k, typical, top-p, min-p.
 
     Law: prod_t q(x_t | x_<t), where q is the law that `SamplingParams` describes. At temperature 1/alpha every token's
     conditional is sharpened by alpha. This is not the power distribution p^alpha of whole sequences. The repetition penalty
@@ -37,6 +37,13 @@ class Temperature(Penalised, AtTemperature):
 
     alpha: float = identity(4.0, "temperature is 1/alpha unless given: the token-level counterpart of p^alpha", ge=SMALLEST,
                             le=LARGEST)
+    top_n_sigma: float = identity(0.0, "draws keep tokens whose logit is at most this many standard deviations below the "
+                                  "largest; 0 keeps all", ge=0, later=True)
+    typical_p: float = identity(1.0, "draws keep the smallest set with at least this mass of the tokens whose surprisal is "
+                                "nearest to the entropy; 1 keeps all", gt=0, le=1, later=True)
+    order: Literal["temperature_first", "temperature_last"] = identity(
+        "temperature_first", "whether the kept tokens are chosen after the temperature, as in transformers and vLLM, or "
+        "before it, as in llama.cpp and mlx-lm", later=True)
     sampling_mask: bool = runtime(False, "record the tokens that top_k, top_p and min_p keep at each token, and their log q; "
                                   f"needs a top_k up to {_MOST_KEPT}, and top_k * 16 bytes of memory for each token of a slot")
 
@@ -45,6 +52,11 @@ class Temperature(Penalised, AtTemperature):
         if self.sampling_mask and not 0 < self.top_k <= _MOST_KEPT:
             raise ConfigError("sampler.sampling_mask", True, f"false with sampler.top_k={self.top_k}; or sampler.top_k from 1 "
                               f"to {_MOST_KEPT}, which bounds the sets")
+
+    def law(self) -> SamplingParams:
+        """The law q of each token."""
+        return Penalised.law(self)._replace(top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
+                                            temperature_last=self.order == "temperature_last")
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""

@@ -42,7 +42,7 @@ class Audit(NamedTuple):
         top: the shift of the share of most likely tokens.
         outside: the tokens that the law cannot draw: text, place in it, and distance from the kept ones in nats.
         near, near_ties: the distance in nats within which they are near-ties of another rounding, and the number of those.
-        kept_before: whether the law can draw all others if it truncates before the temperature.
+        kept_otherwise: whether the law can draw all others in the other order of truncation and temperature.
         log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
             is stated.
         texts, tokens, encoded_again: their numbers.
@@ -59,7 +59,7 @@ class Audit(NamedTuple):
     outside: tuple[tuple[str, int, float], ...]
     near: float
     near_ties: int
-    kept_before: bool
+    kept_otherwise: bool
     log_p_error: tuple[float, float] | None
     texts: int
     tokens: int
@@ -97,7 +97,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     near = near_of(model, read.temperature or 1.0)
     learned = Repeats() if read.temperature > 0.0 else None
     evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)
-    course, tops, outside, errors, again, kept_before = [], [], [], [], 0, True
+    course, tops, outside, errors, again, kept_otherwise = [], [], [], [], 0, True
     for text in texts:
         paid = read_text(model, text, read, blend)
         more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
@@ -107,7 +107,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         again += text.encoded_again
         if law is not None:
             tops.append(np.stack([paid.top, paid.expected_top]))
-            kept_before &= bool(paid.kept_before[paid.outside > near].all())
+            kept_otherwise &= bool(paid.kept_otherwise[paid.outside > near].all())
             outside += [(text.name, int(place), float(paid.outside[place])) for place in np.flatnonzero(paid.outside > 0.0)]
         course.append((evidence.tokens, evidence.together().evidence))
     if not course:
@@ -115,7 +115,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     shares = np.concatenate(tops, axis=1) if read.temperature > 0.0 else None
     top = None if shares is None else shift_of(shares[0], shares[1], level)
     return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
-                 tuple(outside), near, sum(distance <= near for _, _, distance in outside), kept_before,
+                 tuple(outside), near, sum(distance <= near for _, _, distance in outside), kept_otherwise,
                  (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
 
 

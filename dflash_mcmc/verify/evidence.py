@@ -145,7 +145,7 @@ class Payments(NamedTuple):
         expected_top: float64 (tokens,), the probability of the most likely token.
         outside: float64 (tokens,), for a token that the law cannot draw its distance from the least kept one in nats, else 0;
             at most that of rounding where this moves the bound of top-p or min-p so far.
-        kept_before: bool (tokens,), whether the law can draw the token if it truncates before the temperature.
+        kept_otherwise: bool (tokens,), whether the law can draw the token in the other order of truncation and temperature.
         log_p: float64 (tokens,), log probability under the stated law, in nats; -inf for a token that it cannot draw.
         target_log_p: float64 (tokens,), log probability under the target at temperature 1, in nats.
     """
@@ -154,7 +154,7 @@ class Payments(NamedTuple):
     top: np.ndarray
     expected_top: np.ndarray
     outside: np.ndarray
-    kept_before: np.ndarray
+    kept_otherwise: np.ndarray
     log_p: np.ndarray
     target_log_p: np.ndarray
 
@@ -171,8 +171,16 @@ def bets_of(law: SamplingParams) -> list[Bet]:
     if not law.truncates:
         made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
     elif _order_matters(law):
-        made += [Bet("truncation", "the truncation comes before the temperature, as in llama.cpp")]
+        made += [Bet("truncation", other_order(law))]
     return made
+
+
+def other_order(law: SamplingParams) -> str:
+    """What an engine does that truncates in the order which is not stated, and how one states it."""
+    if law.temperature_last:
+        return ("the truncation comes after the temperature, as in transformers and vLLM (sampler.order=temperature_first "
+                "states it)")
+    return "the truncation comes before the temperature, as in llama.cpp (sampler.order=temperature_last states it)"
 
 
 def _order_matters(law: SamplingParams) -> bool:
@@ -223,10 +231,11 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
     possible = of_drawn.isfinite()
     beyond = torch.zeros_like(of_drawn)
-    # llama.cpp truncates at temperature 1; transformers, vLLM and the stated law truncate what the temperature has made
-    before = process(logits, law._replace(temperature=1.0), history) if _order_matters(law) else kept
+    # llama.cpp truncates at temperature 1; transformers and vLLM truncate what the temperature has made
+    turned = law._replace(temperature_last=not law.temperature_last)
+    other_way = process(logits, turned, history) if _order_matters(law) else kept
     if not possible.all():
-        whole = process(logits, law._replace(temperature=law.temperature or 1.0, top_k=0, top_p=1.0, min_p=0.0), history)
+        whole = process(logits, law.untruncated()._replace(temperature=law.temperature or 1.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
         beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
         at_bound = process(logits, near.loosened(law), history).gather(1, drawn[:, None])[:, 0].isfinite()
@@ -237,14 +246,14 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     else:
         laws = list(_log_payments(log_p, drawn, top, expected, prompt, tokens, law, piece))
         if _order_matters(law):
-            inside = (before / law.temperature).masked_fill(~kept.isfinite(), -torch.inf)
+            inside = other_way.masked_fill(~kept.isfinite(), -torch.inf)
             other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
             laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())
         paid = torch.stack(laws, dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
-    kept_before = before.gather(1, drawn[:, None])[:, 0].isfinite()
+    kept_otherwise = other_way.gather(1, drawn[:, None])[:, 0].isfinite()
     return Payments(*(each.cpu().numpy()
-                      for each in (paid, top, expected, beyond, kept_before, of_drawn, log_probability(logits, drawn))))
+                      for each in (paid, top, expected, beyond, kept_otherwise, of_drawn, log_probability(logits, drawn))))
 
 
 class Repeats:

@@ -15,6 +15,7 @@ from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTa
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import Audit
 from dflash_mcmc.verify.behaviour import Finding
+from dflash_mcmc.verify.evidence import other_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,8 +33,7 @@ def verdict(found: Audit) -> str:
         farthest = f"{distance:.2f} nats below those that it keeps" if math.isfinite(distance) else "an id that has no token"
         return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {farthest} "
                 f"({name}, token {place})"
-                + ("; it can draw all of them if the truncation comes before the temperature, as in llama.cpp"
-                   if found.kept_before else ""))
+                + (f"; it can draw all of them if {other_order(found.law)}" if found.law and found.kept_otherwise else ""))
     if found.together.red_at is not None:
         return (f"RED after {found.together.red_at:,} tokens: the texts do not follow the stated law; best explanation: "
                 f"{found.bets[found.best].says} (evidence 10^{found.each[found.best].evidence:.1f}; {size})")

@@ -22,7 +22,10 @@ def make(**changes) -> Temperature:
 
 OPTIONS = {
     "from_alpha": {"temperature": 0.25}, "given": {"temperature": 0.7}, "top_k": {"top_k": 2}, "top_p": {"top_p": 0.7},
-    "min_p": {"min_p": 0.3}, "penalty": {"repetition_penalty": 1.7},
+    "min_p": {"min_p": 0.3}, "sigma": {"top_n_sigma": 0.8}, "typical": {"typical_p": 0.5},
+    "last": {"top_p": 0.6, "order": "temperature_last"},
+    "last, all": {"temperature": 0.8, "top_k": 3, "typical_p": 0.9, "top_p": 0.9, "min_p": 0.1, "order": "temperature_last"},
+    "penalty": {"repetition_penalty": 1.7},
     "frequency": {"frequency_penalty": 0.6}, "presence": {"presence_penalty": 0.8},
     "prompt": {"frequency_penalty": 0.6, "presence_penalty": -0.4, "penalty_counts": "prompt+answer"},
     "all": {"temperature": 1.3, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,

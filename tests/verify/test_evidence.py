@@ -84,16 +84,24 @@ def test_a_truncation_before_the_temperature_is_seen(temperature):
     ledger.add(paid.log)
     each = ledger.each()
     best = max(range(len(each)), key=lambda place: each[place].evidence)
-    assert paid.kept_before.all()
+    assert paid.kept_otherwise.all()
     if temperature < 1.0:
         assert (paid.outside > 0.1).sum() > 10
         assert each[-1].evidence == pytest.approx(0.0, abs=0.5)
     else:
         assert not paid.outside.any()
-        assert ledger.bets[best].says == "the truncation comes before the temperature, as in llama.cpp"
+        assert ledger.bets[best].says == ("the truncation comes before the temperature, as in llama.cpp "
+                                          "(sampler.order=temperature_last states it)")
         assert ledger.together().red_at is not None
+    stated = law._replace(temperature_last=True)
+    again, paid = Evidence(bets_of(stated), 1e-3), payments(lambda piece: logits[piece], np.array([0]), tokens, stated,
+                                                            [slice(0, 400)])
+    again.add(paid.log)
+    assert not paid.outside.any()
+    assert again.together().red_at is None
+    assert "as in transformers and vLLM" in again.bets[-1].says
     wrong = payments(lambda piece: logits[piece], np.array([0]), np.argmin(q, axis=1), law, [slice(0, 400)])
-    assert not wrong.kept_before.all()
+    assert not wrong.kept_otherwise.all()
 
 
 def test_a_clean_law_is_red_at_most_as_often_as_stated():

@@ -229,7 +229,7 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
     assert not clean.is_red
     assert not clean.outside
     assert "llama.cpp" not in verdict(cut)
-    assert "before the temperature, as in llama.cpp" in verdict(cut._replace(kept_before=True))
+    assert "before the temperature, as in llama.cpp" in verdict(cut._replace(kept_otherwise=True))
     padded = verify(tiny, PROMPTS[:1], [np.array([5, 511, 17])])  # a row of the head that has no token
     assert padded.outside == (("answer 0", 1, np.inf),)
     assert "the farthest is an id that has no token (answer 0, token 1)" in verdict(padded)

@@ -119,17 +119,21 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
         return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], certain[:, None])
     if params.has_penalty:
         logits = _penalised(logits, params, history)
-    if params.temperature != 1.0:
+    if params.temperature != 1.0 and not params.temperature_last:
         logits = logits / params.temperature
+    if params.top_n_sigma:
+        logits = logits.masked_fill(_deviation(logits) > params.top_n_sigma, -torch.inf)
     if params.top_k and params.top_k < logits.shape[-1]:
         logits = _without(logits, lambda rows: _rank(rows) >= params.top_k)
+    if params.typical_p < 1.0:
+        logits = _without(logits, lambda rows: _beyond(rows, _atypical(rows), params.typical_p))
     if params.top_p < 1.0:
-        logits = _without(logits, lambda rows: _beyond(rows, params.top_p))
+        logits = _without(logits, lambda rows: _beyond(rows, -rows, params.top_p))
     if params.min_p > 0.0:
         log_p = torch.log_softmax(logits, dim=-1)
         floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
         logits = logits.masked_fill(log_p < floor, -torch.inf)
-    return logits
+    return logits / params.temperature if params.temperature != 1.0 and params.temperature_last else logits
 
 
 def _without(logits: torch.Tensor, left_out: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -137,12 +141,29 @@ def _without(logits: torch.Tensor, left_out: Callable[[torch.Tensor], torch.Tens
     return logits.masked_fill(torch.cat([left_out(rows) for rows in logits.split(_ORDERED)]), -torch.inf)
 
 
-def _beyond(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    values, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    mass = torch.softmax(values, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+def _beyond(logits: torch.Tensor, key: torch.Tensor, share: float) -> torch.Tensor:
+    """The tokens beyond the smallest set with at least this mass, taken in the order of `key`."""
+    order = torch.sort(key, dim=-1, stable=True).indices
+    mass = torch.softmax(logits.gather(-1, order), dim=-1).cumsum(dim=-1, dtype=torch.float64)
     beyond = torch.zeros_like(mass, dtype=torch.bool)
-    beyond[:, 1:] = mass[:, :-1] >= top_p
+    beyond[:, 1:] = mass[:, :-1] >= share
     return torch.zeros_like(beyond).scatter(-1, order, beyond)
+
+
+def _atypical(logits: torch.Tensor) -> torch.Tensor:
+    """How far the surprisal of each token is from the entropy, in nats; infinite for a token that cannot be drawn."""
+    log_p = torch.log_softmax(logits, dim=-1)
+    entropy = -torch.special.xlogy(log_p.exp(), log_p.exp()).sum(dim=-1, keepdim=True)
+    return (log_p + entropy).abs()
+
+
+def _deviation(logits: torch.Tensor) -> torch.Tensor:
+    """How far each logit is below the largest of its row, in standard deviations of the finite ones."""
+    possible = logits.isfinite()
+    count, finite = possible.sum(dim=-1, keepdim=True), logits.masked_fill(~possible, 0.0).double()
+    mean = finite.sum(dim=-1, keepdim=True) / count
+    spread = ((finite - mean).masked_fill(~possible, 0.0).square().sum(dim=-1, keepdim=True) / count).sqrt()
+    return (logits.amax(dim=-1, keepdim=True) - logits).double() / spread.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def most_likely(logits: torch.Tensor, params: SamplingParams, history: History) -> tuple[torch.Tensor, torch.Tensor]:

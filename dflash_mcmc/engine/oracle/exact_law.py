@@ -35,18 +35,28 @@ def process(logits: np.ndarray, params: SamplingParams, prompt: np.ndarray, gene
         point_mass = np.full_like(logits, -np.inf)
         point_mass[int(np.argmax(logits))] = 0.0
         return point_mass
-    logits = logits / params.temperature
+    first, last = (1.0, params.temperature) if params.temperature_last else (params.temperature, 1.0)
+    logits = logits / first
     most_likely_first = np.argsort(-logits, kind="stable")
+    if params.top_n_sigma:
+        logits[logits < logits.max() - params.top_n_sigma * logits[np.isfinite(logits)].std()] = -np.inf
     if params.top_k:
         logits[most_likely_first[params.top_k :]] = -np.inf
+    if params.typical_p < 1.0:
+        log_p = log_softmax(logits)
+        _keep(logits, np.argsort(np.abs(log_p + entropy(log_p)), kind="stable"), params.typical_p)
     if params.top_p < 1.0:
-        mass = np.cumsum(np.exp(log_softmax(logits))[most_likely_first])
-        size = int(np.searchsorted(mass, params.top_p)) + 1
-        logits[most_likely_first[size:]] = -np.inf
+        _keep(logits, most_likely_first, params.top_p)
     if params.min_p > 0.0:
         p = np.exp(log_softmax(logits))
         logits[p < params.min_p * p.max()] = -np.inf
-    return log_softmax(logits)
+    return log_softmax(logits / last)
+
+
+def _keep(logits: np.ndarray, order: np.ndarray, share: float) -> None:
+    """Keeps the smallest set with at least this mass, taken in an order of token ids."""
+    mass = np.cumsum(np.exp(log_softmax(logits))[order])
+    logits[order[int(np.searchsorted(mass, share)) + 1 :]] = -np.inf
 
 
 def entropy(log_p: np.ndarray) -> float:

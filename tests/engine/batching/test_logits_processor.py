@@ -15,6 +15,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from dflash_mcmc.engine.batching import logits_processor as laws
@@ -29,7 +30,8 @@ random_laws = st.builds(
     top_p=st.sampled_from([1.0, 0.95, 0.6, 0.05]), min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
     frequency_penalty=st.sampled_from([0.0, 0.4, -0.6]), presence_penalty=st.sampled_from([0.0, 0.9, -0.2]),
-    counts_prompt=st.booleans(),
+    counts_prompt=st.booleans(), temperature_last=st.booleans(),
+    top_n_sigma=st.sampled_from([0.0, 1.0, 0.3]), typical_p=st.sampled_from([1.0, 0.9, 0.2]),
 )
 
 
@@ -68,6 +70,8 @@ def test_exact_is_transformers(seed):
         (SamplingParams(1.0, top_k=5), [TopKLogitsWarper(5)]),
         (SamplingParams(1.0, top_p=0.8), [TopPLogitsWarper(0.8)]),
         (SamplingParams(1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (SamplingParams(1.0, typical_p=0.6), [TypicalLogitsWarper(0.6)]),
+        (SamplingParams(0.5, top_p=0.8, temperature_last=True), [TopPLogitsWarper(0.8), TemperatureLogitsWarper(0.5)]),
         (SamplingParams(1.0, repetition_penalty=1.4), [RepetitionPenaltyLogitsProcessor(1.4)]),
         (SamplingParams(0.6, 8, 0.9, 0.05, 1.2), [RepetitionPenaltyLogitsProcessor(1.2), TemperatureLogitsWarper(0.6),
                                        TopKLogitsWarper(8), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)]),
