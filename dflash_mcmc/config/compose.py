@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from dflash_mcmc.config import mistakes
 from dflash_mcmc.config.mistakes import SEARCH_PATH
-from dflash_mcmc.config.overrides import OF_PATHS, choices_for, given_value, looks_like_path, readable, text_of
+from dflash_mcmc.config.overrides import OF_PATHS, choices_for, given_value, looks_like_path, readable, text_of, with_null
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import GROUPS
 
@@ -88,9 +88,10 @@ class Composer:
         if text not in self._parsed:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             try:
-                self._parsed[text] = parser.parse_override(readable(text))
+                self._parsed[text] = parsed = parser.parse_override(readable(text))
             except HydraException as error:
                 raise mistakes.unreadable(text) from error
+            parsed._value = with_null(parsed._value)
         return self._parsed[text]
 
     def overrides(self, texts: Sequence[str]) -> list[Override]:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,6 +36,15 @@ def text_of(override: Override) -> str:
 def given_value(override: Override) -> str:
     """The text after the equals sign."""
     return text_of(override).partition("=")[2]
+
+
+def with_null(value: Any) -> Any:
+    """A parsed value with null for None, which W&B's agent and Python write; in quotes it stays a text."""
+    if isinstance(value, dict):
+        return {key: with_null(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_null(each) for each in value]
+    return None if type(value) is str and value == "None" else value
 
 
 def quoted(text: str) -> str:

@@ -97,3 +97,15 @@ def test_conditional_smc_needs_no_other_field(tmp_path):
     for wrapper in ("none", "pimh"):
         plain = composed(tmp_path, "sampler=power_smc", f"sampler.wrapper={wrapper}")
         assert identity_of(plain)["sampler.resampling"] == "systematic"
+
+
+def test_none_as_agents_write_it_is_null(tmp_path):
+    given = composed(tmp_path, "dataset.system=None", "dataset.limit=None", "model.rope_scaling=None")
+    assert identity_of(given) == identity_of(composed(tmp_path, "dataset.system=null"))
+    assert (given.dataset.system, given.dataset.limit) == (None, None)
+    assert composed(tmp_path, "dataset.system='None'").dataset.system == "None"
+    assert composed(tmp_path, "dataset.system=None of these").dataset.system == "None of these"
+    assert composed(tmp_path, "dataset.stop=[None of it,'None']").dataset.stop == ["None of it", "None"]
+    for field in ("num_chains=None", "dataset.prompt=None", "dataset.stop=[None]"):
+        with refused(f"{field.partition('=')[0]}: given "):
+            composed(tmp_path, field)
