@@ -35,6 +35,8 @@ _OPENED = re.compile(r"\s*(?:`{3,}[^`\n]*|~{3,}[^\n]*)\n")
 _CLOSED = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*$", re.MULTILINE)
 _CLOSED_BEFORE_TEXT = re.compile(r"^[ \t]*```[ \t]+\w", re.MULTILINE)
 _INDENTED_FENCE = re.compile(r"^[ \t]{4,}(?=`{3}|~{3})", re.MULTILINE)
+_LISTED_FENCE = re.compile(r"^([ \t]*)(?:[-*+]|\d{1,9}[.)])(?=[ \t]+(?:`{3}|~{3}))", re.MULTILINE)
+"""The mark of a list before a fence on the same line."""
 _MARKDOWN = ("", "markdown", "md", "text", "plaintext")
 _DOCSTRING = re.compile(r'"""|\'{3}')
 _MAX_FENCES = 6
@@ -106,6 +108,7 @@ def _fenced(text: str) -> bool:
 
 def _blocks(answer: str) -> list[str]:
     """The fenced blocks, without common indentation. The text before a first fence without a language may be a block too."""
+    answer = _LISTED_FENCE.sub(r"\1 ", answer)
     found = _fences(answer) or _fences(_INDENTED_FENCE.sub("", answer))
     blocks = [textwrap.dedent(block) for block in found]
     closed = _CLOSED.search(answer)

@@ -43,6 +43,22 @@ def test_program_of(text, program):
     assert program_of(text, TASK) == program
 
 
+LISTED = "    def f(x):\n        return 0\n"
+
+
+@pytest.mark.parametrize("text", [
+    f"Text\n~~~python title=\"a `b` ~ c\"\n{WHOLE}~~~\nDone.", f"~~~{{.python .numberLines}}\n{WHOLE}~~~",
+    f"1. X\n    ~~~python title=x\n{LISTED}    ~~~\n", f"10. Solution:\n\n    ```python\n{LISTED}    ```\n11. Notes",
+    f"- a\n  - b\n\n    ```python\n{LISTED}    ```\n", f"- ```python\n{LISTED}  ```\n", f"1) ~~~python\n{LISTED}   ~~~\nDone",
+    f"*\t```python\n{LISTED}    ```\n", "> ```python\n> def f(x):\n>     return 0\n> ```\n",
+    f"1. X\n   ```python\n{WHOLE}   ```\nDone"], ids=range(10))
+@pytest.mark.parametrize("task", [TASK, CodeTask("", "", "f")], ids=["completion", "whole"])
+def test_fences_of_tildes_and_in_lists(text, task):
+    names: dict = {}
+    exec(program_of(text, task), names)
+    assert names["f"](1) == 0
+
+
 SENTENCES = "Here is the solution:\n\n{}\nThis adds two numbers."
 
 
