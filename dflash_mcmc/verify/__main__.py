@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -124,7 +125,8 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(left_out=left_out)
+        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(
+            left_out=left_out, defaults=_defaults(config, read))
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
 
@@ -135,6 +137,20 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
                              config.blend)
         more.append(report.of_distances(measured, given.level))
     return audited, more
+
+
+def _defaults(config: Config, law: SamplingParams) -> str:
+    """The steps that generation_config.json sets and the law lacks. An engine applies them where a request is silent."""
+    files = config.model.files()
+    path = files.folder / "generation_config.json" if files else None
+    if path is None or not path.is_file():
+        return ""
+    values = json.loads(path.read_text())
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+    silent = " ".join(f"sampler.{name}={values[name]:g}" for name in names
+                      if isinstance(values.get(name), (int, float)) and values[name] != getattr(law, name))
+    return (f"{path} sets other values than the stated law: transformers, vLLM and SGLang apply them where a request is "
+            f"silent. If the texts were drawn so, state {silent}.") if silent else ""
 
 
 def _write_cases(arguments: list[str]) -> None:

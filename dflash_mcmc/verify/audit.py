@@ -47,6 +47,7 @@ class Audit(NamedTuple):
             is stated.
         texts, tokens, encoded_again: their numbers.
         left_out: texts of a run that is not complete, behind the first one that it lacks.
+        defaults: steps that the checkpoint's generation_config.json sets and the stated law lacks, in words.
     """
 
     law: SamplingParams | None
@@ -65,6 +66,7 @@ class Audit(NamedTuple):
     tokens: int
     encoded_again: int
     left_out: int = 0
+    defaults: str = ""
 
     @property
     def is_red(self) -> bool:

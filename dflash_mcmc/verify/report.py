@@ -81,6 +81,8 @@ def notes(found: Audit) -> list[str]:
     if found.left_out:
         said.append(f"{found.left_out} texts follow the first one that the run lacks, by problem and chain, and are left out: "
                     "answers that end first are the short and likely ones. The command of the run draws the rest.")
+    if found.is_red and found.defaults:
+        said.append(found.defaults)
     if found.encoded_again:
         said.append(f"{found.encoded_again} of {found.texts} texts came without token ids and were encoded again. Where other "
                     "tokens were drawn for the same text, the audit reads the wrong ones.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import shutil
 import threading
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import dflash_mcmc as dm
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
@@ -132,6 +134,21 @@ def test_crafted_cases_are_models_and_prompts_for_any_engine(tmp_path, capsys):
     assert "allowed: an empty folder, or a new one" in err
     assert (folder / "plain.jsonl").read_text() == "of the user"
     assert told(["cases"], capsys)[2].startswith("error: cases: given 'nothing'; allowed: one folder to write to")
+
+
+def test_defaults_of_a_checkpoint_are_named_where_the_stated_law_lacks_them(tmp_path, capsys):
+    """transformers draws with the top-k of generation_config.json, whatever a request leaves out."""
+    checkpoint = shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
+    path = checkpoint / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "top_k": 3, "top_p": 1.0}))
+    (tmp_path / "texts.jsonl").write_text(lines(drawn_by(dm.Temperature(temperature=1.0, top_k=3))))
+    command = [str(tmp_path / "texts.jsonl"), "model=hf", f"model.path={checkpoint}", f"paths.outputs={tmp_path}"]
+    code, out, _ = told(command, capsys)
+    assert code == 1
+    assert f"{path} sets other values than the stated law" in out
+    assert "If the texts were drawn so, state sampler.top_k=3." in out
+    code, out, _ = told([*command, "sampler.top_k=3"], capsys)
+    assert (code, "generation_config" in out) == (0, False)
 
 
 def _is_in_gguf(file, model):
