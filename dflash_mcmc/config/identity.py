@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -127,7 +128,17 @@ def node_of(group: str, values: Mapping[str, Any]) -> DictConfig:
 
 def label_of(config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
     """The label of a configuration in memory: see `run_label`."""
-    return run_label(config.label(), plain(config), more)
+    return with_fields(config.label(), _numbered(config, {**more, **changes(plain(config))}))
+
+
+def _numbered(config: Config, fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields, with layers numbered from 0 as in the identity: a run has one name, whether -12 or 12 was asked for."""
+    known: dict[str, object] = {}
+    with suppress(UserError):  # a model that cannot be read is refused elsewhere
+        for group in _GROUPS:
+            component: Any = component_of(config, group)
+            known |= {f"{group}.{name}": value for name, value in component.canonical(config).items()}
+    return {key: known[key] if isinstance(known.get(key), int | list) else value for key, value in fields.items()}
 
 
 def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
@@ -135,15 +146,24 @@ def labels_of(names: Sequence[str], identities: Sequence[Mapping[str, Any]],
     """The labels of runs that are shown together.
 
     If several runs have the same name, the settings that vary among them are in the labels of all of them. The fields of a
-    component are settings of the runs that have it. Models, drafts and data sets have the names of their folders or their hub
+    component are settings of the runs that have it. A field that is no default is named too, unless it is equal in all of
+    several runs that have it. Models, drafts and data sets have the names of their folders or their hub
     names.
     """
     shown = [followed(identity) for identity in with_names(identities, configs)]
+    changed = [*map(changes, configs)]
     labels = []
-    for name, identity, config in zip(names, shown, configs, strict=True):
+    for name, identity, own in zip(names, shown, changed, strict=True):
         alike = [other for other_name, other in zip(names, shown, strict=True) if other_name == name]
-        labels.append(run_label(name, config, {key: identity[key] for key in _own(identity, alike)}))
+        kept = {key: identity.get(key, value) for key, value in own.items() if not _is_common(key, shown)}
+        labels.append(with_fields(name, {**kept, **{key: identity[key] for key in _own(identity, alike)}}))
     return labels
+
+
+def _is_common(key: str, identities: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether several identities have this field, all with one value."""
+    values = [json.dumps(identity[key]) for identity in identities if key in identity]
+    return len(values) > 1 and len(set(values)) == 1
 
 
 def _own(identity: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -177,7 +197,8 @@ def point_label(job: Job, swept: Sequence[str]) -> str:
     """The label of one point, with its values of the swept names."""
     values = {key: value for key, _, value in (text.partition("=") for text in job.overrides)}
     named = _IN_A_LABEL[: 3 if job.config.condition.name else None]
-    return label_of(job.config, {key: values[key] for key in swept if key in values and key not in named})
+    own = {key: values[key] for key in swept if key in values and key not in named}
+    return with_fields(job.config.label(), _numbered(job.config, own)) if swept else label_of(job.config)
 
 
 def run_label(name: str, values: Mapping[str, Any], more: Mapping[str, object] = MappingProxyType({})) -> str:

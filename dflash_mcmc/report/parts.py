@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,9 +102,23 @@ def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]
 
 def text_of(table: ReportTable, cell: Callable[[str], str] = one_line, form: str = "github") -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets, or as LaTeX."""
-    return tabulate([[cell(text) for text in row] for row in table.cells()], [cell(column.header) for column in table.columns],
-                    tablefmt=form, disable_numparse=True,
-                    colalign=["right" if column.number else "left" for column in table.columns] if table.rows else None)
+    return tabulated([cell(column.header) for column in table.columns], [[*map(cell, row)] for row in table.cells()],
+                     ["right" if column.number else "left" for column in table.columns], form)
+
+
+def tabulated(headers: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str], form: str = "github") -> str:
+    """A table as text. In a terminal, the columns that do not fit its width go below, with the first column again."""
+    def text(columns: Sequence[int]) -> str:
+        return tabulate([[row[place] for place in columns] for row in rows], [headers[place] for place in columns],
+                        tablefmt=form, disable_numparse=True, colalign=[align[place] for place in columns] if rows else None)
+
+    blocks = [[*range(len(headers))]]
+    while sys.stdout.isatty() and len(blocks[-1]) > 2 and text(blocks[-1]).index("\n") > shutil.get_terminal_size().columns:
+        last = blocks[-1]
+        fits = next((end for end in range(len(last) - 1, 2, -1)
+                     if text(last[:end]).index("\n") <= shutil.get_terminal_size().columns), 2)
+        blocks[-1:] = [last[:fits], [0, *last[fits:]]]
+    return "\n\n".join(map(text, blocks))
 
 
 def named(header: str, key: str) -> ReportColumn:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from dflash_mcmc.config.identity import configuration_of, labels_of
-from dflash_mcmc.report.parts import count
+from dflash_mcmc.report.parts import count, tabulated
 from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.summaries import TIMES, aggregates_of
 from dflash_mcmc.store import finishes
@@ -40,7 +38,7 @@ def overall(folders: Sequence[Path]) -> str:
         headers.append(_TOO_LONG)
         rows = [[*row, str(summary.get("too_long", 0))] for row, (_, summary) in zip(rows, pairs, strict=True)]
     align = ("left", *["right"] * (len(headers) - 1))
-    table = tabulate(rows, headers=headers, tablefmt="github", colalign=align, disable_numparse=True)
+    table = tabulated(headers, rows, align)
     alike = len({summary["num_samples"] for summary in summaries if summary["num_samples"]}) <= 1
     weights = "\n".join(_weights(*pair) for pair in pairs if "effective_chains" in pair[1])
     measured = "\n".join(filter(None, map(_measures, labels, summaries)))

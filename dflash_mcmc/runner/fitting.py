@@ -135,14 +135,19 @@ def failures(records: Sequence[Record]) -> str | None:
 
 
 def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
-    """Why more than half of the answers were not read, most likely, and the command that helps; else empty."""
+    """Why more than half of the answers were not read, most likely, and the command that helps; else empty.
+
+    An answer that was cut off may have been read all the same, such as a number of its derivation by `grader.extract=auto`.
+    """
     drawn = [record for record in records if record["verdict"] not in UNDRAWN]
     lost = [record for record in drawn if record["verdict"] == NO_ANSWER]
-    if 2 * len(lost) <= len(drawn):
-        return ""
-    (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
     most, grader = config.dataset.max_new_tokens, name_of(config.grader)
     longer = f"repeat the command with dataset.max_new_tokens={4 * most}"
+    if 2 * len(lost) <= len(drawn):
+        cut = sum(record["finish_reason"] == finishes.LENGTH for record in drawn)
+        return f"{cut} of {len(drawn)} answers were cut off at dataset.max_new_tokens={most}: {longer}" if 2 * cut > len(
+            drawn) else ""
+    (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
     return f"{len(lost)} of {len(drawn)} answers were not read, since " + {
         extraction.UNFINISHED: f"their thinking did not end: {longer}, or with model.enable_thinking=false",
         finishes.LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",

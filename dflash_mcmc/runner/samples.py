@@ -42,7 +42,7 @@ class Samples(Tasks[Record]):
 
     def __init__(self, config: Config, prompts: Mapping[str, np.ndarray]):
         self._config, self._prompts = config, prompts
-        self._num_correct, self._num_seen = 0, 0
+        self._num_correct, self._num_cut, self._num_seen = 0, 0, 0
         self._tokenizer: Any = None  # `prepare` loads it
 
     @cached_property
@@ -114,8 +114,10 @@ class Samples(Tasks[Record]):
 
     def progress(self, fresh: Sequence[Record]) -> str:
         self._num_correct += sum(record["verdict"] == CORRECT for record in fresh)
+        self._num_cut += sum(record["finish_reason"] == finishes.LENGTH for record in fresh)
         self._num_seen += len(fresh)
-        return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}" if self._num_seen else ""
+        cut = f", {self._num_cut} cut off" if 2 * self._num_cut > self._num_seen else ""
+        return f"correct {100 * self._num_correct / self._num_seen:.1f} % of {self._num_seen}{cut}" if self._num_seen else ""
 
     def warning(self, records: Sequence[Record], folder: Path) -> str | None:
         return "; ".join(filter(None, [fitting.failures(records), fitting.unread(self._config, records, folder)])) or None

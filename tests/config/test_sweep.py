@@ -29,6 +29,7 @@ from dflash_mcmc.config.identity import (
     run_folder,
     with_fields,
 )
+from dflash_mcmc.config.schema import Job
 from dflash_mcmc.config.sweep import differing
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.registry import name_of
@@ -487,6 +488,17 @@ def test_a_run_that_is_older_than_a_field_has_its_value_off(make_config):
 def test_fields_that_vary_are_in_every_label_of_a_condition():
     labels = labels_of(["ps", "ps", "greedy"], [{"sampler.alpha": alpha} for alpha in (4.0, 2.0, 4.0)], [{}, {}, {}])
     assert labels == ["ps alpha=4", "ps alpha=2", "greedy"]
+
+
+def test_a_run_has_one_name_before_and_after_it_and_names_what_differs_between_the_runs(make_config):
+    """The tiny model has 8 layers, so that -3 is 5. An alpha that all runs share is named where one run is shown alone."""
+    made = [make_config("condition=blend_ps", f"blend.layer={layer}", "sampler.alpha=2") for layer in (-3, 3)]
+    assert [label_of(config) for config in made] == ["blend_ps alpha=2", "blend_ps layer=3 alpha=2"]
+    jobs = [Job(config, ("condition=blend_ps", f"blend.layer={layer}", "sampler.alpha=2"))
+            for config, layer in zip(made, (-3, 3), strict=True)]
+    told = ["blend_ps layer=5", "blend_ps layer=3"]
+    assert point_labels(jobs) == told
+    assert labels_of(["blend_ps"] * 2, list(map(identity_of, made)), list(map(plain, made))) == told
 
 
 def test_fields_are_in_the_same_order_in_all_labels():

@@ -38,6 +38,17 @@ def test_rows(tmp_path):
     assert cells(rows[2])[7:9] == ["50.0 %", "25.0 %"]
 
 
+def test_columns_beyond_a_terminals_width_go_below(tmp_path, monkeypatch):
+    run = folder(tmp_path / "a", "greedy", {"sampler": "greedy"}, proposals=0, accepted=0, moved=0)
+    whole = overall([run]).splitlines()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = overall([run]).splitlines()
+    heads = [cells(line) for line in lines if line.startswith("| condition")]
+    assert max(map(len, lines)) <= 60 < len(whole[0])
+    assert [name for head in heads for name in head if name != "condition"] == cells(whole[0])[1:]
+
+
 def test_labels_have_values_as_typed(tmp_path):
     runs = [folder(tmp_path / name, "ps", {"blend.beta": beta, "decoder.fault": fault})
             for name, beta, fault in (("a", 0.0852084800119005, None), ("b", 0.5, "fault"))]

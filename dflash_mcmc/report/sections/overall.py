@@ -52,7 +52,7 @@ def section(study: Study) -> parts.Section:
     text = parts.paragraphs(_TEXT) + (parts.paragraphs(_VOTES) if any(entry.voted for entry in study.entries) else [])
     verdicts = [{"run": entry.shown, **summary_of(entry)} for entry in study.entries if not entry.voted]
     runs = [entry for entry in study.drawn if not entry.voted]  # a vote has no end of its own
-    ends = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
+    ends: list[dict[str, Any]] = [{"run": entry.shown, **finishes.counts(entry.records)} for entry in runs]
     cut = f"finish_reason/{finishes.LENGTH}"
     remarks = [f"{entry.shown}: {remark}" for entry, row in sorted(zip(runs, ends, strict=True), key=lambda of: -of[1][cut])
                if (remark := finishes.remark(row, entry.run.identity.get("dataset.max_new_tokens")))]
