@@ -188,6 +188,7 @@ wheel: $(BASE)  ## the package as a wheel in dist/, to be installed elsewhere: p
 
 docs: $(READY)  ## the documentation, in site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "To read and search it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000, then http://127.0.0.1:8000"
 
 docs-pictures: $(READY)  ##- the pictures of the documentation, by the commands that its pages show (minutes)
 	$(BIN)/python docs/pictures.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import sys
 from collections.abc import Callable
@@ -23,7 +24,10 @@ Tables = dict[Callable[[list[Path]], str], list[Path]]
 
 @program.command
 def main(arguments: list[str]) -> None:
-    """Runs the command line and exits."""
+    """Runs the command line and exits. A first word such as `report` runs that program."""
+    if arguments and arguments[0] in help.PROGRAMS:
+        sys.argv = [f"dflash-mcmc {arguments[0]}", *arguments[1:]]
+        runpy.run_module(f"dflash_mcmc.{arguments[0]}", run_name="__main__", alter_sys=True)
     if text := help.text_for(arguments):
         print(text, end="")
         return

@@ -50,11 +50,13 @@ def real_data(tmp_path_factory) -> dict[str, str]:
     row = {"problem": "What is 2+3?", "answer": "5", "level": 1, "subject": "Algebra", "solution": ""}
     (folder / "math.jsonl").write_text("".join(json.dumps({**row, "unique_id": f"{n}"}) + "\n" for n in range(500)))
     (folder / "gsm.jsonl").write_text(1319 * (json.dumps({"question": "What is 2+3?", "answer": "#### 5"}) + "\n"))
+    (folder / "own.jsonl").write_text(2 * (json.dumps({"question": "What is 2+3?", "answer": "5"}) + "\n"))
     (folder / "prompts.jsonl").write_text('{"question": "What is 2+3?"}\n')
     checkpoint = shutil.copytree(PACKAGE / "assets/tiny", folder / "checkpoint")
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))  # room for 1024 tokens
-    return {"CHECKPOINT": str(checkpoint), "MATH500": str(folder / "math.jsonl"), "GSM8K": str(folder / "gsm.jsonl")}
+    files = {"MATH500": "math", "GSM8K": "gsm", "QUESTIONS": "own"}
+    return {"CHECKPOINT": str(checkpoint), **{name: str(folder / f"{file}.jsonl") for name, file in files.items()}}
 
 
 def composed(command: str, folder: Path, **environment: str) -> list[Job]:
@@ -145,6 +147,7 @@ def fetched(tmp_path_factory) -> Path:
     shutil.copytree(PACKAGE / "assets/tiny", model, ignore=shutil.ignore_patterns("*.safetensors"))
     (model / "config.json").write_text(json.dumps(SMOLLM2))
     (folder / "dflash_mcmc").symlink_to(PACKAGE)
+    (folder / "own.jsonl").write_text(2 * (json.dumps({"question": "What is 2+3?", "answer": "5"}) + "\n"))
     (folder / "prompts.jsonl").write_text(20 * '{"question": "What is 2+3?"}\n')
     return folder
 

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 EXAMPLES = ROOT / "docs/examples"
 NOTEBOOKS = ("power_sampling.ipynb", "worth_its_cost.ipynb", "write_a_sampler.ipynb")
 PRINTED = {"own_sampler.py": r"one draw: mean log p -[\d.]+\nthe better of two: mean log p -[\d.]+\n",
+           "own_grader.py": r"Lovelace!': correct\n'It is Ada.': wrong\n'': no_answer\nWordGrader\(ignore_case=True\)\n",
            "own_dataset.py": r"[23] of 3 correct; everything is in outputs/mine/"}
 
 

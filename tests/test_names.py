@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from dflash_mcmc.config.help import options, text_for
+from dflash_mcmc.config.help import PROGRAMS, options, text_for
 from dflash_mcmc.registry import GROUPS, ROOMS, components
 from tests import processes
 from tests.conftest import ROOT
@@ -206,3 +208,13 @@ def test_an_unknown_group_is_an_error_of_one_line(command):
     assert done.returncode == 2
     assert done.stderr.startswith("error: --help: given 'samplers' (did you mean 'sampler'?); allowed: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_help_begins_with_four_conditions_and_each_program_that_it_names_is_one(command):
+    """A program is also a first word of the one entry point."""
+    shown = text_for(["--help"])
+    assert re.search(r"condition +greedy  temp  ps  blend_ps  and \d+ more\n", shown)
+    for name in PROGRAMS:
+        assert re.search(rf"^  {name} ", shown, re.MULTILINE)
+        assert find_spec(f"dflash_mcmc.{name}")
+    assert command("dflash_mcmc", "report").stderr == command("dflash_mcmc.report").stderr

@@ -19,6 +19,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _TEXT = """\
 Experiments on how to sample from a language model: python -m dflash_mcmc [group=option ...] [field=value ...]
 
+Start with condition=greedy, temp (temperature 1/4), ps (power sampling) or blend_ps (of a target blended with a layer).
+
 Groups and their options (meanings and fields: python -m dflash_mcmc --help GROUP)
 
 {options}
@@ -28,7 +30,13 @@ Fields left out where options lack them: --if-present=blend.beta,sampler.tempera
 What it will cost: dry_run=true     The prompt: show=prompt
 Values of a command line: --cfg job     How they are composed: --info
 Options of your own: --config-dir FOLDER     Flags of Hydra: --hydra-help
+Other programs: dflash-mcmc NAME ... or python -m dflash_mcmc.NAME ..., each with --help:
+  {programs}
 """
+_FIRST = ("greedy", "temp", "ps", "blend_ps")
+PROGRAMS = {"report": "a page of any runs", "compare": "paired statistics of anybody's logs",
+            "fetch": "models and drafts by name", "runs": "lists runs", "regrade": "grades again",
+            "verify": "audits an engine", "serve": "an OpenAI server", "grid": "sweeps on SLURM", "train": "a model or draft"}
 
 
 def options() -> dict[str, dict[str, tuple[str, Path]]]:
@@ -63,7 +71,11 @@ def _text(arguments: Sequence[str]) -> str:
     if named:
         return "".join(_text_of(group, groups[group]) for group in named)
     width = max(map(len, groups))
-    return _TEXT.format(options="\n".join(f"  {group:<{width}}  {'  '.join(names)}" for group, names in groups.items()))
+    shown = {group: "  ".join(names) for group, names in groups.items()}
+    first = [name for name in _FIRST if name in groups["condition"]]
+    shown["condition"] = f"{'  '.join(first)}  and {len(groups['condition']) - len(first)} more"
+    return _TEXT.format(programs="\n  ".join(f"{name:<8}  {what}" for name, what in PROGRAMS.items()),
+                        options="\n".join(f"  {group:<{width}}  {names}" for group, names in shown.items()))
 
 
 def _text_of(group: str, files: dict[str, Path]) -> str:

@@ -43,6 +43,27 @@ class GradingPool(Protocol):
         """Ends the pool's processes."""
 
 
+class GradesAtOnce:
+    """A pool without processes, for a rule that takes no time: it maps text, gold answer and question to a grade."""
+
+    def __init__(self, rule: Callable[[str, str, str], Grade]):
+        self._rule = rule
+        self._graded_texts: list[tuple[Any, Grade]] = []
+
+    def submit(self, tag: Any, text: str, gold: str, question: str = "") -> None:
+        """Grades a text."""
+        graded, seconds = timed(self._rule, text, gold, question)
+        self._graded_texts.append((tag, graded._replace(grade_seconds=seconds)))
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[Any, Grade]]:
+        """Yields (tag, grade) for every text that was not yielded yet."""
+        while self._graded_texts:
+            yield self._graded_texts.pop(0)
+
+    def close(self) -> None:
+        """Does nothing: there are no processes to end."""
+
+
 class Decision(NamedTuple):
     """The verdict on an answer and the rule that led to it."""
 

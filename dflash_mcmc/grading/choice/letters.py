@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.extraction import Extraction, about_another, after_thinking, cut, last_box
-from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, timed
+from dflash_mcmc.grading.verdicts import CORRECT, MAX_LENGTH, NO_ANSWER, UNSUPPORTED, WRONG, GradesAtOnce
 from dflash_mcmc.types import Grade
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -171,28 +171,16 @@ PLACES: dict[str, Callable[[str, str], _Chosen | None]] = {
 """The places by extraction rule. Each takes an answer and the letters, and returns None if the answer lacks the place."""
 
 
-class LetterPool:
-    """Grades texts by the letter that they choose. Call `submit`, then `finished`, as with the other pools."""
+class LetterPool(GradesAtOnce):
+    """Grades texts by the letter that they choose."""
 
     def __init__(self, letters: str, extraction: Extraction = AUTO):
+        super().__init__(self._graded)
         self._letters, self._extraction = letters, extraction
-        self._decided: list[tuple[Hashable, Grade]] = []
 
-    def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
-        """Grades a text. Raises UserError if the gold answer names no letter or several."""
-        graded, seconds = timed(self._graded, text, gold)
-        self._decided.append((tag, graded._replace(grade_seconds=seconds)))
-
-    def _graded(self, text: str, gold: str) -> Grade:
+    def _graded(self, text: str, gold: str, question: str) -> Grade:
+        """Raises UserError if the gold answer names no letter or several."""
         right = gold_letter(gold, self._letters)
         letter, rule = final_letter(text, self._letters, self._extraction)
         missing = UNSUPPORTED if rule == "length" else NO_ANSWER
         return Grade(missing if letter is None else CORRECT if letter == right else WRONG, letter, rule)
-
-    def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
-        """Yields (tag, grade) for every submitted text that was not yielded yet."""
-        while self._decided:
-            yield self._decided.pop(0)
-
-    def close(self) -> None:
-        """Does nothing: there are no processes to stop."""
