@@ -20,16 +20,29 @@ _DIGITS, _AGREEING, _ZERO = 400, 150, 300
 """Digits of values, leading digits in which equal values agree, and decimal places of a value that counts as 0."""
 _LETTERS = "xyzabcklmnpqrstuvwgh"
 """Letters that the parser reads as variables in every context."""
-_GREEK = frozenset(re.findall(r"\\\w+", r"\alpha\beta\gamma\delta\epsilon\zeta\eta\theta\iota\kappa\lambda\mu\nu\xi\rho\sigma"
-                              r"\tau\upsilon\phi\chi\psi\omega\Gamma\Delta\Theta\Lambda\Xi\Pi\Sigma\Phi\Psi\Omega\ell\hbar"))
-_APPLIED = frozenset("fghFGHP")
-"""Letters that are read as functions if parentheses follow."""
+_NAMES = "|".join(FUNCTIONS)
 CALLS = frozenset(f"\\{name}" for name in FUNCTIONS)
-_KNOWN = CALLS | {r"\pi", r"\infty", r"\lfloor", r"\rfloor", r"\lceil", r"\rceil", r"\cdot", *"+-/()[]{}|!"}
-_ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1, "^": 1, "_": 1}
-_ENDING = frozenset((r"\cdot", "/", "(", "[", ")", "]", "}", *CALLS))
-"""What ends the argument of a function that has no brackets."""
+_GREEK = (r"\\(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi"
+          r"|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar|degree)")
+_KNOWN = re.compile(
+    rf"[\d.]\S*|[a-zA-Z]|{_GREEK}|\\(?:{_NAMES}|frac|binom|sqrt|pi|infty|cdot|[lr](?:floor|ceil)|\\)"
+    r"|\\(?:begin|end)\{(?:[pbB]?matrix|smallmatrix|array)\}|[-+/()\[\]{}|!^_'&]")
 _LIMITED = frozenset(f"\\{name}" for name in ("sum", "prod", "coprod", "int", "iint", "oint", "lim", "limsup", "liminf"))
+# Parts of a formula whose tokens are separated by spaces.
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_ROUND = r"\((?:[^()]|\([^()]*\))*\)"
+_COMMAND = rf"\\(?:frac|binom) {_GROUP} {_GROUP}|\\sqrt(?: \[[^]]*\])? {_GROUP}"
+_UNBRACED = re.compile(  # of a number, a command takes the first digit, and a power the whole number with its sign
+    rf"(\\(?:frac|binom)(?: {_GROUP})?|\\sqrt(?: \[[^]]*\])?|[\^_](?= \\| \()) ({_COMMAND}|{_ROUND}"
+    rf"|\d(?!\d*\.)|(?!\\(?:frac|binom|sqrt) )[^][{{}}\d. ]\S*)|([\^_]) ((?:- )?[^-{{(\\ ]\S*)")
+_CALL = re.compile(
+    rf"(\\(?:{_NAMES})(?: [\^_] {_GROUP})*+) ({_GROUP}|\[[^]]*\]|(?:- )?(?:(?:{_COMMAND}|[\^_] {_GROUP}|\| [^|]* \|"
+    rf"|(?!\\(?:{_NAMES}|cdot|frac|sqrt|binom) )[^][(){{}}|/+^_ -]\S*)(?= ) ?)+)")
+_SYMBOL = re.compile(  # with its index, its primes, and the argument of a function; `e` and `i` are numbers
+    rf"(?<!\S)(?:[fghFGHP](?: _ {_GROUP})?(?: ')* {_ROUND}"
+    rf"|(?:(?![ei] (?!['_]))[a-zA-Z]|{_GREEK}(?![a-zA-Z]))(?: _ {_GROUP})?(?: ')*(?: \( [\d.]\S* \))?)(?= )")
+_BESIDE = re.compile(r"(?:(?<!\S)\w+|\\pi)(?= [(\[]| \\begin)|\d(?= \\frac)|\)(?= \d)")
+"""Where the parser would read a function of a number, or a sum."""
 
 
 class NotParsed(Exception):
@@ -40,7 +53,7 @@ class NotParsed(Exception):
 def formula(tokens: tuple[str, ...]) -> Any:
     """The formula of tokens, unevaluated. Raises NotParsed, and Unsupported beyond the limits."""
     from latex2sympy2_extended.latex2sympy2 import latex2sympy
-    from sympy import Expr, MatMul, MatrixBase, MatrixExpr, Rational, Symbol, preorder_traversal
+    from sympy import Expr, MatMul, MatrixBase, MatrixExpr, Rational, Symbol, pi, preorder_traversal
 
     plain = re.fullmatch(r"(- )?(?:(\d*\.?\d+|\d+\.)|\\frac \{ (\d+) \} \{ (\d*[1-9]\d*) \})", " ".join(tokens))
     if plain:  # the parser takes its time
@@ -60,7 +73,7 @@ def formula(tokens: tuple[str, ...]) -> Any:
     parts = [] if isinstance(parsed, MatrixBase) else preorder_traversal(parsed)
     if not isinstance(parsed, (MatrixBase, Expr)) or any(isinstance(part, (MatrixBase, MatrixExpr)) for part in parts):
         raise NotParsed(text)
-    symbols = {Symbol(letter): Symbol(name) for name, letter in names.items()}
+    symbols = {Symbol(letter): pi / 180 if name == r"\degree" else Symbol(name) for name, letter in names.items()}
     if isinstance(parsed, MatrixBase):
         return parsed.as_immutable().applyfunc(lambda entry: _checked(entry.xreplace(symbols)))
     return _checked(parsed.xreplace(symbols))
@@ -68,93 +81,37 @@ def formula(tokens: tuple[str, ...]) -> Any:
 
 def _explicit(tokens: Sequence[str], names: dict[str, str]) -> str:
     """LaTeX for the parser: arguments in braces, decimals as fractions, and one letter of `names` for each symbol."""
-    left, written, before, called = list(tokens), "", "", ""
-    while left:
-        token = left.pop(0)
-        letter = token.lstrip('"')
-        constant = token in ("e", "i") and left[:1] not in (["_"], ["'"])
-        symbol = token in _GREEK or (letter.isalpha() and len(letter) == 1 and not constant)
-        kind = "number" if is_number(token) else "symbol" if symbol else token
-        if token in _LIMITED or token == "^" == before or (token == "!" and before not in ("number", "symbol")):
-            raise Unsupported({"^": "power of a power", "!": "factorial"}.get(token, token[1:]))
-        if called and (token in _ENDING or (token in "+-" and before not in CALLS)):  # `\sin x (y + 1)`
-            written, called = written + ")", ""
-        if before in CALLS and token not in ("(", "{", "[", "^", "_") and not called:
-            written, called = written + "(", token
-        if kind == "number":
-            if before in ("number", "symbol"):
-                raise NotParsed(token)
-            value = number(token)
-            text = str(value) if value.denominator == 1 else rf"(\frac{{{value.numerator}}}{{{value.denominator}}})"
-        elif constant:
-            text = {"e": "e", "i": "(I)"}[token]
-        elif kind == "symbol":
-            text = _letter(letter, left, names)
-        elif matrix := re.fullmatch(r"\\(begin|end)\{(?:[pbB]?matrix|smallmatrix|array)\}", token):
-            text = rf"\{matrix[1]}{{pmatrix}}"
-        elif token in ("&", r"\\") and r"\end{" in "".join(left):
-            text = token
-        elif token == r"\degree":
-            text = r"\cdot\frac{\pi}{180}"
-        elif token == r"\exp":
-            text = "e^" + _argument(left, names)
-        elif token in _ARGUMENTS and not (token == "_" and before != r"\log"):
-            if token == r"\binom" and any(is_number(part) and len(part) > 3 for part in left):
-                raise Unsupported("binomial")
-            index = f"[{''.join(_group(left))}]" if token == r"\sqrt" and left[:1] == ["["] else ""
-            text = token + index + "".join(_argument(left, names, whole=token in "^_") for _ in range(_ARGUMENTS[token]))
-            kind = before if before in CALLS and token in "^_" else "^" if token == "^" else ""
-        elif token in _KNOWN:
-            text = {"{": "(", "}": ")", "[": "(", "]": ")"}.get(token, token)
-        else:
+    plain = [token.lstrip('"') if len(token) == 2 else token for token in tokens]
+    for token in plain:
+        if token in _LIMITED or (token == r"\binom" and any(is_number(each) and len(each) > 3 for each in tokens)):
+            raise Unsupported(token[1:])
+        if not _KNOWN.fullmatch(token):
             raise NotParsed(token)
-        grouped = text.startswith(("(", r"\begin")) or (before == "number" and token == r"\frac")
-        times = grouped and before in ("number", "symbol", r"\pi", "e", "i")
-        written += (r" \cdot " if times else " ") + text
-        before = kind
-    return written + (")" if called else "")
+    text, before = " ".join([*plain, ""]), ""
+    while text != before:
+        text, before = _UNBRACED.sub(lambda found: f"{found[1] or found[3]} {{ {found[2] or found[4]} }} ", text), text
+        text = re.sub(" +", " ", text)
+    if limit := re.search(rf"\^ {_GROUP} (\^)|(?<!\w) !", text):
+        raise Unsupported("power of a power" if limit[1] else "factorial")
+    text = _SYMBOL.sub(lambda found: _letter(found.group(), names), text)
+    if re.search(r"(?<!\S)(?:\d\S*|[a-df-hj-z]) (?=[\d.])", text):
+        raise NotParsed("a number after a number or symbol")
+    text = _CALL.sub(lambda found: f"{found[1]} ( {found[2]} )", text)
+    text = re.sub(r"(?<!\S)i(?!\S)", "(I)", text)
+    text = re.sub(r"(?<!\S)[\d.]\S*", _fraction, text)
+    return _BESIDE.sub(r"\g<0> \\cdot", re.sub(r"\{(?:[pbB]?matrix|smallmatrix|array)\}", "{pmatrix}", text))
 
 
-def _letter(name: str, left: list[str], names: dict[str, str]) -> str:
-    """The letter of a symbol with its index, its primes and, for a function, its argument, which are taken from `left`."""
-    if left[:1] == ["_"]:
-        left.pop(0)
-        name += "_" + " ".join(_group(left))
-    while left[:1] == ["'"]:
-        name += left.pop(0)
-    if left[:1] == ["("] and (name[0] in _APPLIED or (left[2:3] == [")"] and is_number(left[1]))):
-        name += f"({' '.join(_group(left))})"
+def _letter(name: str, names: dict[str, str]) -> str:
+    """The letter of a symbol."""
     if name not in names and len(names) == len(_LETTERS):
         raise Unsupported("number of symbols")
     return names.setdefault(name, _LETTERS[len(names) % len(_LETTERS)])
 
 
-def _group(left: list[str]) -> list[str]:
-    """Takes one token, or the content of a group in brackets."""
-    if not left:
-        raise NotParsed("the end")
-    opening = left.pop(0)
-    closing = {"{": "}", "(": ")", "[": "]"}.get(opening)
-    depth, inside = 1, [] if closing else [opening]
-    while closing and depth:
-        if not left:
-            raise NotParsed(f"no {closing}")
-        inside.append(left.pop(0))
-        depth += (inside[-1] == opening) - (inside[-1] == closing)
-    return inside[:-1] if closing else inside
-
-
-def _argument(left: list[str], names: dict[str, str], whole: bool = False) -> str:
-    """The argument of a command, in braces: of a number the first digit, as in TeX; `whole` takes the number with its sign."""
-    sign = left.pop(0) if whole and left[:1] == ["-"] else ""
-    if left and not whole and is_number(left[0]) and len(left[0]) > 1:
-        if not left[0].isdigit():
-            raise NotParsed(left[0])
-        left[:1] = [left[0][0], left[0][1:]]
-    inside = _group(left)
-    while inside and inside[-1] in (r"\frac", r"\sqrt", r"\binom") and left:  # `\frac\sqrt3 2`
-        inside += [part for _ in range(_ARGUMENTS[inside[-1]]) for part in ("{", *_group(left), "}")]
-    return f"{{{sign}{_explicit(inside, names)}}}"
+def _fraction(found: re.Match) -> str:
+    value = number(found.group())
+    return str(value) if value.denominator == 1 else rf"(\frac{{{value.numerator}}}{{{value.denominator}}})"
 
 
 def number(token: str) -> Fraction:
@@ -173,7 +130,7 @@ def _checked(parsed: Any) -> Any:
 
     Raises Unsupported for powers, factorials and binomials beyond the limits. Their values are estimated, never computed.
     """
-    from sympy import Integer, log, preorder_traversal
+    from sympy import Integer, log, nan, preorder_traversal, zoo
 
     for node in preorder_traversal(parsed):
         name, parts = type(node).__name__, [part.evalf(9) for part in node.args]
@@ -184,18 +141,12 @@ def _checked(parsed: Any) -> Any:
             numbers = base.is_number and exponent.is_number and base
             if numbers and abs(exponent * log(abs(base), 2).evalf(9)) > MAX_BITS:
                 raise Unsupported("number of digits")
+        elif node in (zoo, nan):
+            raise NotParsed(name)
         elif name in ("factorial", "binomial") and any(part.is_number and abs(part) > MAX_FACTORIAL for part in parts):
             raise Unsupported(name)
     return parsed.replace(lambda node: node.is_Pow and node.exp.is_Rational and node.exp.p == 1 and node.exp.q % 2 == 1
                           and bool(node.base.is_negative), lambda root: -((-root.base) ** root.exp))
-
-
-def exact(node: Any) -> Fraction | None:
-    """The exact value of a formula; None if it is not rational."""
-    if node.free_symbols:
-        return None
-    done = node.doit()
-    return Fraction(int(done.p), int(done.q)) if done.is_Rational else None
 
 
 def values(*nodes: Any) -> Iterator[list[Any]]:
@@ -247,8 +198,9 @@ def same(gold: Any, answer: Any) -> bool:
     if gold.has(oo) or answer.has(oo):
         return False
     if not gold.free_symbols | answer.free_symbols:
-        numbers = exact(gold), exact(answer)
-        return numbers[0] == numbers[1] if None not in numbers else any(agree(*pair) for pair in values(gold, answer))
+        done = gold.doit(), answer.doit()
+        rational = done[0].is_Rational and done[1].is_Rational
+        return done[0] == done[1] if rational else any(agree(*pair) for pair in values(gold, answer))
     complex_ = gold.has(I) or answer.has(I)
     if any(not agree(*pair) for pair in values(gold, answer) if complex_ or not all(x.imag for x in pair)):
         return False

@@ -272,7 +272,7 @@ def _relation(tokens: tuple[str, ...]) -> ReadAnswer | None:
     unread = ReadAnswer("formula", "", (tokens,))
     if not all(sides) or any(side[-1] == "/" for side in sides):  # `x /= 5` and `x =/= 5` mean "not equal"
         return unread
-    variable = [any(token.isalpha() and token not in _NOT_NAMES for token in side) for side in sides]
+    variable = [*map(_has_variable, sides)]
     if set(signs) == {"="} or signs == [r"\approx"]:
         # a sum that a problem asks for, e.g. `m + n = 25`, is a name; sums with x, y or z are lines
         asked = re.fullmatch(r"[a-df-hj-wA-Z](?:\+[a-df-hj-wA-Z])*", "".join(sides[0])) and not variable[-1]
@@ -318,17 +318,14 @@ def _is_name(tokens: Sequence[str]) -> bool:
     return any(token[0].isalpha() or is_word(token) or (token[0] == "\\" and token not in _OPERATORS) for token in tokens)
 
 
+def _has_variable(tokens: Sequence[str]) -> bool:
+    return any(token.isalpha() and token not in _NOT_NAMES for token in tokens)
+
+
 def _result(sides: Sequence[Sequence[str]]) -> Sequence[str]:
-    """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides with rational values are equal."""
-    quantities = []
-    for side in map(measured, sides):
-        try:
-            value = algebra.exact(algebra.formula(side.tokens) * side.factor)
-        except algebra.NotParsed:
-            continue
-        if value is not None:
-            quantities.append((side, value, value / (100 if side.unit == PERCENT else 1)))
-    holds = all(a[0].fits(b[0]) and (a[1] == b[1] or a[2] == b[2]) for a, b in itertools.combinations(quantities, 2))
+    """The answer in a chain such as `3 + 4 = 7`: its last side, if all sides without variables are equal."""
+    pairs = itertools.combinations([side for side in sides if not _has_variable(side)], 2)
+    holds = all(equal or rule == "not parsed" for rule, equal in itertools.starmap(_formulas, pairs))
     return sides[-1] if holds else _FALSE.parts[0]
 
 

@@ -330,54 +330,41 @@ class Measured(NamedTuple):
         return not all(names) or same or (DEGREE in names and all(name.startswith(DEGREE) for name in names))
 
 
+_TRAILING = re.compile(  # what stands at the end of tokens that are joined by line feeds
+    r'\n(?:(?P<percent>%)|\\degree(?:\n(?P<scale>[CF]))?|\\pmod\n(?:(?P<modulus>\d+)|\{\n(?P<group>\d+)\n\})'
+    r'|(?P<aside>\(\n"[^\n]*\n\)))$'
+    r'|(?P<phrase>(?:\n"(?!(?i:and|or)(?:\n|$))[^\n]*(?:\n\^\n(?:\d+|\{\n\d+\n\}))?(?:\n(?:/|\\cdot)(?=\n"))?)+$)')
+
+
 def measured(tokens: Sequence[str]) -> Measured:
     """Separates the unit from an answer. If no number would remain, the tokens are returned unchanged, without a unit."""
     core, units, factor = list(tokens), [], 1
-    sign = core[:1] if core[:1] == ["-"] else []
-    if core[len(sign):] and core[len(sign)] in _CURRENCIES:
-        units.append((_CURRENCIES[core.pop(len(sign))], 1))
-    if core and core[-1] in _CURRENCIES:
-        units.append((_CURRENCIES[core.pop()], 1))
-    beside = len(units)
-    while core:
-        end = _phrase_start(core)
-        words = " ".join(token[1:] for token in core[end:] if token[0] == '"')
-        if core[-1] == "%" and not units[beside:]:
-            core, trailing = core[:-1], (PERCENT, 1)
-        elif core[-1] == r"\degree" and (DEGREE, 1) not in units and not set(core) & _TRIGONOMETRIC:
-            core, trailing = core[:-1], (DEGREE, 1)
-        elif core[-2:-1] == [r"\degree"] and core[-1] in ("C", "F"):
-            core, trailing = core[:-2], (f"{DEGREE} {core[-1].lower()}", 1)
-        elif modulus := re.fullmatch(r"(-?\d+)\\pmod(\d+|\{\d+\})", "".join(core)):
-            core, trailing = core[:core.index(r"\pmod")], (f"mod {modulus[2].strip('{}')}", 1)
-        elif core[-3::2] == ["(", ")"] and core[-2][0] == '"' and not _is_meaningful(core[-2][1:]):  # `18 (dollars)`
-            core, trailing = [*core[:-3], core[-2]], ("", 1)
-        elif end < len(core) and not _is_meaningful(words):
-            exponents, parts = [int(token) for token in core[end:] if token.isdigit()], words.replace("/", " / ").split()
+    for place in (int(core[:1] == ["-"]), -1):
+        if core[place:] and core[place] in _CURRENCIES:
+            units.append((_CURRENCIES[core.pop(place)], 1))
+    text, beside = "".join(f"\n{token}" for token in core), len(units)
+    while found := _TRAILING.search(text):
+        words = re.findall(r'"([^\n]*)', found.group())
+        if found["percent"] and not units[beside:]:
+            trailing = PERCENT, 1
+        elif found.group() == "\n\\degree" and (DEGREE, 1) not in units and not set(core) & _TRIGONOMETRIC:
+            trailing = DEGREE, 1
+        elif found["scale"]:
+            trailing = f"{DEGREE} {found['scale'].lower()}", 1
+        elif (modulus := found["modulus"] or found["group"]) and re.fullmatch(r"(?:\n-)?\n\d+", text[:found.start()]):
+            trailing = f"mod {modulus}", 1
+        elif words and not _is_meaningful(" ".join(words)):
+            exponents, parts = re.findall(r"\n(\d+)", found.group()), " ".join(words).replace("/", " / ").split()
             while parts and singular(parts[0].lower()) in MULTIPLIERS:
                 factor *= MULTIPLIERS[singular(parts.pop(0).lower())]
-            per = " / ".join(token[1:] for token in core[end:] if token[0] == '"') if "/" in core[end:] else " ".join(parts)
-            name, power = _unit_of(per)
-            core, trailing = core[:end], (name, exponents[0] if len(exponents) == 1 else power)
+            name, power = _unit_of(" / ".join(words) if "\n/" in found.group() else " ".join(parts))
+            trailing = name, int(exponents[0]) if len(exponents) == 1 else power
         else:
             break
+        text = text[:found.start()]
         units = [*units[:beside], trailing, *units[beside:]] if trailing[0] else units
+    core = text.split("\n")[1:]
     if not core or core[-1] in (r"\frac", r"\sqrt"):
         return Measured(tuple(tokens))
     names = list(dict.fromkeys(name for name, _ in units))
     return Measured(tuple(core), " ".join(names), units[-1][1] if units else 1, factor)
-
-
-def _phrase_start(core: list[str]) -> int:
-    """Start of the phrase at the end of `core`: words, their exponents, and `/` or `\\cdot` between words."""
-    end = len(core)
-    while end:
-        exponent = re.search(r" \^ (?:\d+|\{ \d+ \})$", " " + " ".join(core[max(0, end - 4):end]))
-        start = end - (len(exponent.group().split()) if exponent else 1)
-        if start > 0 and (exponent or (end < len(core) and core[start] in ("/", r"\cdot"))) and core[start - 1][0] == '"':
-            end = start
-        elif core[end - 1][0] == '"' and core[end - 1][1:].lower() not in SEPARATORS:
-            end -= 1
-        else:
-            break
-    return end
