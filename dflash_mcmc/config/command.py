@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -224,8 +224,9 @@ def search(command: Command, run: Callable[[Sequence[str], Callable[[], Job]], f
         of_hydra = [text_of(override) for override in overrides if override.is_hydra_override()]
         master = _master(composing, command)
         trials = _Trials(master)
+        silent: Any = SimpleNamespace(on_job_start=lambda **_: None, on_job_end=lambda **_: None)
         sweeper = Plugins.instance().instantiate_sweeper(
-            config=master, hydra_context=HydraContext(config_loader=cast(ConfigLoader, trials), callbacks=Callbacks()),
+            config=master, hydra_context=HydraContext(config_loader=cast(ConfigLoader, trials), callbacks=silent),
             task_function=lambda _: run(trials.point, lambda: job_of(composing, [*of_hydra, *trials.point], command.optional)))
         sweeper.sweep([text for text in command.overrides if text not in of_hydra])
 

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from hydra import compose
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -50,29 +46,6 @@ class _Chosen(NamedTuple):
     choices: Mapping[str, str]
 
 
-class _FilesReadOnce(ConfigRepository):
-    """Hydra's files and schemas, each of which is read once and not once for each composition."""
-
-    def __init__(self, own: ConfigRepository, known: dict[str, ConfigResult | None]):
-        vars(self).update(vars(own))
-        self._known = known
-
-    def __deepcopy__(self, memo: dict) -> _FilesReadOnce:
-        return copy.copy(self)  # Hydra copies it to change its search path, which replaces all that it has
-
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        super().initialize_sources(config_search_path)
-        self._known = {}  # a file of the same name may now be another one
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self._known:
-            self._known[config_path] = super().load_config(config_path)
-        result = copy.copy(self._known[config_path])
-        if result is not None:
-            result.config = copy.deepcopy(result.config)  # the composed configuration shares nodes with it
-        return result
-
-
 class Composer:
     """Composes configurations of one root file of `conf/`. Hydra must be initialised while a composer is used."""
 
@@ -81,7 +54,6 @@ class Composer:
         self._chosen: dict[tuple[str, ...], _Chosen] = {}
         self._parsed: dict[str, Override] = {}
         self._options: dict[tuple[str, str], list[str]] = {}
-        self._files: dict[str, ConfigResult | None] = {}
 
     def parse(self, text: str) -> Override:
         """Parses an override. Raises UserError."""
@@ -159,10 +131,6 @@ class Composer:
 
     def _composed(self, choosing: Sequence[Override]) -> DictConfig:
         """The configuration that Hydra composes from options alone. Raises UserError."""
-        loader = cast(ConfigLoaderImpl, GlobalHydra.instance().config_loader())
-        if not isinstance(loader.repository, _FilesReadOnce):  # Hydra makes a loader each time that it is initialised
-            loader.repository = _FilesReadOnce(loader.repository, self._files)
-
         def composed(overrides: Sequence[Override]) -> DictConfig:
             return compose(self.root, [text_of(override) for override in overrides], return_hydra_config=True)
 

@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 from yaml import YAMLError
 
 from dflash_mcmc.config.schema import Config, Job, component_of, parts_of, unused
@@ -99,13 +98,7 @@ def plain(config: Config) -> dict[str, object]:
 
 def as_yaml(values: Mapping[str, Any]) -> str:
     """Values as OmegaConf writes them. Each text stays as it is: `${x}` names no other field."""
-    tree = OmegaConf.to_container(OmegaConf.create(literal(values)), resolve=True)
-    return yaml.dump(tree, Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False)
-
-
-def of_yaml(text: str) -> Any:
-    """The values of `as_yaml`, as OmegaConf reads them: `1e-05` is a number. Raises YAMLError."""
-    return yaml.load(text, Loader=get_yaml_loader())
+    return OmegaConf.to_yaml(OmegaConf.create(literal(values)), resolve=True)
 
 
 def literal(value: Any) -> Any:
@@ -260,7 +253,7 @@ def configuration_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError for a file that a run did not write, and for a value of another type."""
     path = folder / CONFIG
     try:
-        config = of_yaml(text_of(path))
+        config = yaml.safe_load(text_of(path))
     except (YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be parsed: {reason_of(error, 120)}; allowed: the file as a run wrote it") from error
     if not isinstance(config, dict) or "name" not in config:

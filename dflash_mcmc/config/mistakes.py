@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import Field
 from difflib import get_close_matches
+from typing import cast
 
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
@@ -52,8 +54,10 @@ def check_search_path(overrides: Sequence[Override]) -> None:
         value = override.value() if override.key_or_group == SEARCH_PATH else None
         for path in value if isinstance(value, list) else ():
             scheme, separator, _ = str(path).partition("://")
+            sources = [cast(type[ConfigSource], source) for source in Plugins.instance().discover(ConfigSource)]
             try:
-                exists = SourcesRegistry.instance().resolve(scheme if separator else "file")("", str(path)).available()
+                exists = any(source("", str(path)).available() for source in sources
+                             if source.scheme() == (scheme if separator else "file"))
             except (HydraException, ImportError):
                 exists = False
             if not exists:

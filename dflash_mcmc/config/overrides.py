@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra._internal.utils import get_args_parser
+from hydra._internal.utils import get_args_parser  # Hydra has no public parser of its flags; pyproject.toml bounds it
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException

@@ -21,12 +21,12 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from dflash_mcmc.config.checks import to_config
-from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of, of_yaml
+from dflash_mcmc.config.identity import as_yaml, identity_hash, literal, node_of
 from dflash_mcmc.config.schema import PACKAGE, Config
 from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.fields import walk
@@ -68,12 +68,12 @@ def write_point(path: Path, config: Config, code: Path) -> None:
 def read_point(path: Path) -> Config:
     """The typed and checked configuration of a point. Raises UserError."""
     try:
-        settings = cast(dict[str, Any], of_yaml(path.read_text(encoding="utf-8")))
+        settings = cast(dict[str, Any], yaml.safe_load(path.read_text(encoding="utf-8")))
         composed = OmegaConf.structured(Config)
         for group in GROUPS:
             composed[group] = node_of(group, settings.pop(group))
         composed.merge_with(literal(settings))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: cannot be read as the configuration of a point ({reason_of(error)}); allowed: the file as "
                         "it was written; submit the grid again") from error
     return to_config(composed)
