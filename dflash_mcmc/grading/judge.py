@@ -6,6 +6,7 @@ judge finds every rubric satisfied, as in CL-bench (Tencent Hunyuan 2026). A res
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,8 @@ from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+
     from dflash_mcmc.settings import Settings
 
 _PROMPT = """\
@@ -46,6 +49,9 @@ satisfied in part is not satisfied. Reply with a JSON object and nothing else:
 {"reason": "one sentence for each rubric", "satisfied": [true or false for each rubric]}
 """
 """The default question. It asks for one decision for each rubric."""
+_REFUSED = (400, 401, 403, 404, 405, 422)
+"""Statuses that repeat with every request: the URL, the model, the key or a parameter is wrong."""
+_MAX_WAIT_SECONDS, _MAX_REPLY_BYTES = 60.0, 1 << 22
 
 
 @register("grader", "judge")
@@ -75,7 +81,7 @@ class JudgeGrader(Grader):
                               "without user and password, such as http://localhost:8000/v1")
         if not self.model:
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
-        template_of(self._text())
+        self._template()
 
     def resolved(self, config: Settings) -> JudgeGrader:
         """The grader with the text of its prompt instead of a path. A file and its text therefore give the same run."""
@@ -87,14 +93,14 @@ class JudgeGrader(Grader):
 
     def preflight(self) -> None:
         """Asks the judge once. Raises UserError if it does not reply."""
-        grade = JudgePool(dataclasses.replace(self, retries=0), None).asked("Reply with the word ready.", None)
-        if grade is not None:
+        grade = JudgePool(dataclasses.replace(self, retries=0), self._template()).asked("Reply with the word ready.")
+        if grade.verdict != CORRECT:
             raise UserError(f"grader.url: given {self.url!r}, which does not reply ({grade.reason}); allowed: the URL of a "
                             "running OpenAI-compatible endpoint")
 
     def start(self) -> JudgePool:
         """The pool of requests."""
-        return JudgePool(self, template_of(self._text()))
+        return JudgePool(self, self._template())
 
     def _text(self) -> str:
         if not self.prompt.endswith(".jinja") or "\n" in self.prompt:
@@ -104,37 +110,30 @@ class JudgeGrader(Grader):
         except (OSError, ValueError) as error:
             raise ConfigError("grader.prompt", self.prompt, "a Jinja text, or a .jinja file that exists") from error
 
+    def _template(self) -> Template:
+        """The compiled prompt. Raises ConfigError for a text that is no template or uses neither response nor rubrics."""
+        from jinja2 import StrictUndefined, TemplateError, meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_REFUSED = (400, 401, 403, 404, 405, 422)
-"""Statuses that repeat with every request: the URL, the model, the key or a parameter is wrong."""
-_MAX_WAIT_SECONDS, _MAX_REPLY_BYTES, _MAX_LISTED = 60.0, 1 << 22, 20
+        text, reason = self._text(), ""
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        try:
+            if meta.find_undeclared_variables(environment.parse(text)) == {"response", "rubrics"}:
+                return environment.from_string(text)
+        except TemplateError as error:
+            reason = f" ({error.message})"
+        raise ConfigError("grader.prompt", f"{text[:60]}...", "a Jinja text, or the path of a .jinja file, that uses response "
+                          f"and rubrics and no other variable{reason}")
 
 
 def rubrics_of(gold: str) -> list[str]:
     """The rubrics of a gold answer: a JSON list of texts, or one rubric for a plain answer. Raises UserError for neither."""
-    same = [f"The final answer of the response is equivalent to this reference answer: {gold}"]
-    try:
-        rubrics = json.loads(gold) if gold.lstrip().startswith("[") else same
-    except (ValueError, RecursionError):
-        rubrics = same
+    rubrics = [f"The final answer of the response is equivalent to this reference answer: {gold}"]
+    with contextlib.suppress(ValueError, RecursionError):
+        rubrics = json.loads(gold) if gold.lstrip().startswith("[") else rubrics
     if not gold.strip() or not rubrics or not all(isinstance(rubric, str) and rubric.strip() for rubric in rubrics):
         raise UserError(f"grader=judge: given the gold answer {gold[:60]!r}; allowed: a text, or a JSON list of rubrics")
     return rubrics
-
-
-def template_of(text: str) -> Any:
-    """The compiled prompt. Raises ConfigError for a text that is no Jinja template or uses neither response nor rubrics."""
-    from jinja2 import StrictUndefined, TemplateError, meta
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    allowed = "a Jinja text, or the path of a .jinja file, that uses response and rubrics and no other variable"
-    try:
-        if meta.find_undeclared_variables(environment.parse(text)) != {"response", "rubrics"}:
-            raise ConfigError("grader.prompt", f"{text[:60]}...", allowed)
-        return environment.from_string(text)
-    except TemplateError as error:
-        raise ConfigError("grader.prompt", f"{text[:60]}...", f"{allowed} ({error.message})") from error
 
 
 class JudgePool:
@@ -143,44 +142,38 @@ class JudgePool:
     A judge that does not reply, or replies without a decision on every rubric, gives the verdict `timeout` or `error`.
     """
 
-    def __init__(self, grader: JudgeGrader, template: Any):
+    def __init__(self, grader: JudgeGrader, template: Template):
         self._grader, self._template = grader, template
         self._threads = ThreadPoolExecutor(grader.num_workers, thread_name_prefix="grader")
         self._closed = threading.Event()
         self._futures: dict[Future[tuple[Grade, float]], Hashable] = {}
-        self._decided: list[tuple[Hashable, Grade]] = []
 
     def submit(self, tag: Hashable, text: str, gold: str, question: str = "") -> None:
         """Submits a text. Raises UserError for a gold answer without rubrics."""
-        rubrics, answer = rubrics_of(gold), after_thinking(text)
-        if answer is None or not answer.strip():
-            self._decided.append((tag, Grade(NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")))
-        else:
-            self._futures[self._threads.submit(timed, self._graded, answer.strip(), rubrics)] = tag
+        self._futures[self._threads.submit(timed, self._graded, after_thinking(text), rubrics_of(gold))] = tag
 
     def finished(self, wait: bool = False) -> Iterator[tuple[Hashable, Grade]]:
         """Yields (tag, grade) for the texts that are decided; with `wait`, waits for all that were submitted.
 
         Raises UserError if the endpoint refuses the requests.
         """
-        while self._decided:
-            yield self._decided.pop()
         for future in [future for future in self._futures if wait or future.done()]:
             tag = self._futures.pop(future)
             grade, seconds = future.result()
-            yield tag, grade._replace(grade_seconds=seconds)
+            yield tag, grade if grade.verdict == NO_ANSWER else grade._replace(grade_seconds=seconds)
 
     def close(self) -> None:
         """Drops the requests that wait or are under way."""
         self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _graded(self, response: str, rubrics: list[str]) -> Grade:
-        grade = self.asked(self._template.render(response=response, rubrics=rubrics), len(rubrics))
-        return grade or Grade(ERROR, None, "reply")
+    def _graded(self, answer: str | None, rubrics: list[str]) -> Grade:
+        if answer is None or not answer.strip():
+            return Grade(NO_ANSWER, None, "unfinished_thinking" if answer is None else "empty")
+        return self.asked(self._template.render(response=answer.strip(), rubrics=rubrics), len(rubrics))
 
-    def asked(self, question: str, num_rubrics: int | None) -> Grade | None:
-        """The grade by a judge's decision on each rubric; without a number of them, None for any reply.
+    def asked(self, question: str, num_rubrics: int = 0) -> Grade:
+        """The grade by a judge's decision on each rubric; without rubrics, any reply is correct.
 
         Raises UserError where no request can succeed. The key is read for each request and stored nowhere.
         """
@@ -188,14 +181,13 @@ class JudgePool:
         body: dict[str, Any] = {"model": grader.model, "messages": [{"role": "user", "content": question}]}
         body |= {} if grader.temperature is None else {"temperature": grader.temperature}
         for attempt in range(grader.retries + 1):
-            wait = min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0
-            if self._closed.wait(wait):
+            if self._closed.wait(min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0):
                 break
             try:
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
                                    headers=self._headers(), max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
                 reply = found["choices"][0]["message"]["content"]
-                return None if num_rubrics is None else _decided(reply, num_rubrics)
+                return _decided(reply, num_rubrics) if num_rubrics else Grade(CORRECT, None, "reply")
             except NoReplyError as error:
                 if error.status in _REFUSED:
                     raise UserError(f"grader.url: {grader.url} refuses the request with status {error.status}; allowed: an "
@@ -219,9 +211,8 @@ def _decided(reply: str, num_rubrics: int) -> Grade:
     """The grade by the list `satisfied` of the JSON object in a reply. Raises ValueError without a decision on each rubric."""
     answer = after_thinking(reply) or ""
     decisions = json.loads(answer[answer.index("{"):answer.rindex("}") + 1])["satisfied"]
-    if not isinstance(decisions, list) or len(decisions) != num_rubrics or any(type(value) is not bool for value in decisions):
+    if not isinstance(decisions, list) or [*map(type, decisions)] != [bool] * num_rubrics:
         raise ValueError(f"not {num_rubrics} decisions")
     failed = [str(rubric) for rubric, decision in enumerate(decisions, start=1) if not decision]
-    more = ", ..." if len(failed) > _MAX_LISTED else ""
-    reason = f"not satisfied: {', '.join(failed[:_MAX_LISTED])}{more} of {len(decisions)}" if failed else ""
+    reason = f"not satisfied: {', '.join(failed)} of {num_rubrics}" if failed else ""
     return Grade(WRONG if failed else CORRECT, None, "rubrics", reason)
