@@ -131,8 +131,8 @@ class Service:
             tellers = self._tellers(asked, orders, heard)
             told = [order._replace(chain=partial(own.begun, order.chain)) for own, order in zip(tellers, orders, strict=True)]
             parts = self._parts(request, asked, told, heard, tellers, self._ordered(told), prompt_tokens)
-            return StreamingResponse(answers.events(heading, parts, prompt_tokens, asked.include_usage), headers=headers,
-                                     media_type="text/event-stream")
+            events = answers.events(heading, parts, prompt_tokens, asked.stream_options.include_usage)
+            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         numbers = self._ordered(orders)
         try:
             drawn = await self._drawn(request, orders)
@@ -153,7 +153,7 @@ class Service:
         if not answer.text.startswith(told):
             raise Refused(500, "the tokenizer changed a text that was told before; ask without stream")
         return Reply(number, answer.result.trajectory, answer.text[len(told):], begin, answer,
-                     self._texts if asked.logprobs else None, asked.token_ids)
+                     self._texts if asked.logprobs else None, asked.return_token_ids)
 
     def _tellers(self, asked: RequestFields, orders: Sequence[Order], heard: asyncio.Queue[Reply | int]) -> list[Teller]:
         """A teller for each order. The parts of answers and the numbers of those that have ended come into the queue."""
@@ -164,7 +164,7 @@ class Service:
 
         def teller(number: int, order: Order) -> Teller:
             order.future.add_done_callback(lambda _: put(number))
-            return Teller(lambda path, text, begin: put(Reply(number, path, text, begin, None, texts, asked.token_ids)),
+            return Teller(lambda path, text, begin: put(Reply(number, path, text, begin, None, texts, asked.return_token_ids)),
                           self._target.decode, order.stop, self.options.stream_tokens if asked.in_order else 0)
 
         return [teller(number, order) for number, order in enumerate(orders)]
@@ -214,7 +214,7 @@ class Service:
         config = fields.allowed("sampler", lambda: self._samplers.config_for(sampler, common, max(1, max_tokens)))
         seed = secrets.randbits(31) if asked.seed is None else asked.seed
         prompts = [self._tokens(config, prompt) for prompt in asked.prompts]
-        stop = tuple(self._config.dataset.stop) if asked.stop is None else asked.stop
+        stop = tuple(self._config.dataset.stop if asked.stop is None else asked.stop)
         in_order = ((config.sampler.draws_once or config.sampler.is_deterministic) and not config.dataset.must_end
                     and (config.decoder.is_null or config.decoder.keeps_tokens()))
         orders = list(self._orders(config, prompts, asked.n, seed, stop, empty=max_tokens == 0))
@@ -222,7 +222,7 @@ class Service:
         orders = [order if own is None or not asked.logprobs else order._replace(chain=partial(own.after, order.chain))
                   for order, own in zip(orders, scorers, strict=True)]
         # A body is not held while its answers are drawn.
-        asked = asked._replace(prompts=(), ignored=ignored, in_order=in_order)
+        asked = asked.model_copy(update={"prompts": (), "ignored": ignored, "in_order": in_order})
         return asked, orders, scorers, seed, sum(map(len, prompts))
 
     def _scorers(self, asked: RequestFields, prompts: Sequence[np.ndarray]) -> list[TextScorer | None]:
@@ -303,14 +303,14 @@ class Service:
         return texts_of(self._target.tokenizer, id_bound(self._target.tokenizer))
 
     def _count(self, request: Request, replies: Sequence[Reply], prompt_tokens: int) -> None:
-        numbers = answers.usage(replies, prompt_tokens)
+        numbers = answers.usage(replies, prompt_tokens)  # it counts a prompt once for all of its answers
         request.scope["dflash_mcmc"] += "".join(f" {key}={numbers[key]}" for key in ("completion_tokens", "token_forwards"))
-        self.metrics.add("prompt_tokens", prompt_tokens)
+        for name in ("prompt_tokens", "token_forwards"):
+            self.metrics.add(name, numbers[name])
         for answer in (reply.answer for reply in replies if reply.answer is not None):
             self.metrics.add("answers", finish_reason=answer.finish_reason)
             for name, amount in (("generated_tokens", answer.result.trajectory.length), ("proposals", answer.result.proposals),
-                                 ("token_forwards", answer.cost.token_forwards), ("accepted", answer.result.accepted),
-                                 ("moved", answer.result.moved)):
+                                 ("accepted", answer.result.accepted), ("moved", answer.result.moved)):
                 self.metrics.add(name, amount)
 
 

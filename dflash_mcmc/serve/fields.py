@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_mcmc.dataset import stop_strings
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean, reason_of
 from dflash_mcmc.serve.answers import Refused
 from dflash_mcmc.store.schema import loaded
 
-PENALTIES = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "frequency_penalty": (-2.0, 2.0),
-             "presence_penalty": (-2.0, 2.0), "repetition_penalty": (0.0, 1e6)}
-"""Sampling fields of OpenAI and of vLLM and their bounds. `top_k` is a whole number, and read apart."""
-_BOTH = ("model", "n", "seed", "stop", "max_tokens", "stream", "stream_options", "sampler", "logprobs", "return_token_ids",
-         "return_sampling_mask", "top_k", *PENALTIES)
-_KNOWN = {True: (*_BOTH, "messages", "max_completion_tokens", "top_logprobs"), False: (*_BOTH, "prompt", "echo")}
 _UNUSED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -24,36 +20,74 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "suffix": ("",), "best_of": (1,), "modalities": (["text"],)}
 """Fields of OpenAI that are refused unless they have a value that changes nothing."""
 LARGEST_SEED = 2**63 - 1
-_KINDS: dict[type, tuple[str, Any]] = {bool: ("true or false", False), str: ("a text", None), dict: ("an object", {})}
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
-class RequestFields(NamedTuple):
-    """A request, whose fields have the right types and bounds."""
+class _Object(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    chat: bool
-    prompts: Sequence[Any]
-    """Conversations, texts or lists of token ids."""
-    n: int
-    seed: int | None
-    stop: tuple[str, ...] | None
-    max_tokens: int | None
-    logprobs: bool
-    top: bool
-    """Whether the most likely token at the place of each token is asked for."""
-    echo: bool
-    """Whether the prompt is a part of the answer's text and of its log probabilities."""
-    token_ids: bool
-    """Whether the answer has its token ids (`return_token_ids`, as vLLM has it)."""
-    stream: bool
-    include_usage: bool
-    sampler: Mapping[str, Any]
+
+class _StreamOptions(_Object):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Sampling(_Object):
+    """Sampling fields of OpenAI and of vLLM."""
+
+    temperature: float = Field(1.0, ge=0, le=1e6)
+    top_p: float = Field(1.0, ge=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    top_k: int = Field(0, ge=-1, le=2**31)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, ge=0, le=1e6)
+
+
+class RequestFields(Sampling):
+    """The fields of both kinds of requests."""
+
+    model: str = ""
+    n: int = Field(1, ge=1, le=10_000)
+    seed: int | None = Field(None, ge=-LARGEST_SEED, le=LARGEST_SEED)
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    sampler: Any = {}
     """`name`, if another sampler was asked for, and fields of the sampler."""
-    openai: Mapping[str, float]
-    """The given fields of `PENALTIES`, and `top_k`."""
+    return_token_ids: bool = False
+    return_sampling_mask: bool = False
+    logprobs: Any = None
+    """Once the request is read: whether log p of the tokens is asked for."""
+    echo: bool = False
+    """Whether the prompt is a part of the answer's text and of its log probabilities."""
+    # What the server sets.
+    prompts: Sequence[Any] = ()
+    """Conversations, texts or lists of token ids."""
+    top: bool = False
+    """Whether the most likely token at the place of each token is asked for. No others are known."""
+    openai: Mapping[str, float] = {}
+    """The given fields of `Sampling`."""
     ignored: Mapping[str, float] = {}
     """Those of them without an effect (`serve.client_temperature`)."""
     in_order: bool = False
     """Whether the sampler draws the tokens of an answer in order, and changes none."""
+
+
+class _Chat(RequestFields):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0, le=2**31)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=1)
+
+
+class _Text(RequestFields):
+    prompt: str | _TokenIds | Annotated[list[str | _TokenIds], Field(min_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=1)
+
+
+_OURS = ("prompts", "top", "openai", "ignored", "in_order")
 
 
 def refuse(field: str, given: object, allowed: str) -> NoReturn:
@@ -77,42 +111,56 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 def read(body: Mapping[str, Any], chat: bool, model: str) -> RequestFields:
     """The request of a body. Raises Refused."""
-    asked = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
-    for name, value in asked.items():
-        if name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
-                refuse(name, value, "nothing: this server does not have it")
-        elif name not in _KNOWN[chat]:
-            near = did_you_mean(name, _KNOWN[chat])
-            raise Refused(400, f"{name[:80]!r}: unknown field{near}; allowed: {', '.join(_KNOWN[chat])}, with fields of the "
-                          "sampler in sampler", name[:80])
-    if (named := _of(asked, "model", str)) not in (None, model):
-        raise Refused(404, str(ConfigError("model", named, repr(model))), "model", "model_not_found")
-    openai = {name: _number(asked, name, *bounds) for name, bounds in PENALTIES.items() if name in asked}
-    if (top_k := _whole(asked, "top_k", -1, 2**31)) is not None:
-        openai["top_k"] = max(top_k, 0)  # -1 keeps all, too
-    options = _of(asked, "stream_options", dict)
-    if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(on, bool) for on in options.values()):
-        refuse("stream_options", options, '{"include_usage": true or false}')
-    logprobs, top, echo, stream = *_logprobs(asked, chat), _of(asked, "echo", bool), _of(asked, "stream", bool)
-    if stream and (top or echo):
-        refuse("stream", True, f"false with {'echo' if echo else 'the most likely tokens'}, since the text is read at its end")
-    return RequestFields(chat, _prompts(asked, chat), _whole(asked, "n", 1, 10_000) or 1,
-                 _whole(asked, "seed", -LARGEST_SEED, LARGEST_SEED), _stop(asked), _max_tokens(asked, 0 if echo else 1),
-                 logprobs, top, echo, _of(asked, "return_token_ids", bool), stream,
-                 options.get("include_usage", False),
-                 {**_sampler(asked), **({"sampling_mask": True} if _of(asked, "return_sampling_mask", bool) else {})}, openai)
+    given = {name: value for name, value in body.items() if value is not None and name not in _UNUSED}
+    for name in _NEUTRAL.keys() & given.keys():
+        if (value := given.pop(name)) not in _NEUTRAL[name]:
+            refuse(name, value, "nothing: this server does not have it")
+    asked = _validated(_Chat if chat else _Text, given, (*_OURS, *["echo"] * chat))
+    if asked.model not in ("", model):
+        raise Refused(404, str(ConfigError("model", asked.model, repr(model))), "model", "model_not_found")
+    if isinstance(asked, _Chat):
+        prompts, logprobs, top = [[_turn(turn) for turn in asked.messages]], asked.logprobs, asked.top_logprobs == 1
+        limits = {asked.max_completion_tokens, asked.max_tokens} - {None}
+    else:
+        several = isinstance(asked.prompt, list) and not isinstance(asked.prompt[0], int)
+        prompts, logprobs, top = asked.prompt if several else [asked.prompt], asked.logprobs is not None, asked.logprobs == 1
+        limits = {asked.max_tokens} - {None}
+    if top and not logprobs:
+        refuse("top_logprobs", 1, "0 without logprobs=true")
+    if asked.stream and (top or asked.echo):
+        what = "echo" if asked.echo else "the most likely tokens"
+        refuse("stream", True, f"false with {what}, since the text is read at its end")
+    if len(limits) > 1:
+        refuse("max_tokens", asked.max_tokens, f"nothing, or that of max_completion_tokens, {asked.max_completion_tokens}")
+    if 0 in limits and not asked.echo:
+        refuse("max_tokens", 0, "a whole number >= 1")
+    strings = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    openai = {name: getattr(asked, name) for name in Sampling.model_fields if name in given}
+    if openai.get("top_k") == -1:
+        openai["top_k"] = 0  # both keep all
+    return asked.model_copy(update={
+        "prompts": prompts, "messages": (), "prompt": "", "logprobs": logprobs, "top": top, "openai": openai,
+        "max_tokens": limits.pop() if limits else None,
+        "sampler": _sampler(asked.sampler) | ({"sampling_mask": True} if asked.return_sampling_mask else {}),
+        "stop": None if strings is None else allowed("stop", lambda: stop_strings(strings, "stop"))})
 
 
-def _max_tokens(asked: Mapping[str, Any], least: int) -> int | None:
-    limits = [_whole(asked, name, least, 2**31) for name in ("max_completion_tokens", "max_tokens") if name in asked]
-    if len(set(limits)) > 1:
-        refuse("max_tokens", limits[1], f"nothing, or {limits[0]}, since max_completion_tokens is given")
-    return limits[0] if limits else None
+def _validated(fields: type[RequestFields], given: Mapping[str, Any], ours: Sequence[str]) -> Any:
+    known = [name for name in fields.model_fields if name not in ours]
+    for name in given:
+        if name not in known:
+            raise Refused(400, f"{name[:80]!r}: unknown field{did_you_mean(name, known)}; allowed: {', '.join(known)}, with "
+                          "fields of the sampler in sampler", name[:80])
+    try:
+        return fields.model_validate(given)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    name = str(errors[0]["loc"][0])
+    words = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors if each["loc"][0] == name)
+    refuse(name, given.get(name), " or ".join(words))
 
 
-def _sampler(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    value = asked.get("sampler", {})
+def _sampler(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
@@ -121,20 +169,6 @@ def _sampler(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(number, int) and not -LARGEST_SEED <= number <= LARGEST_SEED:
             refuse(f"sampler.{name[:80]}", number, "a number of 64 bits")
     return value
-
-
-def _prompts(asked: Mapping[str, Any], chat: bool) -> Sequence[Any]:
-    if chat:
-        messages = asked.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
-            refuse("messages", messages, "a list of at least one message with role and content")
-        return [[_turn(turn) for turn in messages]]
-    prompt = asked.get("prompt")
-    if isinstance(prompt, str) or _is_ids(prompt):
-        return [prompt]
-    if isinstance(prompt, list) and prompt and all(isinstance(each, str) or _is_ids(each) for each in prompt):
-        return prompt
-    refuse("prompt", prompt, "a text, a list of texts, or lists of token ids")
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
@@ -146,58 +180,6 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             refuse("messages", part, "content that is a text, or parts of the type text")
     return {**turn, "content": "".join(part["text"] for part in content)}
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_whole(each) and 0 <= each < 2**31 for each in value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _whole(asked: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = asked.get(name)
-    if value is not None and (not _is_whole(value) or not low <= value <= high):
-        refuse(name, value, f"a whole number >= {low} and <= {high}")
-    return value
-
-
-def _number(asked: Mapping[str, Any], name: str, low: float, high: float) -> float:
-    value = asked[name]
-    # In this order: a whole number of thousands of digits is no float, and NaN is not between bounds.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        refuse(name, value, f"a number >= {low:g} and <= {high:g}")
-    return float(value)
-
-
-def _of(asked: Mapping[str, Any], name: str, kind: type) -> Any:
-    words, default = _KINDS[kind]
-    value = asked.get(name, default)
-    if name in asked and not isinstance(value, kind):
-        refuse(name, value, words)
-    return value
-
-
-def _stop(asked: Mapping[str, Any]) -> tuple[str, ...] | None:
-    value = asked.get("stop")
-    if value is None:
-        return None
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-        refuse("stop", value, "a text or a list of texts")
-    return tuple(allowed("stop", lambda: stop_strings(strings, "stop")))
-
-
-def _logprobs(asked: Mapping[str, Any], chat: bool) -> tuple[bool, bool]:
-    """Whether log p of the tokens is asked for, and whether the most likely tokens are. No others are known."""
-    field = "top_logprobs" if chat else "logprobs"
-    if (top := _whole(asked, field, 0, 20) or 0) > 1:
-        refuse(field, top, "0, or 1: the most likely token")
-    wanted = _of(asked, "logprobs", bool) if chat else "logprobs" in asked
-    if top and not wanted:
-        refuse(field, top, "0 without logprobs=true")
-    return wanted, bool(top)
 
 
 def allowed(param: str, make: Callable[[], Any]) -> Any:

@@ -352,7 +352,7 @@ WRONG = {
     "many": ({"prompt": ["x"] * 3, "n": 3}, 400, "serve.max_choices"), "no n": ({"prompt": "x", "n": True}, 400, "n: given"),
     "max_tokens": ({"prompt": "x", "max_tokens": 33}, 400, "at most 32"), "seed": ({"prompt": "x", "seed": 1.5}, 400, "seed"),
     "stop": ({"prompt": "x", "stop": [""]}, 400, "stop"),
-    "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: 0, or 1: the most likely token"),
+    "logprobs": ({"prompt": "x", "logprobs": 3}, 400, "logprobs: given 3; allowed: less than or equal to 1"),
     "echo in a stream": ({"prompt": "x", "echo": True, "stream": True}, 400, "stream: given True; allowed: false with echo"),
     "top in a stream": ({"prompt": "x", "logprobs": 1, "stream": True}, 400, "stream: given True; allowed: false with "),
     "no law": ({"prompt": "x", "return_sampling_mask": True}, 400, "sampler.sampling_mask"),
