@@ -229,14 +229,10 @@ class Workers:
             arrived = self._next(begun)
             yield None if arrived is None else (arrived[0], self._guarded(*arrived, runner.model))
 
-    def _chain(self, order: Order, model: Any) -> Chain:
-        """The chain of an order, which ends at its stop strings. Raises UserError where the tokenizer has no tables."""
-        return own_stops(order.chain(), order.stop, model) if self._mixes else order.chain()
-
     def _guarded(self, number: int, order: Order, model: Any) -> Generator[Any, Any, Any]:
         """The chain of an order. If it raises, it ends without a result, and the other chains of the batch go on."""
         try:
-            return (yield from self._chain(order, model))
+            return (yield from own_stops(order.chain(), order.stop, model) if self._mixes else order.chain())
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
