@@ -17,7 +17,7 @@ from tabulate import tabulate
 from dflash_mcmc.errors import UserError, writing
 from dflash_mcmc.report.logs import Log
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned
-from dflash_mcmc.statistics.paired import Noise, compare, holm, verdict
+from dflash_mcmc.statistics.paired import VarianceParts, compare, holm, verdict
 
 COLUMNS = ("run", "problems", "samples", "accuracy", "accuracy_low", "accuracy_high", "baseline", "common", "difference",
            "difference_low", "difference_high", "won", "lost", "p", "p_holm", "test", "result", "problems_needed")
@@ -118,7 +118,7 @@ def compared(logs: Sequence[Log]) -> Comparison:
             notes.append(f"{log.name}: {left_out} problems are left out, because only one of it and {base.name} has them")
         pair, sides = compare(one, other), np.sign(np.round(one.correct - other.correct, 12))
         chains, varies = int(max(one.chains.min(), other.chains.min())), np.ptp(one.correct - other.correct) > 0.0
-        needed = (Noise.of(one, other).problems_needed(abs(pair.difference.known), chains) if pair.difference.known and varies
+        needed = (VarianceParts.of(one, other).problems_needed(abs(pair.difference.known), chains) if pair.difference.known and varies
                   else None)
         row |= {"baseline": base.name, "common": len(one.problems), **pair.difference.columns("difference"),
                 "won": int((sides > 0).sum()), "lost": int((sides < 0).sum()), "p": pair.p_value, "test": pair.test,

@@ -48,7 +48,7 @@ class Log(NamedTuple):
         return PairedOutcomes(tuple(self.scores), np.array(means), np.array([len(each) for each in self.scores.values()]))
 
 
-class _Sample(NamedTuple):
+class _ScoredSample(NamedTuple):
     problem: object
     chain: object
     scores: Mapping[str, Any]
@@ -128,7 +128,7 @@ def _run(folder: Path) -> Log:
     return Log(runs[0].label, {name: [score(record) for record in records] for name, records in of_problems.items()})
 
 
-def _samples(path: Path) -> Iterator[_Sample]:
+def _samples(path: Path) -> Iterator[_ScoredSample]:
     if path.suffix == ".eval":
         yield from _inspect(json.loads(_member(path, "summaries.json")))
     elif path.suffix == ".json":
@@ -141,16 +141,16 @@ def _samples(path: Path) -> Iterator[_Sample]:
         yield from _lines([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
 
 
-def _inspect(samples: Iterable[Mapping[str, Any]]) -> Iterator[_Sample]:
+def _inspect(samples: Iterable[Mapping[str, Any]]) -> Iterator[_ScoredSample]:
     for sample in samples:
         scores = sample.get("scores") or {}  # null where an error has ended the sample
-        yield _Sample(sample["id"], sample["epoch"], {name: score["value"] for name, score in scores.items()})
+        yield _ScoredSample(sample["id"], sample["epoch"], {name: score["value"] for name, score in scores.items()})
 
 
-def _lines(lines: Sequence[Mapping[str, Any]]) -> Iterator[_Sample]:
+def _lines(lines: Sequence[Mapping[str, Any]]) -> Iterator[_ScoredSample]:
     if lines and {"doc_id", "metrics"} <= lines[0].keys():  # lm-evaluation-harness: a line for each document and filter
         for line in lines:
-            yield _Sample(line["doc_id"], None, {f"{line['filter']}/{name}": line[name] for name in line["metrics"]})
+            yield _ScoredSample(line["doc_id"], None, {f"{line['filter']}/{name}": line[name] for name in line["metrics"]})
         return
     fields = {field for line in lines for field in line}
     problem, chain = (next((name for name in names if name in fields), None) for names in (PROBLEM, CHAIN))
@@ -159,7 +159,7 @@ def _lines(lines: Sequence[Mapping[str, Any]]) -> Iterator[_Sample]:
                         f"problem, and {', '.join(SCORE)} for the score")
     named = [name for name in SCORE if name in fields][:1] or sorted(fields - {problem, chain})
     for line in lines:
-        yield _Sample(line[problem], None if chain is None else line.get(chain),
+        yield _ScoredSample(line[problem], None if chain is None else line.get(chain),
                       {name: line[name] for name in named if line.get(name) not in (None, "")})
 
 

@@ -215,7 +215,7 @@ def agreement(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
                      observed / len(shared), (1 + at_least) / (1 + _PERMUTATIONS))
 
 
-class Noise(NamedTuple):
+class VarianceParts(NamedTuple):
     """The variance of a problem's difference of two runs, in its two parts."""
 
     problems: float
@@ -224,7 +224,7 @@ class Noise(NamedTuple):
     """Of one chain of each run, within a problem; a mean of c chains has 1/c of it."""
 
     @classmethod
-    def of(cls, a: PairedOutcomes, b: PairedOutcomes) -> Noise:
+    def of(cls, a: PairedOutcomes, b: PairedOutcomes) -> VarianceParts:
         """The estimates from two runs on the same problems, at least two.
 
         A run of one chain a problem, such as greedy decoding, counts as without noise of its own. If both runs have one chain,

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, wilson
 from dflash_mcmc.statistics.paired import (
-    Noise,
+    VarianceParts,
     compare,
     holm,
     mean_difference,
@@ -269,33 +269,33 @@ def test_what_is_resolved_is_detected_in_four_of_five_simulated_experiments(prob
         true = mean + np.sqrt(between) * rng.choice([-1.0, 1.0], (runs, problems))
         return tuple(rng.binomial(chains, 0.5 + side * true) / chains for side in (0.5, -0.5))
 
-    exact = Noise(between, 2 * 0.25 - between / 2)  # the mean of 2 (1/4 - t^2/4)
+    exact = VarianceParts(between, 2 * 0.25 - between / 2)  # the mean of 2 (1/4 - t^2/4)
     mean = exact.resolved(problems, chains)
     a, b = drawn(4000)
     detected = np.mean(stats.ttest_rel(a, b, axis=1).pvalue <= 0.05)
     assert detected == pytest.approx(0.8, abs=0.03)
     if chains > 1:
-        found = [Noise.of(of(a[run], chains), of(b[run], chains)) for run in range(200)]
+        found = [VarianceParts.of(of(a[run], chains), of(b[run], chains)) for run in range(200)]
         assert np.mean([noise.chains for noise in found]) == pytest.approx(exact.chains - mean**2 / 2, rel=0.03)
         assert np.mean([noise.problems for noise in found]) == pytest.approx(between, abs=0.01)
 
 
 def test_problems_and_chains_needed_are_the_fewest():
-    noise = Noise(0.02, 0.16)
+    noise = VarianceParts(0.02, 0.16)
     problems, chains = noise.problems_needed(0.03, 4), noise.chains_needed(0.03, 400)
     assert noise.resolved(problems, 4) <= 0.03 < noise.resolved(problems - 1, 4)
     assert noise.resolved(400, chains) <= 0.03 < noise.resolved(400, chains - 1)
     assert noise.chains_needed(0.03, 100) is None  # of infinitely many chains 0.02 / 100 is left
-    assert Noise(0.0, 1.0).resolved(2, 1) is None
+    assert VarianceParts(0.0, 1.0).resolved(2, 1) is None
 
 
 def test_eight_chains_of_the_programs_resolve_three_points():
     """Two draws at 0.25 differ on 16 % of 164 problems."""
-    noise = Noise.of(*table(70, 13, 13, 68))
+    noise = VarianceParts.of(*table(70, 13, 13, 68))
     assert noise.problems == 0.0
     assert [round(100 * noise.resolved(164, chains), 1) for chains in (1, 8)] == [8.7, 3.1]
 
 
 def test_a_run_of_one_chain_has_no_noise_of_its_own():
     greedy, drawn = of([1, 0, 1, 0]), of([0.5, 0.5, 1.0, 0.0], chains=2)
-    assert Noise.of(drawn, greedy).chains == pytest.approx((0.25 + 0.25) / 4 * 2)
+    assert VarianceParts.of(drawn, greedy).chains == pytest.approx((0.25 + 0.25) / 4 * 2)
