@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -26,11 +26,22 @@ from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
-from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
 from dflash_mcmc.train.responses import Response
 
 Network: TypeAlias = DFlash | Eagle3
 """A network that is trained here; DSpark's and DFlash 2's are networks of DFlash."""
+
+
+POOL_BATCHES = 8
+"""Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
+T = TypeVar("T")
+
+
+def cut_by_length(items: Sequence[T], lengths: Sequence[int], size: int, key: Key) -> list[list[T]]:
+    """Batches of `size` items of similar length, in random order by `key`. Their number is a multiple of `size`."""
+    ordered = [items[i] for i in np.argsort(np.asarray(lengths), kind="stable")]
+    batches = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    return [batches[i] for i in key.uniforms(0, len(batches)).argsort()]
 
 
 class TrainingBlocks(NamedTuple):
@@ -56,14 +67,9 @@ class TrainingBlocks(NamedTuple):
         return TrainingBlocks(*(tensor.to(device) for tensor in self))
 
 
-def first_anchor(response: Response, prompt_end: bool) -> int:
-    """Position of the first possible anchor: the first token of the answer, or with `prompt_end` the prompt's last token."""
-    return response.prompt_length - prompt_end
-
-
 def possible_anchors(response: Response, prompt_end: bool) -> range:
-    """All possible anchors: the positions from `first_anchor` to the last token but one."""
-    return range(first_anchor(response, prompt_end), response.length - 1)
+    """From the first token of the answer, or with `prompt_end` the prompt's last token, to the last token but one."""
+    return range(response.prompt_length - prompt_end, response.length - 1)
 
 
 def draw_anchors(response: Response, count: int, prompt_end: bool, key: Key) -> np.ndarray:
@@ -109,7 +115,12 @@ class Epochs:
         epoch, batch = divmod(step, self.num_batches)
         pool, offset = divmod(batch, POOL_BATCHES)
         if self._at != (epoch, pool):
-            self._at, self._pool = (epoch, pool), self._make_pool(epoch, pool)
+            size = self._batch_size * POOL_BATCHES
+            order = self._key.fold_in("order", epoch).uniforms(0, len(self.responses)).argsort(kind="stable")
+            indices = order[: self.num_batches * self._batch_size][pool * size : (pool + 1) * size].tolist()
+            lengths = [self.responses[index].length for index in indices]
+            self._at, self._pool = (epoch, pool), cut_by_length(indices, lengths, self._batch_size,
+                                                                self._key.fold_in("pool", epoch, pool))
         return self._pool[offset]
 
     def __call__(self, step: int) -> TrainingBlocks:
@@ -118,13 +129,6 @@ class Epochs:
         keys = [self._key.fold_in("anchors", epoch, index) for index in indices]
         return gather(responses, [draw_anchors(response, self._anchors, self._prompt_end, key)
                                   for response, key in zip(responses, keys, strict=True)])
-
-    def _make_pool(self, epoch: int, pool: int) -> list[list[int]]:
-        size = self._batch_size * POOL_BATCHES
-        order = self._key.fold_in("order", epoch).uniforms(0, len(self.responses)).argsort(kind="stable")
-        indices = order[: self.num_batches * self._batch_size][pool * size : (pool + 1) * size].tolist()
-        lengths = [self.responses[index].length for index in indices]
-        return cut_by_length(indices, lengths, self._batch_size, self._key.fold_in("pool", epoch, pool))
 
 
 class Known(NamedTuple):
@@ -252,26 +256,16 @@ def accepted_lengths(draft: Network, model: LanguageModel, responses: Sequence[R
     accepted = torch.zeros(len(responses), every.tokens.shape[1] + 1, dtype=torch.int64, device=model.device)
     for start in range(0, every.anchors.shape[1], anchors_at_once):
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
-        counts = _accepted(_proposed(draft, model, features, blocks), blocks)
+        hidden, last = drafted(draft, model, features, blocks), blocks.tokens.shape[1] - 1
+        slots = torch.arange(hidden.shape[2], device=hidden.device)
+        # The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
+        before = blocks.anchors.clamp(min=0)[..., None] + slots
+        previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=last)).view(before.shape)
+        logits = draft.head_logits(hidden, model.head_logits).masked_fill(model.forbidden, -torch.inf)
+        proposed = draft.along(logits.flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1)).argmax(dim=-1)
+        positions = blocks.anchors[..., None] + 1 + slots
+        expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=last)).view_as(positions)
+        right = (proposed.view_as(expected) == expected) & (positions < blocks.lengths[:, None, None])
+        counts = right.long().cumprod(dim=-1).sum(dim=-1)
         accepted.scatter_(1, blocks.anchors % accepted.shape[1], counts)  # padding anchors (-1) write to the extra last column
     return accepted[:, :-1].cpu().numpy()
-
-
-def _proposed(draft: Network, model: LanguageModel, features: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
-    """The most likely token of each slot, int64 (rows, blocks, drafted tokens of a block).
-
-    The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
-    """
-    hidden = drafted(draft, model, features, blocks)
-    before = blocks.anchors.clamp(min=0)[..., None] + torch.arange(hidden.shape[2], device=hidden.device)
-    previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view(before.shape)
-    logits = draft.head_logits(hidden, model.head_logits).masked_fill(model.forbidden, -torch.inf)
-    return draft.along(logits.flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1)).argmax(dim=-1).view(before.shape)
-
-
-def _accepted(proposed: torch.Tensor, blocks: TrainingBlocks) -> torch.Tensor:
-    """Number of accepted tokens, int64 (rows, blocks), of the proposed ones, (rows, blocks, n)."""
-    positions = blocks.anchors[..., None] + 1 + torch.arange(proposed.shape[-1], device=proposed.device)
-    inside = positions < blocks.lengths[:, None, None]
-    expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=blocks.tokens.shape[1] - 1)).view_as(proposed)
-    return ((proposed == expected) & inside).long().cumprod(dim=-1).sum(dim=-1)

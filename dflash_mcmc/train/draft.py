@@ -5,6 +5,10 @@ and another one drafts blocks from random anchors. The drafted tokens are fitted
 weights are trained; the embedding and the head are the target's. All processes of a launch have the same weights, and each
 process computes its share of every batch.
 
+A run that is stopped and started again ends with the same weights. This requires that everything that determines step n
+(texts, anchors, learning rate) is a function of n. A checkpoint holds the weights, the optimiser's state and the number of
+steps. It is written at every evaluation.
+
 Source: DFlash (arXiv 2602.06036).
 """
 
@@ -12,8 +16,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -27,13 +36,15 @@ from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
 from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.draft.network.eagle3 import FAMILY as EAGLE3
 from dflash_mcmc.draft.network.eagle3 import Eagle3Shape
-from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.errors import ConfigError, RunBusy, UserError
+from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
+from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train import blocks, loop
-from dflash_mcmc.train.blocks import Epochs, KeptReader, Known, Network, TargetReader, TrainingBlocks
-from dflash_mcmc.train.loss import CandidateIds, Candidates, Objective, loss_sum, slotwise_loss_sum, weights_of
+from dflash_mcmc.train import blocks
+from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader
+from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, slotwise_loss_sum, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, Heads, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
@@ -100,7 +111,7 @@ def train(plan: DraftPlan) -> Path:
     if not plan.steps:
         figures = session.evaluate()
         if accelerator.is_main_process:
-            loop.append_figures(folder, {"step": 0, **figures})
+            append_figures(folder, {"step": 0, **figures})
             print(_describe(figures))
     else:
         figures = session.run(folder)
@@ -216,10 +227,10 @@ class _Session:
                 tracker.log(metrics, step)
 
         try:
-            figures = loop.run(loop.TrainingLoop(
+            figures = run(TrainingLoop(
                 name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
                 max_norm=plan.max_norm,
-                rate=lambda step: loop.cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
+                rate=lambda step: cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
                 gradients=self.gradients, evaluate=self.evaluate, describe=_describe, track=track, first=first,
             ), self.draft, optimizer)
             exit_code = 0
@@ -234,31 +245,21 @@ class _Session:
         # Every process computes the total weight of the batch. The parts then only need to be added.
         total = weights_of(batch, self.draft.shape.num_drafted, self.plan.gamma).sum().item()
         candidates = None if self.candidates is None else self.candidates(step, batch.tokens).to(self.model.device)
-        loss = torch.zeros(1, device=self.model.device)
-        numbers = self.batches.indices(step)
-        for rows in self._share(batch):
-            blocks = batch.rows(rows).to(self.model.device)
-            known = None if self.kept is None else self.kept([numbers[row] for row in rows])
-            share = self._loss_sum(blocks, candidates, known) / total
+        loss, numbers = torch.zeros(1, device=self.model.device), self.batches.indices(step)
+        # The rows of this process, in parts of `rows_at_once` that are computed one after another.
+        rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
+        at_once, autocast = self.plan.rows_at_once or max(1, len(rows)), self.plan.precision == "bfloat16"
+        for part in (list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)):
+            blocks = batch.rows(part).to(self.model.device)
+            if isinstance(self.draft, (DSpark, DFlash2)):
+                total_loss = slotwise_loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
+            else:
+                known = None if self.kept is None else self.kept([numbers[row] for row in part])
+                total_loss = loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
+            share = total_loss / total
             share.backward()
             loss += share.detach()
-        return self._add_up(loss)
-
-    def _loss_sum(self, blocks: TrainingBlocks, candidates: Candidates | None, known: Known | None) -> torch.Tensor:
-        autocast = self.plan.precision == "bfloat16"
-        if isinstance(self.draft, (DSpark, DFlash2)):
-            return slotwise_loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
-        return loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
-
-    def _share(self, batch: TrainingBlocks) -> list[list[int]]:
-        """The rows of this process's sequences in a batch, in parts of `rows_at_once` that are computed one after another."""
-        rows = range(self.accelerator.process_index, len(batch.lengths), self.accelerator.num_processes)
-        at_once = self.plan.rows_at_once or max(1, len(rows))
-        return [list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
-
-    def _add_up(self, loss: torch.Tensor) -> float:
-        """Sums the loss and the gradients over all processes, in one communication. Returns the loss."""
-        if self.accelerator.num_processes > 1:
+        if self.accelerator.num_processes > 1:  # the loss and the gradients of all processes are added in one communication
             parameters = list(self.draft.parameters())
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             flat = self.accelerator.reduce(torch.cat([loss, *(gradient.flatten() for gradient in gradients)]), "sum")
@@ -311,3 +312,105 @@ def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,
         record["held_out_tau"] = figures["tau_0"]
     extra = {"vocab_size": model.vocab_size, "training": record}
     checkpoint.save(stored, folder, extra, FAMILIES[plan.heads.network])
+
+
+def cosine(step: int, steps: int, peak: float, warmup_fraction: float) -> float:
+    """Warm-up over the first part of the run, then half a cosine down to zero (Loshchilov & Hutter 2017)."""
+    warmup_steps = math.ceil(steps * warmup_fraction)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
+
+
+EVALUATIONS = "metrics.jsonl"
+_CHECKPOINT = "checkpoint.pt"
+
+
+class TrainingLoop(NamedTuple):
+    """The parts of a training run that the loop needs."""
+
+    name: str
+    """Label of the progress bar."""
+    folder: Path
+    steps: int
+    evaluate_every: int
+    """Steps between evaluations. Each evaluation writes a checkpoint and a line of `metrics.jsonl`."""
+    max_norm: float
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
+    rate: Callable[[int], float]
+    """Learning rate as a function of the step."""
+    gradients: Callable[[int], float]
+    """Stores the gradients of a step's loss in the parameters and returns the loss in nats."""
+    evaluate: Callable[[], dict[str, object]]
+    """Computes figures of the current weights, for `metrics.jsonl`."""
+    describe: Callable[[dict[str, object]], str]
+    """Formats the figures as text for the terminal."""
+    track: Callable[[dict[str, float], int], None] = lambda metrics, step: None
+    """Receives (metrics, step) after every step (loss and learning rate) and every evaluation."""
+    first: bool = True
+    """Whether this process writes files and output. One process of a launch does so, because all have the same weights."""
+
+
+def run(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Trains to the end, from the last checkpoint if there is one. Returns the figures of the trained weights.
+
+    Raises RunBusy if another process trains in the folder.
+    """
+    with ExitStack() as held:
+        if loop.first and not held.enter_context(closing(Locks(loop.folder / "lock"))).take(0):
+            raise RunBusy(f"{loop.folder}: another process trains here; allowed: one process, or wait until it ends")
+        start, losses, figures = restore(loop.folder, module, optimizer), [], {}
+        bar = held.enter_context(bars.Bar(loop.steps, "step", loop.name, initial=start, shown=loop.first))
+        for step in range(start, loop.steps):
+            losses.append(optimise(loop, module, optimizer, step))
+            bar.update(text=f"loss {losses[-1]:.3f}")
+            if (step + 1) % loop.evaluate_every == 0 or step + 1 == loop.steps:
+                # The evaluation precedes the checkpoint. A run that is stopped between the two repeats the evaluation.
+                figures = {"step": step + 1, "loss": sum(losses) / len(losses), **loop.evaluate()}
+                losses = []
+                if loop.first:
+                    save(loop.folder, module, optimizer, figures)
+                    bar.write(f"step {step + 1}: loss {figures['loss']:.3f}, {loop.describe(figures)}")
+                numbers = {f"evaluation/{name}": value for name, value in figures.items() if isinstance(value, float)}
+                loop.track(numbers, step + 1)
+    return figures or loop.evaluate()  # nothing was left to train
+
+
+def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+    """Takes one optimiser step. Returns its loss in nats. Raises UserError, and changes no weight, if it is not finite."""
+    rate = loop.rate(step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss = loop.gradients(step)
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm).item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(f"learning_rate: given a rate of {rate:g} in step {step + 1}, which has a loss of {loss:g} and a "
+                        f"gradient of norm {norm:g}; allowed: a rate with finite ones. The last checkpoint stays as it is")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    loop.track({"train/loss": loss, "train/learning_rate": rate}, step + 1)
+    return loss
+
+
+def restore(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Restores the last checkpoint. Returns the next step, 0 if there is no checkpoint."""
+    if not (folder / _CHECKPOINT).is_file():
+        return 0
+    state = torch.load(folder / _CHECKPOINT, weights_only=True, map_location="cpu")
+    module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
+
+
+def save(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer, figures: dict[str, object]) -> None:
+    """Replaces the checkpoint atomically and appends the figures to `metrics.jsonl`."""
+    temporary = folder / f".{_CHECKPOINT}.{os.getpid()}.tmp"
+    torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": figures["step"]}, temporary)
+    os.replace(temporary, folder / _CHECKPOINT)
+    append_figures(folder, figures)
+
+
+def append_figures(folder: Path, figures: dict[str, object]) -> None:
+    """Appends the figures of an evaluation to `metrics.jsonl`."""
+    with (folder / EVALUATIONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(figures) + "\n")

@@ -163,16 +163,27 @@ def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objec
         hidden = drafted(draft, model, known.features, blocks)[rows, anchors, slots]
     # The target's distribution of a token is computed from the position before it.
     teacher, log_sums = (None if part is None else part[rows, positions - 1] for part in known[1:])
-    every = DraftedSlots(hidden, blocks.tokens[rows, positions], weights[rows, anchors, slots], teacher, log_sums)
-
+    tokens, weights = blocks.tokens[rows, positions], weights[rows, anchors, slots]
+    if candidates is not None and objective.power is not None and log_sums is None:
+        raise ValueError("a loss of a distribution over candidates needs the logarithms of the target's sums")
     head = model.head_logits if candidates is None else partial(
         candidates.logits, weight=model.head.weight.detach(), bias=getattr(model.head, "bias", None))
 
-    def piece(rows: slice) -> torch.Tensor:
-        some = DraftedSlots._make(None if values is None else values[rows] for values in every)
+    def piece(part: slice) -> torch.Tensor:
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            logits = draft.head_logits(some.hidden, head).float()
-        return (some.weights * _of_slots(model, objective, candidates, logits, some)).sum()
+            logits = draft.head_logits(hidden[part], head).float()
+        if objective.power is None or teacher is None:
+            labels = tokens[part] if candidates is None else candidates.places(tokens[part])
+            losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        elif candidates is None or log_sums is None:
+            with torch.no_grad():
+                target = model.logits(teacher[part])
+            losses = kl_divergences(logits, target, objective.power)
+        else:
+            with torch.no_grad():
+                target = model.logits_of(teacher[part], candidates.ids)
+            losses = candidates.kl_divergences(logits, target, log_sums[part], objective.power)
+        return (weights[part] * losses).sum()
 
     return _summed(piece, hidden, _SLOTS_AT_ONCE)
 
@@ -184,32 +195,6 @@ def _summed(piece: Callable[[slice], torch.Tensor], hidden: torch.Tensor, size: 
         return piece(pieces[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
     return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
-
-
-class DraftedSlots(NamedTuple):
-    """The slots of a loss: the draft's hidden states (n, hidden), the responses' tokens (n,), the weights (n,), and what the
-    target says there: hidden states (n, hidden) and logarithms of sums (n,), or None."""
-
-    hidden: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
-    teacher: torch.Tensor | None
-    log_sums: torch.Tensor | None
-
-
-def _of_slots(model: LanguageModel, objective: Objective, candidates: Candidates | None, logits: torch.Tensor,
-              slots: DraftedSlots) -> torch.Tensor:
-    """The loss of each slot, (n,), from the draft's logits (n, ids or candidates)."""
-    if objective.power is None or slots.teacher is None:
-        labels = slots.labels if candidates is None else candidates.places(slots.labels)
-        return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    with torch.no_grad():
-        target = model.logits(slots.teacher) if candidates is None else model.logits_of(slots.teacher, candidates.ids)
-    if candidates is None:
-        return kl_divergences(logits, target, objective.power)
-    if slots.log_sums is None:
-        raise ValueError("a loss of a distribution over candidates needs the logarithms of the target's sums")
-    return candidates.kl_divergences(logits, target, slots.log_sums, objective.power)
 
 
 _CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0

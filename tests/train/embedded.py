@@ -30,8 +30,8 @@ from dflash_mcmc.fields import has_spec, identity, runtime, spec_of
 from dflash_mcmc.process import program
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
-from dflash_mcmc.train import loop
-from dflash_mcmc.train.loop import POOL_BATCHES, cut_by_length
+from dflash_mcmc.train import draft
+from dflash_mcmc.train.blocks import POOL_BATCHES, cut_by_length
 
 _IGNORE = -100
 _MAX_NORM = 1.0
@@ -225,7 +225,7 @@ def train(plan: TrainingPlan) -> Path:
     def evaluate() -> dict[str, object]:
         return {"greedy_accuracy": greedy_accuracy(model, tokenizer, stop_ids, _VALIDATION_SEED, plan.problems_per_level)}
 
-    loop.run(loop.TrainingLoop(
+    draft.run(draft.TrainingLoop(
         name="train tiny", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every, max_norm=_MAX_NORM,
         rate=lambda step: learning_rate(plan, step), gradients=lambda step: _gradients(model, *batches(step)),
         evaluate=evaluate, describe=_describe,

@@ -19,7 +19,7 @@ from dflash_mcmc.drafts.__main__ import configured
 from dflash_mcmc.drafts.check import draw
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import draft, loop, responses
+from dflash_mcmc.train import draft, responses
 from dflash_mcmc.train.draft import FAMILIES as NETWORKS
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
@@ -41,7 +41,7 @@ def evaluations(folder) -> list[dict]:
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = draft.train(plan(f"paths.outputs={tmp_path / 'whole'}"))
     stopped = plan(f"paths.outputs={tmp_path / 'stopped'}")
-    optimise, write, calls = loop.optimise, responses._write, []
+    optimise, write, calls = draft.optimise, responses._write, []
 
     def stop_at_once(piece, drawn):
         raise KeyboardInterrupt
@@ -59,7 +59,7 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         draft.train(stopped)
     monkeypatch.setattr(responses, "_write", write)
-    monkeypatch.setattr(loop, "optimise", stop_at_fourth)
+    monkeypatch.setattr(draft, "optimise", stop_at_fourth)
     with pytest.raises(KeyboardInterrupt):
         draft.train(stopped)
     monkeypatch.setattr(responses, "_draw", refuse)

@@ -10,7 +10,7 @@ import torch
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import loop
+from dflash_mcmc.train import draft
 from tests.runs import execute
 from tests.train import embedded
 
@@ -37,7 +37,7 @@ def weights(folder) -> dict:
 def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
     whole = weights(embedded.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
     stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
-    optimise, calls = loop.optimise, []
+    optimise, calls = draft.optimise, []
 
     def stop_at_fifth(*arguments):
         calls.append(1)
@@ -45,7 +45,7 @@ def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return optimise(*arguments)
 
-    monkeypatch.setattr(loop, "optimise", stop_at_fifth)
+    monkeypatch.setattr(draft, "optimise", stop_at_fifth)
     with pytest.raises(KeyboardInterrupt):
         embedded.train(stopped)
     continued = weights(embedded.train(stopped))

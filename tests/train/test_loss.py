@@ -22,7 +22,7 @@ from dflash_mcmc.train.blocks import (
     possible_anchors,
     walk,
 )
-from dflash_mcmc.train.loop import cosine
+from dflash_mcmc.train.draft import cosine
 from dflash_mcmc.train.loss import Objective, loss_sum, weights_of
 from dflash_mcmc.train.responses import Response
 from tests.train.drafts import BLOCK_SIZE, block_alone, count, random_draft, random_responses, random_target

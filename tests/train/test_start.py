@@ -14,7 +14,7 @@ import torch
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.errors import RunBusy
-from dflash_mcmc.train import draft, loop
+from dflash_mcmc.train import draft
 from dflash_mcmc.train.recipe import identity_of, responses_folder, run_folder
 from tests.refusals import refused
 
@@ -72,8 +72,8 @@ def test_trainings_that_differ_in_other_things_share_their_responses(plan):
         assert responses_folder(plan(*other)) != base, other
 
 
-def one_step(folder, gradients: Callable[[int], float]) -> loop.TrainingLoop:
-    return loop.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+def one_step(folder, gradients: Callable[[int], float]) -> draft.TrainingLoop:
+    return draft.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
                              gradients=gradients, evaluate=dict, describe=str)
 
 
@@ -88,7 +88,7 @@ def test_a_step_that_is_not_finite_ends_the_training_and_changes_nothing(loss, g
         return loss
 
     with refused("in step 1, which has a loss of", start="learning_rate: given a rate of 0.1"):
-        loop.run(one_step(tmp_path, gradients), module, torch.optim.AdamW(module.parameters()))
+        draft.run(one_step(tmp_path, gradients), module, torch.optim.AdamW(module.parameters()))
     assert all(map(torch.equal, before, module.parameters()))
     assert not (tmp_path / "checkpoint.pt").exists()
 
@@ -101,10 +101,10 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path, random_weights):
                           stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RunBusy, match=f"{tmp_path}: another process trains here"):
-            loop.run(training, module, optimizer)
+            draft.run(training, module, optimizer)
         assert not (tmp_path / "checkpoint.pt").exists()
         other.stdin.close()
-    loop.run(training, module, optimizer)
+    draft.run(training, module, optimizer)
     assert (tmp_path / "checkpoint.pt").exists()
 
 
@@ -142,8 +142,8 @@ def test_the_record_states_no_tau_that_was_not_measured(plan):
 def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_weights):
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(module.parameters())
-    training = loop.TrainingLoop(
+    training = draft.TrainingLoop(
         name="finished", folder=tmp_path, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
         gradients=lambda step: 0.0, evaluate=lambda: {"tau_0": 2.5}, describe=str)
-    assert loop.run(training, module, optimizer)["tau_0"] == loop.run(training, module, optimizer)["tau_0"] == 2.5
+    assert draft.run(training, module, optimizer)["tau_0"] == draft.run(training, module, optimizer)["tau_0"] == 2.5
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
