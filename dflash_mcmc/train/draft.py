@@ -29,7 +29,7 @@ import torch
 from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import default_target_layers
-from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
+from dflash_mcmc.draft.network.dflash import DFlashShape
 from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
 from dflash_mcmc.draft.network.dflash2 import DFlash2
 from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
@@ -45,7 +45,7 @@ from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train import blocks
 from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader
 from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, slotwise_loss_sum, weights_of
-from dflash_mcmc.train.recipe import DraftPlan, Heads, check_shape, identity_of, responses_folder, run_folder
+from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
 if TYPE_CHECKING:
@@ -56,27 +56,6 @@ if TYPE_CHECKING:
 
 FAMILIES = {"dflash": checkpoint.DFLASH, "dspark": DSPARK, "dflash2": DFLASH2, "eagle3": EAGLE3}
 """The kinds of networks by the values of `heads.network`."""
-
-
-def with_heads(shape: DFlashShape, heads: Heads, vocab_size: int) -> DFlashShape | Eagle3Shape:
-    """The shape of the plan's kind of network. Raises ConfigError."""
-    family = FAMILIES[heads.network]
-    if heads.network == "dflash":
-        return shape
-    more: dict[str, Any] = {"vocab_size": vocab_size}
-    if heads.network == "dspark":
-        more.update(markov_rank=heads.rank or 0, markov_head=heads.markov_head, confidence=heads.confidence,
-                    confidence_with_markov=heads.confidence and heads.rank is not None)
-    elif heads.network == "eagle3":
-        more["num_drafted"] = shape.num_drafted
-    else:
-        if shape.hidden_size % (heads.group_size or 1):
-            raise ConfigError("heads.group_size", heads.group_size, f"a divisor of the hidden size {shape.hidden_size}")
-        more.update(kernel_size=heads.kernel_size, group_size=heads.group_size, selector_rank=heads.rank,
-                    selector_top_k=min(heads.top_k or 1, vocab_size))
-    mine = {field.name for field in dataclasses.fields(family.config.shape_type)}
-    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape) if field.name in mine}
-    return family.config.shape_type(**{**fields, **more})
 
 
 _BETAS = (0.9, 0.95)
@@ -132,41 +111,60 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
     head_dim = wanted.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if heads % key_heads:
         raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
+    mask = wanted.mask_token_id
+    if mask is None and plan.heads.network != "eagle3":  # if possible an id that is never sampled, so masks differ from all tokens
+        unused = model.forbidden.nonzero().flatten().tolist()
+        mask = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
+        if mask is None:
+            raise ConfigError("shape.mask_token_id", None, "an id; the target has neither an unused id nor a padding token")
     rope = getattr(config, "rope_parameters", None) or {}
     shape = DFlashShape(
         hidden_size=config.hidden_size, num_layers=wanted.num_layers, num_heads=heads, num_key_heads=key_heads,
         head_dim=head_dim,
         intermediate_size=wanted.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        block_size=wanted.block_size, mask_token_id=_mask_token(plan, model), target_layers=tuple(layers),
+        block_size=wanted.block_size, mask_token_id=mask or 0, target_layers=tuple(layers),
         num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * wanted.num_layers,
     )
-    made = with_heads(shape, plan.heads, model.vocab_size)
+    made, own, kind = shape, plan.heads, FAMILIES[plan.heads.network].config.shape_type
+    if own.network != "dflash":
+        more: dict[str, Any] = {"vocab_size": model.vocab_size}
+        if own.network == "dspark":
+            more.update(markov_rank=own.rank or 0, markov_head=own.markov_head, confidence=own.confidence,
+                        confidence_with_markov=own.confidence and own.rank is not None)
+        elif own.network == "eagle3":
+            more["num_drafted"] = shape.num_drafted
+        else:
+            if shape.hidden_size % (own.group_size or 1):
+                raise ConfigError("heads.group_size", own.group_size, f"a divisor of the hidden size {shape.hidden_size}")
+            more.update(kernel_size=own.kernel_size, group_size=own.group_size, selector_rank=own.rank,
+                        selector_top_k=min(own.top_k or 1, model.vocab_size))
+        common = {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(shape)}
+        made = kind(**{**{name: getattr(shape, name) for name in common}, **more})
     checkpoint.check_pair(made, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                           field="shape")
     return made
 
 
-def _mask_token(plan: DraftPlan, model: LanguageModel) -> int:
-    """The id of the mask token. If possible it is an id that is never sampled, so masks differ from all tokens."""
-    if plan.shape.mask_token_id is not None or plan.heads.network == "eagle3":
-        return plan.shape.mask_token_id or 0
-    unused = model.forbidden.nonzero().flatten().tolist()
-    spare = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
-    if spare is None:
-        raise ConfigError("shape.mask_token_id", None, "an id; the target has neither an unused id nor a padding token")
-    return spare
-
-
 def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: LanguageModel) -> Network:
     """The draft before the first step, in float32: a new one, with the tensors that the plan starts from.
 
-    Raises UserError if they do not fit.
+    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
+    of 2,560 this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an
+    embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
+    is a copy of the target's. Raises UserError if the tensors do not fit.
     """
     family = FAMILIES[plan.heads.network]
-    draft = new_draft(shape, model, plan.seed, family.network)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(Key(plan.seed).fold_in("draft", "weights").integer(2**31))
+        draft = family.network(shape)
+        for parameter in draft.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
+        draft.start(model.head.weight)
     if start := plan.start():
         first = checkpoint.load(start.local(), torch.float32, "cpu", family if plan.init else checkpoint.DFLASH)
         for name in (field.name for field in dataclasses.fields(first.shape) if field.name not in _FREE_OF_START):
@@ -175,25 +173,6 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
                 raise ConfigError(start.field, start.path, f"a draft with {name} {wanted}, as the plan's; this one has "
                                   f"{given}")
         draft.load_state_dict({**draft.state_dict(), **first.state_dict()})
-    return draft
-
-
-def new_draft(shape: DFlashShape | Eagle3Shape, model: LanguageModel, seed: int, network: Any = DFlash) -> Network:
-    """A freshly initialised draft in float32.
-
-    The standard deviation of a matrix is 1 / sqrt(input width), which gives outputs the same scale as the inputs. At a width
-    of 2,560 this is 0.02, the value of Qwen3. With 0.02 at every width, the layers of a small draft would hardly change an
-    embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
-    is a copy of the target's.
-    """
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(Key(seed).fold_in("draft", "weights").integer(2**31))
-        draft = network(shape)
-        for parameter in draft.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
-        draft.start(model.head.weight)
     return draft
 
 

@@ -49,18 +49,6 @@ def test_a_draft_for_another_target_is_refused(make_config, checkpoint):
     refused(make_config, checkpoint, "draft.path: the draft was trained for a target of 36 layers; allowed: 8, the target's")
 
 
-def test_a_missing_file_is_refused(make_config, checkpoint):
-    (checkpoint / "model.safetensors").unlink()
-    refused(make_config, checkpoint, "draft.path:")
-    refused(make_config, checkpoint.parent / "nowhere", "draft.path: given")
-
-
-def test_a_truncated_file_is_refused(make_config, checkpoint):
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    refused(make_config, checkpoint, "draft.path:")
-
-
 def test_a_block_size_above_the_trained_one_is_refused(make_config, checkpoint):
     size = json.loads((checkpoint / "config.json").read_text())["block_size"]
     refused(make_config, checkpoint, f"draft.block_size: given {size + 1}; allowed: 2 to {size}",

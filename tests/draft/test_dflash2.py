@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from dflash_mcmc.config.schema import PACKAGE
-from dflash_mcmc.errors import UserError
 from dflash_mcmc.store.reading import read_records
 from tests.runs import execute
 
@@ -17,13 +13,3 @@ def test_rejection_with_a_sparse_q(make_config):
         for block in record["walk"]:
             assert all(log_q > float("-inf") for log_q in block["log_q"])
         assert record["tokens_kept"] > 0
-
-
-@pytest.mark.parametrize(("draft", "folder", "message"), [
-    ("dflash2", "tiny_draft", r"checkpoint of DFlashDraftModel; allowed: DFlash2DraftModel"),
-    ("dflash", "tiny_dflash2", r"checkpoint of DFlash2DraftModel; allowed: DFlashDraftModel"),
-    ("dspark", "tiny_dflash2", r"checkpoint of DFlash2DraftModel; allowed: DSparkDraftModel"),
-])
-def test_another_network_is_refused(make_config, draft, folder, message):
-    with pytest.raises(UserError, match=message):
-        make_config("decoder=speculative_match", f"draft={draft}", f"draft.path={PACKAGE / 'assets' / folder}")

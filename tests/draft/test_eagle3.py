@@ -20,7 +20,7 @@ from dflash_mcmc.engine.batching.batched import BatchedEngine
 from dflash_mcmc.engine.batching.interface import Options
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.engine.batching.plan import DraftSize, Workload, predict
-from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
+from dflash_mcmc.engine.oracle.tabular import TabularDraft
 from dflash_mcmc.engine.speculative.slotwise import EagleDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.sampler.draft_refine import DraftRefine
@@ -32,21 +32,18 @@ from tests.engine.batching.test_batched import (
     PROMPTS,
     SAMPLERS,
     STOPS,
-    TOLERANCE,
     all_same,
     chains,
     power_smc,
     run_batched,
-    ways,
 )
 from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_slotwise import LAW, RULES
 from tests.engine.speculative.test_speculator import match, reject
 from tests.runs import execute, records_of
-from tests.sampler import test_draft_mh as of_draft_mh
 from tests.speculation import speculative_error
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
+from tests.targets import random_model
 
 # The law of what the drafter proposes, by enumeration.
 
@@ -75,12 +72,6 @@ def test_law_is_exact(rule, ids, tmp_path):
     assert (draft.logits((0, 1), (2,))[1] == -np.inf) == (ids is not None)
     assert abs(draft.logits((0, 1), (2,))[0] - draft.logits((0, 1), (0,))[0]) > 1e-3  # a slot depends on the tokens before it
     assert speculative_error(RULES[rule].speculation(draft), LAW, 2, small_table()) <= 1e-12
-
-
-@pytest.mark.parametrize("changes", [{}, {"proposal": "mixture", "draft_temperature": 0.6}], ids=str)
-def test_draft_mh_is_exact_with_slots_that_depend_on_each_other_and_on_the_anchor(changes):
-    engine = TabularEngine(TabularModel(3, (0,), seed=0, scale=0.5), None, None, TabularDraft(3, 2, sequential=True, seed=7))
-    assert max(of_draft_mh.errors(engine, of_draft_mh.make(**changes), 3)) <= 1e-12
 
 
 # The batched engine.
@@ -139,19 +130,6 @@ def test_match_is_plain_under_a_blend_and_on_a_hybrid(qwen3):
     all_same(run(hybrid, "power_mh", match()), expected)
 
 
-@pytest.mark.parametrize("settings", ways())
-@pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
-def test_the_draft_follows_the_rows(qwen3, settings, sampler):
-    """Rows move and fork: under rejection a wrong entry would change tokens."""
-    exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
-    all_same(run(qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
-
-
-@functools.cache
-def reference(sampler):
-    return run(random_model("qwen3"), sampler, reject(0.8))
-
-
 @pytest.mark.parametrize("settings", [{}, {"slots": 3}], ids=str)
 @pytest.mark.parametrize("sampler", ["power_mh", pytest.param("csmc", marks=pytest.mark.slow)])
 def test_drafts_are_those_of_the_definition(qwen3, monkeypatch, sampler, settings):
@@ -207,12 +185,6 @@ def test_draws_from_the_draft_have_the_laws_of_the_definition(qwen3, name):
                 logits = published.logits(tokens[: len(tokens) - slot + 1], tokens[len(tokens) - slot + 1 :]) / 0.7
                 log_q = torch.log_softmax(torch.from_numpy(logits), dim=-1)[path.tokens[at]]
                 assert abs(path.log_q[at] - float(log_q)) < 1e-3
-
-
-def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3):
-    plain = run(qwen3, DRAWING["mixture"], uses_draft=True)
-    all_same(run(qwen3, DRAWING["mixture"], match(0.8), uses_draft=True), plain)
-    assert sum(done.result.moved for done in plain.values())
 
 
 def test_the_plan_counts_the_drafts_cache(qwen3):
@@ -292,13 +264,3 @@ def test_another_network_is_refused(make_config, tmp_path):
     with pytest.raises(UserError, match=r"checkpoint of DFlashDraftModel; allowed: LlamaForCausalLMEagle3"):
         make_config("decoder=speculative_match", "draft=eagle3", f"draft.path={PACKAGE / 'assets' / 'tiny_draft'}")
     assert json.loads((folder / "config.json").read_text())["draft_vocab_size"] > 0
-
-
-def test_a_draft_with_the_whole_vocabulary_is_a_proposal(make_config, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(PACKAGE / "assets" / "tiny", dtype=torch.float32)
-    folder = stored(layout("specforge", model, None, (0, 1, 2)), tmp_path)
-    draft = ("draft=eagle3", f"draft.path={folder}", "dataset.limit=1", "dataset.max_new_tokens=12", "sampler.num_steps=2")
-    for record in records_of(execute(make_config("sampler=draft_mh", *draft)).folder).values():
-        assert np.isfinite(record["log_q"])

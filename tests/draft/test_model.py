@@ -41,7 +41,6 @@ from tests.engine.batching.test_batched import (
     chains,
     power_smc,
     run_batched,
-    ways,
 )
 from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_block_grid import draft_mh
@@ -54,7 +53,7 @@ from tests.sampler import test_draft_mh as of_draft_mh
 from tests.sampler import test_draft_refine as of_draft_refine
 from tests.sampler import test_power_smc as of_power_smc
 from tests.speculation import speculative_error
-from tests.targets import random_model, rows_do_not_depend_on_the_batch
+from tests.targets import random_model
 
 MATCH = match()
 
@@ -234,20 +233,6 @@ def test_a_draft_of_the_same_law_is_always_kept(qwen3, decoder):
         assert done.cost.target_forwards < 4 * blocks + 20
 
 
-@pytest.mark.parametrize("settings", ways())
-@pytest.mark.parametrize("sampler", ["power_mh_early", pytest.param("power_smc", marks=pytest.mark.slow)])
-def test_the_draft_follows_the_rows(qwen3, settings, sampler):
-    """Rows move and fork: under rejection a wrong key or value would change tokens."""
-    exact = rows_do_not_depend_on_the_batch() and settings.keys() <= {"slots", "order"}
-    all_same(run(qwen3, qwen3, sampler, reject(0.8), **settings), reference(sampler), 0.0 if exact else TOLERANCE)
-
-
-@functools.cache
-def reference(sampler):
-    model = random_model("qwen3")
-    return run(model, model, sampler, reject(0.8))
-
-
 @pytest.mark.parametrize(("sampler", "settings"), [
     ("power_mh", {"slots": 2}), ("replica_exchange", {"slots": 3}), ("csmc", {})], ids=str)
 def test_drafts_are_those_of_a_fresh_forward(qwen3, monkeypatch, sampler, settings):
@@ -318,13 +303,6 @@ def test_a_score_after_a_whole_block_is_that_of_a_fresh_forward(qwen3):
             logits = draft(torch.tensor(path.sequence[None])).logits[0, :, :61].double() / 0.9
         at = len(path.prompt) + np.arange(5, 8)
         assert np.allclose(path.log_q[5:], torch.log_softmax(logits, dim=-1)[at - 1, scored], atol=TOLERANCE)
-
-
-def test_a_mixture_by_a_decoder_is_the_plain_one(qwen3):
-    """Rows that draw from the draft and rows that a decoder draws read the draft's keys and values in one cache."""
-    plain = run(qwen3, other(), DRAWING["mixture"], None, uses_draft=True)
-    all_same(run(qwen3, other(), DRAWING["mixture"], match(0.8), uses_draft=True), plain)
-    assert sum(done.result.moved for done in plain.values())
 
 
 def test_each_kind_of_rows_draws_as_it_does_alone(qwen3):

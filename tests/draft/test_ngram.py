@@ -30,8 +30,3 @@ def test_a_blend_or_a_proposal_needs_a_draft_with_densities(make_config):
     for overrides in (["blend=draft"], ["sampler=draft_mh"]):
         with pytest.raises(UserError, match=r"draft: given 'ngram'; allowed: tiny, smollm2( or|,) dflash"):
             make_config("draft=ngram", *overrides)
-
-
-def test_bounds(make_config):
-    with pytest.raises(UserError, match=r"draft.num_drafted: given 0; allowed: a whole number >= 1"):
-        make_config("decoder=speculative_match", "draft=ngram", "draft.num_drafted=0")

@@ -18,24 +18,18 @@ from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import DFLASH, check_pair
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel, _prefix, _weights
+from dflash_mcmc.engine.oracle.tabular import TabularDraft, TabularEngine, TabularModel
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
-from dflash_mcmc.ops import Draw, SamplingParams
+from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.testing import (
-    PROMPT,
     Target,
     balance_error,
     invariance_error,
-    law_of,
     power_target,
-    product_target,
-    total_variation,
     transition_matrix,
 )
-from dflash_mcmc.types import Trajectory
 from tests.draft.network.test_checkpoint import SMALL, assert_one_line, change_tensors, write_config, written
 from tests.engine.speculative.slotwise_drafts import ModelTable, small_table
 from tests.engine.speculative.test_slotwise import RULES
@@ -222,30 +216,6 @@ def test_every_rule_keeps_the_targets_law(rule):
         assert speculative_error(RULES[rule].speculation(draft), law, horizon, table) <= 1e-12
 
 
-def test_a_small_q_in_place_of_zero_is_another_law():
-    """Tokens drawn with q = 0 and judged with q > 0: rejection then has another law."""
-    table = small_table()
-    draft = ReducedDraft(network(table.parts, IDS), table)
-
-    class Judged(ReducedDraft):
-        def logits(self, prefix, drafted):
-            return np.maximum(draft.logits(prefix, drafted), -0.5)
-
-    speculation = RULES["token"].speculation(draft)
-    judged = Judged(network(table.parts, IDS), table)
-
-    class Wrong(TabularEngine):
-        def _block(self, operation, trajectory, chance):
-            block = super()._block(operation, trajectory, chance)
-            prefix, drafted = _prefix(trajectory), tuple(block.drafted[0].tolist())
-            q = [exact_law.process(judged.logits(prefix, drafted[:slot]), SamplingParams(0.8), (), ()) for slot in range(2)]
-            return block._replace(draft=_weights(q))
-
-    engine, law = Wrong(table, None, speculation), SamplingParams(0.8)
-    drawn = law_of(lambda key: engine.answer(Draw(Trajectory.start(PROMPT), 2, law, key)))
-    assert total_variation(drawn, product_target(TabularEngine(table), 2, law)) > 1e-3
-
-
 # Samplers that draw from the draft. It lacks token 1.
 
 
@@ -277,10 +247,6 @@ def test_the_mixture_is_exact_and_irreducible(changes):
     assert any(1 in state for state in target.states)
     assert max(invariance_error(matrix, target), balance_error(matrix, target)) <= 1e-12
     assert irreducible(matrix)
-
-
-def test_the_draft_alone_reaches_no_state_with_a_token_that_it_lacks():
-    assert not irreducible(kernel(of_draft_mh.make())[0])
 
 
 def test_draft_refine_keeps_its_law_and_power_smc_would_not():
@@ -342,13 +308,6 @@ def test_the_whole_vocabulary_in_that_layout_is_the_same_draft(make_config, tmp_
     found = [records_of(execute(make_config(*SHORT, "decoder=speculative_rejection", *draft)).folder)
              for draft in (("draft=dflash", f"draft.path={speculators_folder(tmp_path / 'whole', None)}"), ("draft=tiny",))]
     assert [record["tokens"] for record in found[0].values()] == [record["tokens"] for record in found[1].values()]
-
-
-def test_a_copy_of_another_embedding_is_refused(make_config, half, tmp_path):
-    folder = speculators_folder(tmp_path / "other", [0, 1, 2])
-    change_tensors(folder, lambda tensors: tensors["embed_tokens.weight"].add_(1.0))
-    with pytest.raises(UserError, match=r"another embed_tokens.weight than the target"):
-        execute(make_config(*SHORT, "decoder=speculative_match", "draft=dflash", f"draft.path={folder}"))
 
 
 def test_samplers_that_draw_from_it(make_config, half):

@@ -66,20 +66,6 @@ def test_a_planted_mistake_is_named(name, tmp_path):
     assert found.agreement == 1.0
 
 
-def test_rows_of_a_place_before_are_put_right_to_the_token(tmp_path):
-    """On the healthy draft's blocks they gain exactly what it gains."""
-    config = composed(tmp_path, *BASE, "draft=tiny")
-    model = config.model.load("cpu")
-    prompts = build.prompts(config, model, config.dataset.problems())
-    walks = check.draw(config, model, config.draft.load(model), prompts, 0.0, "greedy")
-    path = plants.planted(tmp_path / "draft", "tiny_draft", plants.from_anchor)
-    drafter = composed(tmp_path, *BASE, "draft=tiny_dspark", f"draft.path={path}").draft.load(model)
-    _, (later, earlier, *_) = check.redrafted(drafter, walks)
-    assert earlier.tau == Ratio.of([walk.gained for walk in walks]).tau()
-    assert earlier.tau.known > 4.0
-    assert later.tau.known == 1.0
-
-
 def test_a_mistake_of_the_engine_is_told_from_one_of_the_checkpoint(tmp_path, monkeypatch):
     absorb = DFlashDrafter.absorb
     monkeypatch.setattr(DFlashDrafter, "absorb", lambda self, cache, rows, tokens, positions, features: absorb(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dflash_mcmc.chains import build
-from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.drafts import check, speed
 from dflash_mcmc.drafts.__main__ import configured, main
 from dflash_mcmc.drafts.speed import Pace, Times, advice, of_trace, pace_of
@@ -61,15 +60,6 @@ def test_blocks_are_timed_without_the_trace_that_counts_their_tokens(monkeypatch
     assert events[events.index("turn"):] == 2 * ["turn", *["answer"] * len(prompts)]
     assert np.mean(gained) > 2
     assert seconds > 0
-
-
-def test_each_draft_is_loaded_once(monkeypatch, tmp_path):
-    config, _ = configured([*FEW, "draft=tiny", "draft.block_size=4", f"paths.outputs={tmp_path}"], "speed")
-    load, loaded = DFlashDraft.load, []
-    monkeypatch.setattr(DFlashDraft, "load", lambda self, target: loaded.append(self.block_size) or load(self, target))
-    monkeypatch.setattr(speed, "_timed", lambda *given: ([1, 2], 1.0))
-    assert [pace.num_drafted for pace in speed.measure(config)] == [1, 3, 1, 3]
-    assert sorted(loaded) == [2, 4]
 
 
 def traced(folder, *lines, **times):

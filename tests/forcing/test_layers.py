@@ -34,45 +34,6 @@ def test_states_equal_those_of_transformers_for_every_group_size(family, states_
         torch.testing.assert_close(group.last, expected.hidden_states[3][0, 3:-1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_the_last_layer_behind_the_final_norm_is_the_target(family):
-    model = LanguageModel(random_model(family))
-    (states,) = layers.readings(model, ANSWER, [2])
-    source, target = layers.layer_source(model, states.outputs[2], "final"), layers.target_source(model, states.last)
-    torch.testing.assert_close(source.head(source.states), target.head(target.states), rtol=1e-6, atol=1e-5)
-    raw = layers.layer_source(model, states.outputs[2], "none")
-    assert (raw.head(raw.states) - target.head(target.states)).abs().max() > 1.0
-
-
-@torch.no_grad()
-def test_ranks_know_the_norms_weights_and_not_its_length():
-    """Dividing a state by its length keeps every rank but changes log p. The norm's weights change the ranks."""
-    model, tokens = LanguageModel(random_model()), torch.from_numpy(ANSWER.tokens)
-    (states,) = layers.readings(model, ANSWER, [1])
-    raw = layers.standings(model, layers.layer_source(model, states.outputs[1], "none"), tokens)
-    normed = layers.standings(model, layers.layer_source(model, states.outputs[1], "final"), tokens)
-    assert raw.rank.tolist() != normed.rank.tolist()
-    model.final_norm.weight.fill_(1.0)
-    divided = layers.standings(model, layers.layer_source(model, states.outputs[1], "final"), tokens)
-    assert raw.rank.tolist() == divided.rank.tolist()
-    assert (raw.log_p - divided.log_p).abs().min() > 0.01
-
-
-@torch.no_grad()
-def test_a_huge_coordinate_that_the_norm_takes_down_spoils_raw_ranks_alone():
-    """A possible reason for the published rank of a raw layer: one huge meaningless coordinate hides the predicted token."""
-    model = LanguageModel(random_model())
-    tokens = torch.arange(40)
-    head = model.head.weight.clone()
-    states = head[tokens] / head[tokens].norm(dim=-1, keepdim=True)
-    states[:, 0] = 1000.0
-    model.final_norm.weight.fill_(1.0)
-    model.final_norm.weight[0] = 0.0
-    raw, normed = (layers.standings(model, layers.layer_source(model, states, norm), tokens) for norm in layers.NORMS)
-    assert raw.rank.double().mean() > 10 * normed.rank.double().mean()
-
-
 def test_standing_of_a_case_by_hand():
     logits = torch.tensor([[0.0, math.log(2.0), math.log(2.0), -torch.inf], [1000.0, 1000.0 + math.log(4.0), 0.0, -torch.inf]])
     found = layers.standing(logits, torch.tensor([2, 0]))
@@ -143,10 +104,3 @@ def test_the_draft_is_asked_block_by_block(pair, block_size):
         hidden = block_pass(network, keys, values, positions, torch.tensor([[anchor]]), embeddings[:, None])
         slots = slice(start + 1, start + block_size)
         torch.testing.assert_close(source.head(source.states[slots]), draft.logits(hidden[0, 0, 1:]), rtol=1e-4, atol=1e-4)
-
-
-def test_an_answer_shorter_than_a_block_leaves_the_draft_silent(pair):
-    config, model, answer = pair
-    source = layers.draft_source(model, config.draft.load(model), Answer(answer.prompt, answer.tokens[:7]))
-    assert source.speaks.tolist() == [False] * 7
-    assert len(source.states) == 7

@@ -59,41 +59,6 @@ def test_blocks_are_those_drafted_alone(monkeypatch):
             torch.testing.assert_close(model.logits(found), expected, atol=3e-4, rtol=1e-4)
 
 
-def test_what_a_block_may_not_see_does_not_reach_it():
-    model = random_target()
-    draft = random_draft(model)
-    layers = draft.shape.target_layers
-    features = sequences.read(model, TOKENS, layers).features(model, layers)
-    arguments = (TOKENS, torch.tensor([33]), torch.tensor([[12, 20]]))
-    seen = torch.ones(1, 2, 33, dtype=torch.bool)
-    seen[0, 1, 5:12] = False
-    with torch.no_grad():
-        every = sequences.drafted(draft, model, features, *arguments)
-        same = sequences.drafted(draft, model, features, *arguments, seen=torch.ones_like(seen))
-        less = sequences.drafted(draft, model, features, *arguments, seen=seen)
-        features[:, 5:12] += 9.0
-        other = sequences.drafted(draft, model, features, *arguments, seen=seen)
-    torch.testing.assert_close(every, same)
-    torch.testing.assert_close(less[0, 0], every[0, 0], atol=1e-5, rtol=1e-4)
-    assert (less[0, 1] - every[0, 1]).abs().max() > 1e-2
-    torch.testing.assert_close(less[0, 1], other[0, 1], atol=1e-5, rtol=1e-4)
-
-
-def test_given_tokens_take_the_place_of_masks():
-    model = random_target()
-    draft = random_draft(model)
-    layers = draft.shape.target_layers
-    features = sequences.read(model, TOKENS, layers).features(model, layers)
-    arguments = (TOKENS, torch.tensor([33]), torch.tensor([[12]]))
-    masks = torch.tensor([[[int(TOKENS[0, 12]), *[draft.shape.mask_token_id] * (BLOCK_SIZE - 1)]]])
-    gold = TOKENS[0, 12 : 12 + BLOCK_SIZE][None, None]
-    with torch.no_grad():
-        default, said, true = (sequences.drafted(draft, model, features, *arguments, given=given)
-                               for given in (None, masks, gold))
-    torch.testing.assert_close(default, said)
-    assert (default - true).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize(("tokens", "expected"), [(13, [4, 8, 12]), (12, [4, 8, 12]), (11, [4, 8]), (3, []), (0, [])])
 def test_only_whole_blocks_count(tokens, expected):
     assert sequences.whole_blocks(4, tokens, 4) == expected
@@ -189,17 +154,6 @@ def test_no_forward_reads_more_than_is_allowed(monkeypatch):
     together(model, 20, ALIKE)
     assert max(sizes) <= 6
     assert len(sizes) > 1
-
-
-def test_growing_token_by_token_is_reading_at_once():
-    model = LanguageModel(random_model())
-    cache = sequences.read(model, PREFIX[None], keep_cache=True).cache
-    parents, tokens = [-1, 0, 0, 2, -1, 4], [5, 6, 7, 6, 8, 6]
-    with torch.no_grad():
-        whole = Tree(model, cache, 12).read(parents, tokens)
-        grown = Tree(model, cache, 12)
-        steps = torch.cat([grown.read(parents[part], tokens[part]) for part in (slice(0, 1), slice(1, 4), slice(4, 6))])
-    torch.testing.assert_close(steps, whole, atol=2e-5, rtol=1e-4)
 
 
 def test_recurrent_layers_are_refused():

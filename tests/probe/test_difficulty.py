@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from dflash_mcmc.chains import build
 from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
+from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe import Unit, Work, difficulty
-from dflash_mcmc.probe.difficulty import Difficulty
+from dflash_mcmc.probe.difficulty import Answers, Difficulty
 from dflash_mcmc.process import stopping
+from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
 from tests.runs import execute
+from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_target
 
 GREEDY = ("probe=difficulty", "draft=tiny", "sampler=greedy")
 WARM = ("probe=difficulty", "draft=tiny", "sampler=temperature", "sampler.temperature=1.0", "num_chains=2")
@@ -116,14 +125,6 @@ def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch, tmp_p
     assert continued.summary == whole.summary
 
 
-def test_a_shorter_block_gives_other_signals_of_other_tokens(make_config, result):
-    short = measured(make_config(*GREEDY, "dataset.limit=2", "draft.block_size=3"))
-    for record, long in zip(short, records(result.folder), strict=False):
-        assert record["num_tokens"] == long["num_tokens"]
-        assert record["num_compared"] == record["num_tokens"] // 3 * 2 != long["num_compared"]
-        assert record["mean"] != long["mean"]
-
-
 class LatePool:
     """A pool that returns grades only when nothing else is left to do, in another order."""
 
@@ -208,3 +209,165 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
         None, SimpleNamespace(num_drafted=7), answer)))
     assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}
     assert found[units[1]] == {"level": 2, "verdict": "wrong", "num_tokens": 3, "skipped": "shorter than 8 tokens"}
+
+
+# Signals compared with float64 loops and numbers by hand; each place has its own distributions.
+
+TOKENS = np.random.default_rng(3).integers(0, 58, 33)
+PROMPT_LENGTH = 7
+NAMES = {*difficulty.SIGNALS["draft"], *difficulty.SIGNALS["target"]}
+
+
+def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, float]:
+    """The signals of one token from float64 logits (vocabulary,), by definition."""
+    p, q = (np.exp(logits - logits.max()) for logits in (target, draft))
+    p, q = p / p.sum(), q / q.sum()
+    pairs = [(float(a), float(b)) for a, b in zip(p, q, strict=True) if a > 0 or b > 0]
+    return {
+        "kl_target_draft": sum(a * math.log(a / b) for a, b in pairs),
+        "kl_draft_target": sum(b * math.log(b / a) for a, b in pairs),
+        "total_variation": sum(abs(a - b) for a, b in pairs) / 2,
+        "minus_log_acceptance": -math.log(sum(min(a, b) for a, b in pairs)),
+        "draft_entropy": -sum(b * math.log(b) for _, b in pairs),
+        "draft_surprisal": -math.log(q[token]),
+        "top1_disagreement": float(p.argmax() != q.argmax()),
+        "target_entropy": -sum(a * math.log(a) for a, _ in pairs),
+        "target_surprisal": -math.log(p[token]),
+        "least_confidence": 1 - max(a for a, _ in pairs),
+    }
+
+
+def test_signals_by_hand():
+    p, q = torch.tensor([[0.8, 0.15, 0.05, 0.0]]), torch.tensor([[0.5, 0.3, 0.2, 0.0]])  # the fourth id has no token
+    found = {name: float(values[0]) for name, values in difficulty.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
+    assert set(found) == NAMES
+    assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1
+    assert found["minus_log_acceptance"] == pytest.approx(-math.log(0.70), abs=1e-6)
+    assert found["kl_target_draft"] == pytest.approx(0.8 * math.log(1.6) - 0.15 * math.log(2) - 0.05 * math.log(4), abs=1e-6)
+    assert found["draft_surprisal"] == pytest.approx(-math.log(0.3), abs=1e-6)
+    assert found["target_surprisal"] == pytest.approx(-math.log(0.15), abs=1e-6)
+    assert found["least_confidence"] == pytest.approx(0.2, abs=1e-6)
+    assert found["top1_disagreement"] == 0.0
+
+
+@pytest.mark.parametrize("block_size", [BLOCK_SIZE, 3])
+def test_signals_along_an_answer_equal_those_of_single_blocks(block_size):
+    model = random_target()
+    draft = random_draft(model)
+    found = difficulty.along(model, DFlashDrafter(draft, model, block_size), TOKENS[:PROMPT_LENGTH], TOKENS[PROMPT_LENGTH:])
+    anchors = range(PROMPT_LENGTH, len(TOKENS) - block_size + 1, block_size)
+    places = [anchor + slot - PROMPT_LENGTH for anchor in anchors for slot in range(1, block_size)]
+    assert all(len(values) == len(places) for values in found.values())
+    with torch.no_grad():
+        target = model.logits(model.decoder(input_ids=torch.from_numpy(TOKENS)[None]).last_hidden_state[0])
+        for number, place in enumerate(places):
+            position = place + PROMPT_LENGTH
+            anchor = PROMPT_LENGTH + place // block_size * block_size
+            alone = shorter(draft, block_size, model, anchor)[position - anchor - 1]
+            expected = by_loops(target[position - 1].double().numpy(), alone.double().numpy(), int(TOKENS[position]))
+            assert {name: values[number] for name, values in found.items()} == pytest.approx(expected, abs=2e-4)
+
+
+def shorter(draft, block_size, model, anchor):
+    """Logits of a block of this size, drafted alone."""
+    whole = draft.shape
+    draft.shape = replace(whole, block_size=block_size)
+    try:
+        return block_alone(draft, model, torch.from_numpy(TOKENS), anchor)
+    finally:
+        draft.shape = whole
+
+
+def test_pieces_of_signals_change_nothing(monkeypatch):
+    model = random_target()
+    drafter = DFlashDrafter(random_draft(model), model, BLOCK_SIZE)
+    whole = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    monkeypatch.setattr(sequences, "_LOGITS_BYTES", 3 * 4 * model.vocab_size)
+    widest, plain = [], difficulty.of_tokens
+    monkeypatch.setattr(difficulty, "of_tokens", lambda *tensors: widest.append(len(tensors[0])) or plain(*tensors))
+    pieces = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
+    assert max(widest) == 3
+    for name in NAMES:
+        np.testing.assert_allclose(pieces[name], whole[name], atol=1e-5)
+
+
+# AUROC equals a count of pairs; resamples are of whole problems; differences are paired.
+
+def random_answers(seed: int, size: int = 60, problems: int = 17) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Problems, whether answers are wrong, an informative score and an uninformative one, both with ties."""
+    numbers = np.random.default_rng(seed)
+    wrong = numbers.random(size) < 0.4
+    scores = numbers.integers(0, 9, size) + 2.0 * wrong
+    return [f"p{n}" for n in numbers.integers(0, problems, size)], wrong, scores, numbers.integers(0, 3, size) * 1.0
+
+
+def by_pairs(wrong: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
+    """Weighted AUROC, pair by pair."""
+    total = won = 0.0
+    for i, j in itertools.product(np.flatnonzero(wrong), np.flatnonzero(~wrong)):
+        total += weights[i] * weights[j]
+        won += weights[i] * weights[j] * (1.0 if scores[i] > scores[j] else 0.5 if scores[i] == scores[j] else 0.0)
+    return won / total if total else np.nan
+
+
+def auroc(answers: Answers, scores: np.ndarray) -> IntervalEstimate:
+    return answers.auroc(answers.pairs(scores))
+
+
+def test_auroc_by_hand():
+    answers = Answers("abcd", [True, False, True, False])
+    assert auroc(answers, np.array([3.0, 1.0, 1.0, 2.0])).value == 0.625  # pairs: 1, 1, 0 and 1/2, of 4
+    assert auroc(answers, np.array([4.0, 1.0, 3.0, 2.0])).value == 1.0
+    assert auroc(answers, np.zeros(4)).value == 0.5
+
+
+def test_intervals_equal_those_of_weighted_answers():
+    """For a signal and for a difference, equal to `Clusters.statistic` with weights of single answers."""
+    problems, wrong, scores, other = random_answers(1, size=25, problems=9)
+    answers, single = Answers(problems, wrong), Clusters(problems)
+    weighted = single.statistic(lambda weights: np.array([by_pairs(wrong, scores, row) for row in weights]))
+    assert auroc(answers, scores) == pytest.approx(weighted)
+    paired = single.statistic(lambda weights: np.array([by_pairs(wrong, scores, row)
+                                                        - by_pairs(wrong, other, row) for row in weights]))
+    assert answers.auroc(answers.pairs(scores) - answers.pairs(other)) == pytest.approx(paired)
+    assert answers.mean(scores, wrong) == pytest.approx(single.mean(scores, wrong))
+
+
+# Tables and the figure of synthetic records, which work without AUROCs.
+
+def answer(problem: int, wrong: bool, level: int | None = 1, **changed) -> dict:
+    """A record whose signals are larger if it is wrong, except those of the draft."""
+    numbers = np.random.default_rng(problem)
+    values = {name: float(numbers.random()) for name in difficulty.SIGNALS["draft"]}
+    values.update({name: float(numbers.random() + 3.0 * wrong) for name in difficulty.SIGNALS["target"]})
+    return {"problem": f"p{problem}", "chain": 0, "level": level, "verdict": "wrong" if wrong else "correct", "num_tokens": 40,
+            "num_compared": 35, "mean": values, "max": values, **changed}
+
+
+SKIPPED = {"problem": "p99", "chain": 0, "level": 1, "verdict": "not_drawn", "num_tokens": 0, "skipped": "not numbers"}
+CASES = {
+    "all right": ([answer(n, False) for n in range(5)], "all are right, so there is no AUROC"),
+    "all wrong": ([answer(n, True) for n in range(5)], "all are wrong, so there is no AUROC"),
+    "all skipped": ([SKIPPED], "no answer, so there is no AUROC"),
+    "one problem": ([answer(0, False), {**answer(0, True), "chain": 1}], ""),
+    "no levels": ([answer(n, n % 2 == 0, level=None) for n in range(12)], ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_wrong_or_right_answers_values_are_none_and_the_figure_says_so(name):
+    made, says = CASES[name]
+    found = Difficulty().summarise(None, made)
+    json.dumps(found._asdict(), allow_nan=False)
+    figure = Difficulty().figures(None, made, found)["fig_difficulty_auroc"]
+    figure.draw_without_rendering()
+    assert "".join(text.get_text() for text in figure.axes[0].texts) == says
+    if says:
+        assert found.values["best_draft_auroc"] is None
+        assert all(row["auroc"] is None for row in found.tables["answers"])
+    else:
+        assert found.values["best_baseline_auroc"] == 1.0
+    assert found.values["num_skipped"] == (name == "all skipped")
+    if name == "one problem":
+        assert found.tables["answers"][0]["auroc_low"] is None
+    assert ("level" in {row["signal"] for row in found.tables["answers"]}) == (name != "no levels")

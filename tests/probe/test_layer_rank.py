@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from dflash_mcmc import probe
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.probe.layer_rank import LAYERS, NORMS, Ranked, median_of
+from dflash_mcmc.probe.layer_rank import NORMS, Ranked, median_of
 from dflash_mcmc.report.probed import overall
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
@@ -166,12 +165,6 @@ def test_the_target_always_predicts_its_own_greedy_answers(result):
     assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
 
 
-def test_hard_tokens_are_those_below_the_bound(result):
-    found = tables_of(changed(result[0], hard_below=0.6))
-    assert result[1].summary["num_hard"] < found["hard_layers"][0]["n"] < found["layers"][0]["n"]
-    assert found["layers"][0] == row_of(result[1].summary["tables"]["layers"], "target")
-
-
 def test_the_identity_has_what_changes_a_record(make_config):
     config = make_config(*RUN)
     found = [identity_of(changed(config, **changes)) for changes in ({}, {"answers": "greedy"}, {"hard_below": 0.2})]
@@ -180,19 +173,6 @@ def test_the_identity_has_what_changes_a_record(make_config):
     assert identity_of(changed(config, limit=9)) == found[0]
     assert "draft.content" not in found[0]
     assert "draft.content" in found[3]
-
-
-def test_results_do_not_depend_on_pieces_or_groups_of_layers(result, monkeypatch):
-    config = changed(result[0], limit=1)
-    whole = measured(config)
-    monkeypatch.setattr(sequences, "_LOGITS_BYTES", 5 * 4 * 512)
-    monkeypatch.setattr("dflash_mcmc.forcing.layers._STATES_BYTES", 1)
-    parts = measured(config)
-    assert [list(record["ranks"]) for record in parts] == [list(record["ranks"]) for record in whole]
-    for name, ranks in whole[0]["ranks"].items():
-        close = np.array(parts[0]["ranks"][name], float) - np.array(ranks, float)
-        assert np.nanmax(np.abs(close)) <= 1, name  # rounding depends on the shape of a product
-        assert parts[0]["log_p"][name] == pytest.approx(whole[0]["log_p"][name], rel=1e-4)
 
 
 @pytest.mark.parametrize("skipped", [1, 2])
@@ -254,37 +234,8 @@ RECORDS = [
 ]
 
 
-def test_rows_by_hand():
-    row = LAYERS[""].row(Ranked(RECORDS, hard_only=False), "0 none")
-    assert (row["source"], row["layer"], row["norm"], row["n"]) == ("layer", 0, "none", 4)
-    assert (row["mean_rank"], row["median_rank"], row["mean_log_p"]) == (7.0, 2.0, -3.0)
-    assert (row["share_rank_1"], row["agreement"]) == (0.25, 0.25)
-    # A resample of two problems has the first twice, both, or the second twice.
-    assert (row["mean_rank_low"], row["mean_rank_high"]) == (5.0, pytest.approx(23 / 3))
-    draft = LAYERS[""].row(Ranked(RECORDS, hard_only=False), "draft")
-    assert (draft["n"], draft["mean_rank"], draft["mean_log_p"], draft["agreement"]) == (2, 3.5, -2.0, 0.5)
-    hard = LAYERS[""].row(Ranked(RECORDS, hard_only=True), "0 none")
-    assert (hard["n"], hard["mean_rank"], hard["median_rank"]) == (1, 20.0, 20.0)
-    assert (hard["mean_log_p"], hard["agreement"]) == (-7.0, 0.0)
-
-
 def test_the_effect_of_the_norm_by_hand():
     ranked = Ranked(RECORDS, hard_only=False)
     row = NORMS[""].row(ranked, 0)
     assert row["mean_rank_raw_over_normed"] == pytest.approx(28 / 36)
     assert (row["share_better_raw"], row["share_better_normed"], row["n"]) == (0.25, 0.5, 4)
-
-
-def test_no_values_without_hard_tokens():
-    row = LAYERS[""].row(Ranked(RECORDS[1:], hard_only=True), "target")
-    assert row["n"] == 0
-    assert {row[name] for name in ("mean_rank", "median_rank", "mean_log_p", "share_rank_1", "agreement")} == {None}
-
-
-def test_names_of_rows():
-    names = ("12 final", "target where drafted")
-    ranked = Ranked([{**RECORDS[0], **{field: dict.fromkeys(names, RECORDS[0][field]["target"])
-                                       for field in ("ranks", "log_p", "agreements")}}], hard_only=False)
-    rows = [LAYERS[""].row(ranked, name) for name in names]
-    assert [(row["source"], row["layer"], row["norm"]) for row in rows] == [
-        ("layer", 12, "final"), ("target where drafted", None, None)]

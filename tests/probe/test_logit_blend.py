@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dflash_mcmc import probe
 from dflash_mcmc.blend.confident import ConfidentBlend
 from dflash_mcmc.blend.dola import DolaBlend
 from dflash_mcmc.blend.layer import LayerBlend
@@ -23,9 +22,8 @@ from dflash_mcmc.forcing import layers, sequences
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import logit_blend
 from dflash_mcmc.probe.logit_blend import SUMS, LogitBlend, rows_of
-from dflash_mcmc.report.probed import overall
 from tests.composing import composed
-from tests.probes import changed, measured, records, without_times
+from tests.probes import changed, measured, records
 from tests.runs import execute
 from tests.targets import FAMILIES, random_model
 
@@ -43,56 +41,6 @@ def result(tmp_path_factory):
 def row_of(rows: list[dict], name: str, beta: float) -> dict:
     (row,) = [row for row in rows if name in (row["source"], str(row["layer"])) and row["beta"] == beta]
     return row
-
-
-@torch.no_grad()
-def test_sums_equal_those_of_a_loop_in_float64(result):
-    """Computed with transformers' own model: layer 5, raw, at each beta."""
-    config = changed(result[0], limit=2)
-    model, theirs = config.model.load("cpu"), AutoModelForCausalLM.from_pretrained(config.model.path)
-    allowed, head = (~model.forbidden).nonzero()[:, 0], theirs.lm_head.weight.double()
-    for record, problem in zip(measured(config), config.dataset.problems(), strict=True):
-        prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
-        answer = model.encode(problem.solution)
-        output = theirs(input_ids=torch.from_numpy(np.concatenate([prompt, answer]))[None], output_hidden_states=True)
-        for number, beta in enumerate((0.0, 0.05, 0.5)):
-            totals = {"hard": np.zeros(len(SUMS)), "easy": np.zeros(len(SUMS))}
-            for t, token in enumerate(answer):
-                place, position = allowed.tolist().index(token), len(prompt) - 1 + t
-                target = (head @ output.hidden_states[8][0, position].double())[allowed]
-                layer = (head @ output.hidden_states[6][0, position].double())[allowed]
-                mixed = (1 - beta) * target + beta * layer
-                log_p, of_target, flat = (float(x.log_softmax(-1)[place]) for x in (mixed, target, (1 - beta) * target))
-                better = int((mixed > mixed[place]).sum()) - int((target > target[place]).sum())
-                totals["hard" if of_target < math.log(0.3) else "easy"] += [
-                    1, log_p - of_target, log_p > of_target, log_p < of_target, better < 0, better > 0,
-                    log_p - flat, log_p > flat]
-            for part in ("hard", "easy"):
-                found = dict(zip(SUMS, record["sums"][part]["5"][number], strict=True))
-                expected = dict(zip(SUMS, totals[part], strict=True))
-                assert found["n"] == expected["n"]
-                for name in ("gain", "gain_over_flattened"):
-                    assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-3)
-                for name in ("wins", "losses", "rank_wins", "rank_losses", "wins_over_flattened"):
-                    assert abs(found[name] - expected[name]) <= (1 if beta else 0), (name, beta)  # a tie within rounding
-
-
-def test_beta_zero_gains_nothing(result):
-    for rows in list(result[1].summary["tables"].values())[:3]:
-        zero = [row for row in rows if row["beta"] == 0.0]
-        assert {row["source"] for row in zero} == {"layer", "draft", "flattened"}
-        for row in zero:
-            assert {row[name] for name in ("gain", "gain_low", "gain_high", "wins", "rank_wins", "rank_losses")} == {0.0}
-
-
-def test_the_last_layer_after_the_final_norm_gains_nothing(result):
-    config = changed(result[0], limit=2, norm="final")
-    tables = config.probe.summarise(config, measured(config)).tables
-    for beta in (0.0, 0.05, 0.5):
-        row = row_of(tables["grid"], "7", beta)
-        assert max(abs(row[name]) for name in ("gain", "gain_low", "gain_high")) < 1e-5
-        assert row["rank_wins"] == row["rank_losses"] == 0.0
-        assert (row_of(tables["grid"], "0", beta)["gain"] == 0.0) == (beta == 0.0)
 
 
 def test_tables_equal_those_of_the_records(result):
@@ -172,14 +120,6 @@ def test_the_folder_has_tables_and_figures(result):
     assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
 
 
-def test_without_the_draft_the_rest_is_the_same(result):
-    config, found = result
-    alone = without_times(measured(changed(config, drafting=False)))
-    for record, together in zip(alone, records(found.folder), strict=True):
-        for part, sources in record["sums"].items():
-            assert sources == {name: cells for name, cells in together["sums"][part].items() if name != "draft"}
-
-
 @pytest.mark.parametrize(("change", "sources", "cells"), [
     ({"layers": None}, [*map(str, range(8)), "draft", "flattened"], 3), ({"layers": [2]}, ["2", "draft", "flattened"], 3),
     ({"betas": [0.2], "drafting": False}, ["0", "5", "7", "flattened"], 1)], ids=str)
@@ -187,19 +127,6 @@ def test_layers_and_betas_are_those_asked_for(result, change, sources, cells):
     (record,) = measured(changed(result[0], limit=1, **change))
     assert list(record["sums"]["hard"]) == sources
     assert all(len(cell) == cells for part in record["sums"].values() for cell in part.values())
-
-
-def test_norm_answers_and_bound_have_their_effects(result):
-    config = replace(result[0], dataset=replace(result[0].dataset, limit=1, max_new_tokens=12))
-    (base,), (normed,), (own,), (few,) = (without_times(measured(changed(config, **change))) for change in (
-        {}, {"norm": "final"}, {"answers": "greedy"}, {"hard_below": 0.9}))
-    assert base["sums"]["easy"]["flattened"] == normed["sums"]["easy"]["flattened"]
-    assert base["sums"]["easy"]["5"] != normed["sums"]["easy"]["5"]
-    assert 0 < own["num_tokens"] <= 12 < base["num_tokens"]
-    assert own["sums"]["easy"]["flattened"][1][SUMS.index("wins")] == 0  # flattening never raises its most likely token
-    assert base["num_hard"] < few["num_hard"]
-    together = [np.add(*(np.array(record["sums"][part]["5"]) for part in ("hard", "easy"))) for record in (base, few)]
-    np.testing.assert_allclose(*together, atol=1e-6)
 
 
 def test_both_numbers_of_a_layer_give_the_same_identity(result, monkeypatch):
@@ -212,23 +139,6 @@ def test_both_numbers_of_a_layer_give_the_same_identity(result, monkeypatch):
     assert identity_of(changed(config, layers=None)) == identity_of(changed(config, layers=every))
     for change in ({"layers": [0]}, {"betas": [0.05]}, {"norm": "final"}, {"hard_below": 0.2}, {"answers": "greedy"}):
         assert identity_of(changed(config, **change)) != base
-
-
-@pytest.mark.parametrize("skipped", [1, 2])
-def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipped):
-    given = probe.answers
-
-    def some_empty(*arguments):
-        for number, (unit, answer) in enumerate(given(*arguments)):
-            yield unit, answer._replace(tokens=answer.tokens[:0]) if number < skipped else answer
-
-    monkeypatch.setattr(probe, "answers", some_empty)
-    result = execute(make_config(*RUN, "dataset.limit=2", "probe.betas=[0.1]"))
-    assert [record.get("skipped") for record in records(result.folder)] == ["empty"] * skipped + [None] * (2 - skipped)
-    assert result.summary["num_skipped"] == skipped
-    assert bool(result.summary["tables"]["grid"]) == (skipped < 2)
-    assert (result.folder / "fig_logit_blend_gain.png").exists() == (skipped < 2)
-    assert "logit_blend: grid" in overall([result.folder])
 
 
 def test_without_hard_tokens_the_other_tables_remain(result):
@@ -304,19 +214,6 @@ def test_no_gain_at_beta_zero_or_from_the_target_itself(family):
             assert [cell[name] for name in ("gain", "wins", "losses", "rank_wins", "rank_losses")] == [0.0] * 5
 
 
-def test_beta_one_is_the_layer_alone():
-    model = LanguageModel(random_model(sharpness=1.0))
-    (states,) = layers.readings(model, ANSWER, [0])
-    tokens = torch.from_numpy(ANSWER.tokens)
-    alone = layers.standings(model, layers.layer_source(model, states.outputs[0], "none"), tokens)
-    target = layers.standings(model, layers.target_source(model, states.last), tokens)
-    found = sums_of(model)["sums"]
-    gain = sum(found[part]["0"][-1][1] for part in ("hard", "easy"))
-    assert gain == pytest.approx(float((alone.log_p - target.log_p).sum()), rel=1e-5)
-    uniform = sum(found[part]["flattened"][-1][1] for part in ("hard", "easy"))
-    assert uniform == pytest.approx(float((-math.log(model.vocab_size) - target.log_p).sum()), rel=1e-5)
-
-
 def test_results_do_not_depend_on_pieces_or_groups_of_layers(monkeypatch):
     model = LanguageModel(random_model(sharpness=1.0))
     whole = sums_of(model)
@@ -327,19 +224,6 @@ def test_results_do_not_depend_on_pieces_or_groups_of_layers(monkeypatch):
     for part, sources in whole["sums"].items():
         for name, cells in sources.items():
             np.testing.assert_allclose(parts["sums"][part][name], cells, rtol=1e-4, atol=1e-5)
-
-
-def test_flattening_wins_the_hard_tokens_of_any_target():
-    """Why the published 20.5 % needs a control: a blend without information wins too if tokens are selected for a low p."""
-    generator = torch.Generator().manual_seed(0)
-    logits, tokens = 4.0 * torch.randn(2000, 61, generator=generator), torch.arange(2000) % 61
-    forbidden = torch.zeros(61, dtype=torch.bool)
-    target = layers.log_probability(logits, tokens)
-    flat = layers.log_probability(logit_blend.blended(logits, None, 0.05, forbidden), tokens)
-    hard = target < math.log(0.01)
-    assert hard.sum() > 500
-    assert (flat > target)[hard].double().mean() > 0.9
-    assert (flat - target)[~hard].mean() < (flat - target)[hard].mean()
 
 
 CELL = {"hard": [[4, 2.0, 3, 1, 2, 1, 1.0, 2]], "easy": [[6, -3.0, 1, 5, 0, 3, -1.0, 0]]}
@@ -362,12 +246,6 @@ def test_rows_by_hand():
     assert "wins_minus_losses" not in row
     row, _ = rows_of(logit_blend.EASY, records, [0.05], "easy")
     assert (row["n"], row["gain"]) == (16, -0.125)
-
-
-def test_a_part_without_tokens_has_no_values():
-    (row,) = rows_of(logit_blend.HARD, [{"sums": {part: {"5": NONE[part]} for part in ("hard", "easy")}}], [0.05], "hard")
-    assert row["n"] == 0
-    assert {value for name, value in row.items() if name not in ("source", "layer", "beta", "n")} == {None}
 
 
 # What a chosen blend mixes in.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +17,7 @@ from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.rejection_sampling import samplers as of_probe
 from dflash_mcmc.probe.rejection_sampling.samplers import samplers_by_name, verdict
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import RECORDS
 from dflash_mcmc.testing import EnumeratedKey, Enumerator
-from tests import processes
 from tests.composing import composed
 from tests.refusals import command_is_refused
 from tests.runs import execute
@@ -121,30 +117,6 @@ def test_draws_do_not_depend_on_their_chunk(config):
         totals.append({name: np.sum([record["counts"][name] for record in measured(probe, config)], axis=0).tolist()
                        for name in SAMPLERS})
     assert totals[0] == totals[1]
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_has_the_same_records(config, monkeypatch, capsys, tmp_path):
-    values = ("experiment=rejection_sampling", "probe.chunk_size=50")
-    with processes.start(["-m", "dflash_mcmc", *values, "probe.num_draws=100000"], tmp_path) as run:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and run.poll() is None:
-            found = list(tmp_path.glob(f"outputs/*/*/{RECORDS}"))
-            if found and found[0].read_bytes().count(b"\n") >= 3:
-                break
-            time.sleep(0.02)
-        run.kill()
-    (killed,) = tmp_path.glob(f"outputs/*/*/{RECORDS}")
-    asked = 50 * (killed.read_bytes().count(b"\n") + 4)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dflash_mcmc"])
-    with pytest.raises(SystemExit, match="0"):
-        main([*values, f"probe.num_draws={asked}"])
-    printed = capsys.readouterr()
-    assert "4 new chunks\n\nrejection_sampling: samplers\n| decoder " in printed.out
-    assert "| argmax_proposal " in printed.out
-    assert "chunk/s" in printed.err
-    assert records(killed.parent) == measured(replace(config.probe, num_draws=asked, chunk_size=50), config)
 
 
 def test_the_identity_has_only_the_probes_fields(config, monkeypatch):

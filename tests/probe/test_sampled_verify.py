@@ -95,15 +95,6 @@ def test_a_target_with_recurrent_layers_gives_the_tokens_of_plain_sampling(tmp_p
         assert speculative > 1.0 > plain
 
 
-@pytest.mark.slow
-def test_a_greedy_token_in_every_step_changes_histograms(tmp_path):
-    found = execute(composed(tmp_path, *PAIR, "probe.temperatures=[1.0]", "probe.faults=[greedy_bonus,greedy_walk]",
-                             "probe.long_tokens=8", "probe.agent_runs=0"))
-    assert row(found, "short", "speculative_match")["histogram_p"] > NOISE
-    assert row(found, "short", "greedy_bonus")["histogram_p"] < NOISE
-    assert row(found, "short", "greedy_walk")["histogram_p"] < NOISE
-
-
 def test_repetition():
     assert (arms.distinct([1, 2, 1, 2, 1], 2), arms.distinct([1], 2)) == (0.5, 1.0)
     assert [arms.longest_repeat(mine) for mine in ([1, 2, 3], [1, 2, 3, 1, 2], [5, 5, 5, 5], [])] == [0, 2, 3, 0]

@@ -9,13 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
 
 from dflash_mcmc.config.identity import identity_of
-from dflash_mcmc.engine.batching.cache import KVCache
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
-from dflash_mcmc.engine.speculative.drafter import Anchors
 from dflash_mcmc.probe import Summary, Work
 from dflash_mcmc.probe.speculative_mcmc import tables, weighing
 from dflash_mcmc.rng import Key
@@ -109,45 +105,6 @@ def test_records_equal_those_of_a_straightforward_loop(probe_config):
     assert sum(record["blocks"] for record in records.values()) >= 4
 
 
-def test_mask_mode_equals_the_decoders_drafts(probe_config):
-    """The drafter on the engine's cache, called as in speculation, gives the distributions of the recorded distances."""
-    config = probe_config("dataset.limit=3", "probe.autoregressive=false", "probe.weights=reference")
-    records = records_of(execute(config))
-    model = config.model.load("cpu")
-    drafter = config.draft.load(model)
-    runner = ModelRunner(model, config.blend, "grouped", 256, 8, 64, drafter)
-    cache = KVCache(model.cache_shape, 1, 256, model.device, (drafter.companion,))
-    for problem in config.dataset.problems():
-        prompt = model.encode(config.model.prompt(model.tokenizer, problem.question)).tolist()
-        answer = greedy(model, prompt, 128)
-        sequence, n = np.array(prompt + answer), drafter.num_drafted
-        tvd = np.array(records[problem.id]["p"]["tvd"]).reshape(-1, n)
-        with torch.inference_mode(), runner.ready():
-            runner.read(cache, [Span(0, sequence, 0, len(sequence))])
-            for block, expected in enumerate(tvd):
-                anchor = len(prompt) + block * (n + 1)
-                hidden = drafter.hidden_aside(Anchors(torch.tensor([0]), cache, torch.from_numpy(sequence)[None],
-                                                      torch.tensor([anchor]), anchor + n + 1))
-                q = torch.softmax(drafter.logits(hidden)[0].double(), dim=-1)
-                read = model.decoder(input_ids=torch.from_numpy(sequence)[None, : anchor + n], use_cache=False)
-                p = torch.softmax(model.logits(read.last_hidden_state[0, anchor:]).double(), dim=-1)
-                np.testing.assert_allclose(0.5 * (p - q).abs().sum(-1), expected, atol=2e-4)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_equals_an_uninterrupted_one(probe_config, tmp_path):
-    whole = execute(probe_config("dataset.limit=2"))
-    other = probe_config("name=other", "dataset.limit=2")
-    execute(probe_config("name=other", "dataset.limit=1"))
-    result = execute(other)
-    assert result.num_new == 1
-    assert records_of(result) == records_of(whole)
-    for summary in (whole.summary, result.summary):
-        (setting,) = summary["tables"]["configuration"]
-        assert 0.0 < setting.pop("elapsed_seconds") < 600.0
-    assert result.summary == {**whole.summary, "condition": result.summary["condition"]}
-
-
 def test_the_configuration_has_sizes_extent_and_time(probe_config):
     """The document's appendix. The target's head shares the embedding's weights, which count once."""
     config = probe_config()
@@ -165,27 +122,6 @@ def test_the_configuration_has_sizes_extent_and_time(probe_config):
     assert found["configuration"] == [{
         "dataset": "arith", "problems": 1, "skipped": 1, "blocks": 2, "tokens": 14, "max_new_tokens": 128, "alpha": 4.0,
         "draft_temperatures": "1, 0.5, 0.25", "samples": 12, "elapsed_seconds": 2.75}]
-
-
-@pytest.mark.slow
-def test_options_have_their_effects(probe_config):
-    """Each option changes its own part of the records and nothing else."""
-    plain, along, alone, gentle, others, seed = (
-        records_of(execute(probe_config("dataset.ids=[arith-001]", "dataset.limit=null", *more)))["arith-001"] for more in (
-            (), ("probe.weights=reference",), ("probe.autoregressive=false",), ("probe.alpha=2",),
-            ("probe.draft_temperatures=[1,0.3]",), ("seed=1",)))
-    assert all(found["p"] == plain["p"] for found in (along, alone, gentle, others, seed))
-    kept = plain["proposals"]
-    assert along["proposals"]["0.25"] == {name: kept["0.25"][name] for name in ("kl", "tvd", "reference")}
-    assert alone["proposals"] == {name: found for name, found in kept.items() if name != "target"}
-    assert (list(kept), list(gentle["proposals"])) == (["1", "0.5", "0.25", "target"], ["1", "0.5", "target"])
-    assert gentle["proposals"]["1"] != kept["1"]
-    assert others["proposals"]["1"]["reference"] == kept["1"]["reference"]
-    # Different blocks are read together, so the last digits of their weights may differ.
-    np.testing.assert_allclose(others["proposals"]["1"]["joint"]["log_w"], kept["1"]["joint"]["log_w"], rtol=1e-4)
-    assert list(others["proposals"]) == ["1", "0.3", "target"]
-    assert seed["proposals"]["1"]["tvd"] == kept["1"]["tvd"]
-    assert seed["proposals"]["1"]["joint"] != kept["1"]["joint"]
 
 
 def test_runtime_fields_leave_the_identity(probe_config):
@@ -286,23 +222,6 @@ def test_tables_by_hand():
     assert {(row["temperature"], row["weights"]) for row in found.tables["strata"]} == {(0.25, "reference")}
     shares = {row["difficulty"]: (row["share"], row["blocks"]) for row in found.tables["strata"]}
     assert shares == dict.fromkeys(("easy", "middle", "hard"), (pytest.approx(2 / 6), 2))
-
-
-def test_a_chain_of_one_step_cannot_move_three_times():
-    assert [tables.chance_of_moves(1.0, steps=1, least=least) for least in (1, 3)] == [1.0, 0.0]
-
-
-def test_all_tables_have_the_same_median():
-    """The median of four blocks is the second smallest, 0.2; its interval comes from resamples of the two problems."""
-    found = summary_of([made_record("a", [0.1, 0.9], [0.0] * 2), made_record("b", [0.2, 0.4], [0.0] * 2)])
-    (aggregate,), (percentiles,), (moves,) = (found.tables[name] for name in ("aggregate", "percentiles", "convergence"))
-    (position,) = summary_of([made_record("a", [0.1], [0.0]), made_record("b", [0.9], [0.0])]).tables["positions"]
-    assert aggregate["acceptance_median"] == percentiles["p50"] == found.values["block_acceptance_median"] == 0.2
-    assert position["acceptance_median"] == 0.1
-    for end, rate in (("", 0.2), ("_low", 0.1), ("_high", 0.2)):
-        assert aggregate[f"acceptance_median{end}"] == rate
-        assert moves[f"median_once{end}"] == pytest.approx(1 - (1 - rate) ** 10)
-        assert moves[f"median_three_times{end}"] == pytest.approx(binom.sf(2, 10, rate))
 
 
 def test_rates_per_second_by_hand():

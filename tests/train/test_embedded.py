@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from dflash_mcmc.config import command
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.train import draft
 from tests.runs import execute
 from tests.train import embedded
 
@@ -31,27 +29,6 @@ def weights(folder) -> dict:
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_weights(plan, tmp_path, monkeypatch):
-    whole = weights(embedded.train(plan("evaluate_every=4", f"paths.outputs={tmp_path / 'whole'}")))
-    stopped = plan("evaluate_every=4", f"paths.outputs={tmp_path / 'stopped'}")
-    optimise, calls = draft.optimise, []
-
-    def stop_at_fifth(*arguments):
-        calls.append(1)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return optimise(*arguments)
-
-    monkeypatch.setattr(draft, "optimise", stop_at_fifth)
-    with pytest.raises(KeyboardInterrupt):
-        embedded.train(stopped)
-    continued = weights(embedded.train(stopped))
-    assert len(calls) == 7  # first run: 4 and the stopped one; second run, from the checkpoint at 4: 2
-    assert whole.keys() == continued.keys()
-    assert all(torch.equal(whole[name], continued[name]) for name in whole)
 
 
 @pytest.mark.slow

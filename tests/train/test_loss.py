@@ -20,7 +20,6 @@ from dflash_mcmc.train.blocks import (
     draw_anchors,
     gather,
     possible_anchors,
-    walk,
 )
 from dflash_mcmc.train.draft import cosine
 from dflash_mcmc.train.loss import Objective, loss_sum, weights_of
@@ -252,13 +251,6 @@ def test_a_sequence_that_ends_within_a_block_takes_one_forward(pair):
     cut = Response(whole.tokens[:-2], whole.prompt_length)
     assert speculate(pair, cut) == 1
     assert count(*pair, [cut], 8, 8) == (3, 1)
-
-
-def test_walk_goes_from_block_to_block():
-    accepted = np.array([9, 9, 1, 9, 0, 2, 9, 9, 9])
-    assert walk(accepted, 2, 9) == [2, 4, 5]
-    assert walk(accepted, 8, 9) == []
-    assert walk(np.zeros(9, int), 2, 9) == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_forward_belongs_to_the_part_of_its_first_token(pair):

@@ -373,8 +373,12 @@ class AdaptiveDrafter(DFlashDrafter):
         """
         if self.learns_online:
             adapter = Adapter.fresh(self._student.start) if known is None else known.again()
-        else:
-            adapter = self._adapter_of(prompt)
+        else:  # the adapter of the prompt, which may not have learned it yet
+            name = prompt.tobytes()
+            adapter = self._prompts.setdefault(name, Adapter.fresh(self._student.start))
+            self._prompts.move_to_end(name)
+            if len(self._prompts) > _PROMPTS:
+                self._prompts.popitem(last=False)
         self._bound[row] = _Bound(prompt, adapter)
 
     def end(self, row: int, pays: bool) -> tuple[Adapter, Learned]:
@@ -425,8 +429,15 @@ class AdaptiveDrafter(DFlashDrafter):
             if row < len(counts) and counts[row]:
                 mine = tuple(state[row, : self.num_drafted].clone() for state in verified.states)
                 bound.blocks.append((anchors[row], counts[row], mine))
-                if len(bound.blocks) == self.settings.every_blocks:
-                    self._learn_verified(cache.drafts, tokens[row], row, bound, law)
+                if len(bound.blocks) < self.settings.every_blocks:
+                    continue
+                at, learned, every = (list(column) for column in zip(*bound.blocks, strict=True))
+                started, bound.blocks, bound.stale = time.perf_counter(), [], True
+                target = law(tuple(torch.cat(pieces) for pieces in zip(*every, strict=True)))
+                self._student.learn_verified(bound.adapter, self._features(cache.drafts, row, max(at[-1], 1)), np.array(at),
+                                             tokens[row][at].cpu().numpy(), np.array(learned),
+                                             target.view(len(at), self.num_drafted, -1))
+                bound.seconds += time.perf_counter() - started
 
     def _update(self, anchors: Anchors, positions: torch.Tensor) -> Update:
         """See `DFlashDrafter._update`. The block's keys and values are overwritten before the next block."""
@@ -439,15 +450,6 @@ class AdaptiveDrafter(DFlashDrafter):
             return self._keys[layer][seen], self._values[layer][seen]
 
         return update
-
-    def _adapter_of(self, prompt: np.ndarray) -> Adapter:
-        """The adapter of a prompt, which may not have learned it yet."""
-        name = prompt.tobytes()
-        adapter = self._prompts.setdefault(name, Adapter.fresh(self._student.start))
-        self._prompts.move_to_end(name)
-        if len(self._prompts) > _PROMPTS:
-            self._prompts.popitem(last=False)
-        return adapter
 
     def _reserve(self, num_rows: int, length: int) -> None:
         """Makes room for keys and values of rows up to `length` positions."""
@@ -471,7 +473,10 @@ class AdaptiveDrafter(DFlashDrafter):
             if bound is None or not bound.stale:
                 continue
             if not (self.learns_online or bound.adapter.learned):
-                self._learn_prompt(anchors.cache.drafts, row, bound)
+                started, bound.adapter.learned = time.perf_counter(), True
+                if (read := len(bound.prompt) - 1):  # the last token of the prompt has not been read
+                    self._student.learn_prompt(bound.adapter, self._features(anchors.cache.drafts, row, read), bound.prompt)
+                    bound.seconds += time.perf_counter() - started
             bound.stale, self._changes[row] = False, bound.adapter.values
             # An earlier sequence may have left NaN. A masked position has weight zero, but zero times NaN is NaN.
             self._keys[:, row], self._values[:, row] = 0.0, 0.0
@@ -495,24 +500,6 @@ class AdaptiveDrafter(DFlashDrafter):
     def _features(self, cache: KVCache, row: int, length: int) -> torch.Tensor:
         """The features of a row's first tokens, (1, length, features)."""
         return torch.cat(cache.span(row, 0, length), dim=-1)[:, 0]
-
-    def _learn_prompt(self, cache: KVCache, row: int, bound: _Bound) -> None:
-        """Makes the steps on the row's prompt. Its last token has not been read."""
-        started, bound.adapter.learned = time.perf_counter(), True
-        if len(bound.prompt) == 1:
-            return
-        self._student.learn_prompt(bound.adapter, self._features(cache, row, len(bound.prompt) - 1), bound.prompt)
-        bound.seconds += time.perf_counter() - started
-
-    def _learn_verified(self, cache: KVCache, tokens: torch.Tensor, row: int, bound: _Bound, law: Law) -> None:
-        """Makes a step on the target's laws in the blocks since the last step."""
-        anchors, counts, every = (list(column) for column in zip(*bound.blocks, strict=True))
-        started, bound.blocks, bound.stale = time.perf_counter(), [], True
-        target = law(tuple(torch.cat(pieces) for pieces in zip(*every, strict=True)))
-        self._student.learn_verified(bound.adapter, self._features(cache, row, max(anchors[-1], 1)), np.array(anchors),
-                                     tokens[anchors].cpu().numpy(), np.array(counts),
-                                     target.view(len(anchors), self.num_drafted, -1))
-        bound.seconds += time.perf_counter() - started
 
 
 def cache_parts(width: int) -> tuple[int, int]:

@@ -102,7 +102,11 @@ class DraftConfig:
 
     def shape(self) -> NetworkShape:
         """The shape that the config describes. Raises UserError."""
-        self._refuse_foreign()
+        self.check_architecture(self.get("architectures"))
+        self.refuse_others(self.foreign)
+        for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
+            if self.get(name) not in (None, self.get(same)) and not (name == "draft_vocab_size" and self.speculators):
+                self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
         shape = self.shape_type(**self.fields())
         self.check(shape)
         return shape
@@ -122,6 +126,9 @@ class DraftConfig:
         num_layers = self.integer("num_hidden_layers", most=_MOST_LAYERS)
         num_heads = self.integer("num_attention_heads", most=_MOST_HEADS)
         hidden_size, num_target_layers = self.integer("hidden_size"), self.get("num_target_layers")
+        dtype = self.get("dtype") or self.get("torch_dtype") or "float32"
+        if dtype not in PRECISIONS:
+            self.refuse(f"has dtype {dtype!r}", "float32, float16 or bfloat16")
         return dict(
             hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads,
             num_key_heads=self.integer("num_key_value_heads", num_heads, most=_MOST_HEADS),
@@ -131,7 +138,7 @@ class DraftConfig:
             num_target_layers=None if num_target_layers is None else self.integer("num_target_layers"),
             norm_eps=self.number("rms_norm_eps", 1e-6), rope=self._rope(),
             max_positions=self.integer("max_position_embeddings"), bias=bool(self.get("attention_bias", False)),
-            dtype=self._dtype(),
+            dtype=getattr(torch, dtype),
         )
 
     def vocabulary(self) -> dict[str, int]:
@@ -184,13 +191,6 @@ class DraftConfig:
         outer = {name: value for name, value in top.items() if value is not None and name not in _OUTSIDE}
         return {**defaults, **derived, "rope_theta": DEFAULT_THETA, **layer, **outer, "architectures": None,
                 "target_layer_ids": layers, "unnormed": True}
-
-    def _refuse_foreign(self) -> None:
-        self.check_architecture(self.get("architectures"))
-        self.refuse_others(self.foreign)
-        for name, same in (("target_hidden_size", "hidden_size"), ("draft_vocab_size", "vocab_size")):
-            if self.get(name) not in (None, self.get(same)) and not (name == "draft_vocab_size" and self.speculators):
-                self.refuse(f"has {name} {self.get(name)}", f"{same}, which is {self.get(same)}")
 
     def refuse_others(self, fields: dict[str, tuple]) -> None:
         """Refuses other values of fields than these, which are those of this network. Raises UserError."""
@@ -252,12 +252,6 @@ class DraftConfig:
             self.refuse("has sliding layers in which a block's rows look ahead (is_causal or causal false)", "absent")
         window = self.integer("sliding_window")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-    def _dtype(self) -> torch.dtype:
-        name = self.get("dtype") or self.get("torch_dtype") or "float32"
-        if name not in PRECISIONS:
-            self.refuse(f"has dtype {name!r}", "float32, float16 or bfloat16")
-        return getattr(torch, name)
 
     def check(self, shape: Any) -> None:
         """Refuses numbers that do not fit one another. Raises UserError."""
@@ -363,8 +357,11 @@ def load(folder: Path, dtype: torch.dtype | None, device: torch.device | str, fa
     tensors = {name: _open(folder, place.file).get_tensor(place.name) for name, place in places.items()}
     draft.load_state_dict({name: tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
                            for name, tensor in tensors.items()}, assign=True)
-    if draft.shape.draft_vocab_size is not None:
-        _check_tokens(folder, draft)
+    if draft.shape.draft_vocab_size is not None:  # its tokens are tokens of the target, each once
+        ids, size = target_ids(draft), draft.shape.vocab_size
+        if size is None or not bool(((ids >= 0) & (ids < size)).all()) or len(ids.unique()) < len(ids):
+            refuse(folder, "has a d2t that maps no two tokens of the draft to different tokens of the target",
+                   f"places + d2t that are different ids from 0 to {(size or 0) - 1}")
     return draft.eval().requires_grad_(False)
 
 
@@ -389,14 +386,6 @@ def check_tensors(folder: Path, family: Family = DFLASH) -> tuple[Any, dict[str,
               if family.named(name) in expected or name not in ignored}
     _check_tensors(folder, family, places, expected)
     return draft, places
-
-
-def _check_tokens(folder: Path, draft: DFlash) -> None:
-    """Checks that the tokens of a reduced vocabulary are tokens of the target, each once. Raises UserError."""
-    ids, size = target_ids(draft), draft.shape.vocab_size
-    if size is None or not bool(((ids >= 0) & (ids < size)).all()) or len(ids.unique()) < len(ids):
-        refuse(folder, "has a d2t that maps no two tokens of the draft to different tokens of the target",
-               f"places + d2t that are different ids from 0 to {(size or 0) - 1}")
 
 
 def check_copies(folder: Path, target: dict[str, torch.Tensor]) -> None:

@@ -190,7 +190,15 @@ class Rotation:
     """
 
     def __init__(self, shape: NetworkShape):
-        self.frequencies, self.scale = _frequencies(shape)
+        from transformers import Qwen3Config
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+        config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
+                             max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
+        with torch.device("cpu"):  # on the CPU even if the network is built on the meta device
+            embedding = Qwen3RotaryEmbedding(config)
+        # Angles per position in radians, float32 (head_dim / 2,), and the factor of cosines and sines, as in Qwen3.
+        self.frequencies, self.scale = embedding.inv_freq.float(), embedding.attention_scaling
 
     @torch.no_grad()
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,18 +208,6 @@ class Rotation:
         angles = positions[:, None, :, None].float() * self.frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
-
-
-def _frequencies(shape: NetworkShape) -> tuple[torch.Tensor, float]:
-    """Angles per position in radians, float32 (head_dim / 2,), and the factor of cosines and sines, as in Qwen3."""
-    from transformers import Qwen3Config
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    config = Qwen3Config(hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
-                         max_position_embeddings=shape.max_positions, rope_parameters=dict(shape.rope))
-    with torch.device("cpu"):  # on the CPU even if the network is built on the meta device
-        embedding = Qwen3RotaryEmbedding(config)
-    return embedding.inv_freq.float(), embedding.attention_scaling
 
 
 def _rotate(heads: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -320,8 +316,16 @@ def block_pass(
     num_rows, num_blocks, n, _ = embeddings.shape
     anchors = anchors.clamp(min=0)  # an unused block sees itself, because a softmax over no key is undefined
     positions = _block_positions(anchors, n).flatten(1)
-    masks = {window: _pass_mask(context_positions, anchors, n, window, draft.shape.causal, seen)
-             for window in set(draft.shape.sliding)}
+    before = (context_positions[:, None] < anchors[..., None])[:, :, None]
+    if seen is not None:
+        before = before & seen[:, :, None]
+    numbers = torch.arange(num_blocks, device=anchors.device)
+    own = (numbers.repeat_interleave(n) == numbers[:, None])[:, None]
+    masks = {}  # by window, bool (rows, 1, blocks · n, m + blocks · n): context before the anchor, and the block itself
+    for window in set(draft.shape.sliding):
+        context = block_mask(context_positions, anchors, n, window, draft.shape.causal) & before
+        block = block_mask(positions, anchors, n, window, draft.shape.causal) & own
+        masks[window] = torch.cat((context, block), dim=-1).flatten(1, 2)[:, None]
 
     def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys, values = torch.cat((context_keys[layer], keys), dim=2), torch.cat((context_values[layer], values), dim=2)
@@ -376,20 +380,6 @@ def masked_attention(
 def _block_positions(anchors: torch.Tensor, n: int) -> torch.Tensor:
     """Positions int64 (..., n) of the blocks of anchors (...)."""
     return anchors[..., None] + torch.arange(n, device=anchors.device)
-
-
-def _pass_mask(context_positions: torch.Tensor, anchors: torch.Tensor, n: int, window: int | None,
-               causal: bool | None, seen: torch.Tensor | None) -> torch.Tensor:
-    """bool (rows, 1, blocks · n, m + blocks · n): context strictly before the anchor, and the block itself."""
-    num_blocks = anchors.shape[1]
-    before = (context_positions[:, None] < anchors[..., None])[:, :, None]
-    if seen is not None:
-        before = before & seen[:, :, None]
-    context = block_mask(context_positions, anchors, n, window, causal) & before
-    blocks = torch.arange(num_blocks, device=anchors.device).repeat_interleave(n)
-    own = blocks == torch.arange(num_blocks, device=anchors.device)[:, None]
-    block = block_mask(_block_positions(anchors, n).flatten(1), anchors, n, window, causal) & own[:, None]
-    return torch.cat((context, block), dim=-1).flatten(1, 2)[:, None]
 
 
 class SlotwiseNetwork(DFlash):

@@ -50,7 +50,11 @@ class DFlash2Config(DraftConfig):
         """The fields of a `DFlash2Shape`. Raises UserError."""
         if (self.folder / "mask_embedding.pt").exists():
             self.refuse("has a mask_embedding.pt, another mask than the target's embedding", "a checkpoint without it")
-        return {**super().fields(), "causal": self._causal(), "vocab_size": self.integer("vocab_size"),
+        stated = {value for name in ("is_causal", "causal") for value in (self.own.get(name), self.top.get(name))
+                  if value is not None}
+        if len(stated) > 1:
+            self.refuse("has is_causal and causal that contradict each other", "one of them, or equal ones")
+        return {**super().fields(), "causal": stated.pop() if stated else None, "vocab_size": self.integer("vocab_size"),
                 "kernel_size": self.integer("conv_kernel_size"), "group_size": self.integer("conv_group_size"),
                 "selector_rank": self.integer("selector_rank"), "selector_top_k": self.integer("selector_top_k")}
 
@@ -61,13 +65,6 @@ class DFlash2Config(DraftConfig):
             self.refuse(f"has conv_group_size {shape.group_size}", f"a divisor of hidden_size, which is {shape.hidden_size}")
         if shape.selector_top_k > shape.vocab_size:
             self.refuse(f"has selector_top_k {shape.selector_top_k}", f"at most {shape.vocab_size}, the vocabulary")
-
-    def _causal(self) -> bool | None:
-        stated = {value for name in ("is_causal", "causal") for value in (self.own.get(name), self.top.get(name))
-                  if value is not None}
-        if len(stated) > 1:
-            self.refuse("has is_causal and causal that contradict each other", "one of them, or equal ones")
-        return stated.pop() if stated else None
 
 
 def to_config(shape: DFlash2Shape) -> dict[str, Any]:

@@ -126,29 +126,6 @@ def test_the_prompt_is_injected_again_every_second_block(model, context):
     assert ((found - masks).abs().amax(dim=(1, 2)) > 0.01).tolist() == [False, False, True, False, True]
 
 
-def test_modes_and_contexts_differ(model):
-    drafter = pair(model)
-    sequence, blocks = example(drafter)
-    found = {context: hidden_states(drafter, sequence, blocks, context, KEY).draft for context in CONTEXTS}
-    for first, other in ((0, 1), (0, 2), (1, 2)):
-        assert (found["full"][first] - found["full"][other]).abs().max() > 0.1
-    for context in ("block", "prompt"):
-        torch.testing.assert_close(found[context][:, 0], found["full"][:, 0], atol=TOLERANCE, rtol=0)
-        assert ((found[context] - found["full"])[:, 1:].abs().amax(dim=(2, 3)) > 0.01).all()
-    assert (found["block"] - found["prompt"])[:, 1:].abs().max() > 0.1
-
-
-def test_masks_hide_the_predicted_tokens(model):
-    """In the mode `mask` a block does not see its own tokens after the known one; in the mode `gold` it sees all of them."""
-    drafter = pair(model)
-    sequence, blocks = example(drafter)
-    other = sequence.copy()
-    other[blocks.anchors[-1] + 1 :] += 1
-    before, after = (hidden_states(drafter, tokens, blocks, "full", KEY).draft[:, -1] for tokens in (sequence, other))
-    torch.testing.assert_close(before[0], after[0], atol=TOLERANCE, rtol=0)
-    assert (before[1:] - after[1:]).abs().amax(dim=(1, 2)).min() > 0.1
-
-
 def test_noise_has_the_norm_of_each_segment():
     features = torch.randn(40, 24, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 9.0, 40)[:, None]
     segments = [(0, 13), (13, 14), (14, 30), (30, 40)]
@@ -344,20 +321,6 @@ def test_blocks_and_their_contexts(context, means):
     assert [(row["from"], row["to_below"], row["n"]) for row in bins] == [(91, 128, 8), (128, 182, 2)]
 
 
-def test_a_factor_has_the_bootstraps_interval():
-    rng = np.random.default_rng(0)
-    records = [record(f"p{n}", rng.uniform(0, 0.02, 9).tolist(),
-                      {name: rng.integers(1, 500, 9).tolist() for name in (TARGET, *MODES)}) for n in range(8)]
-    tokens = Tokens(records, "full")
-    low = tokens.p["target"] < 0.01
-    row = pick(tables.rows(tokens)["decomposition"], tokens="p_target < 0.01", component="+ features")
-    expected = tokens.clusters.statistic(lambda weights: (weights @ (low * tokens.rank["random"]))
-                                         / (weights @ (low * tokens.rank["mask"])))
-    assert (row["factor"], row["factor_low"], row["factor_high"]) == pytest.approx(expected[:3])
-    assert row["factor_low"] < row["factor"] < row["factor_high"]
-    assert row["n"] == int(low.sum())
-
-
 def test_tables_without_a_token():
     tokens = Tokens([{"problem": "a", "chain": 0, "skipped": "empty"}], "full")
     assert [row["mean_p_draft"] for row in tables.rows(tokens)["overall"]] == [None] * 3
@@ -421,10 +384,3 @@ def test_figures_contain_their_numbers():
     assert "91-127\n2" in texts(figures.by_position(tables.rows(tokens)["position_curves"], "full"))
     diagram = texts(figures.architecture(qwen3_4b()))
     assert all(text in diagram for text in ("36 layers", "12,800 to 2,560", "33", "same weights as the embedding"))
-
-
-def test_a_rank_that_gets_worse_is_marked():
-    tokens = Tokens([record("a", [0.5], ranks([20], [40], [80], [10]))], "full")
-    figure = figures.decomposition(tables.rows(tokens)["decomposition"])
-    assert "40\n4.0x worse" in texts(figure)
-    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["All tokens (n = 1)"]
