@@ -112,7 +112,8 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
     if heads % key_heads:
         raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
     mask = wanted.mask_token_id
-    if mask is None and plan.heads.network != "eagle3":  # if possible an id that is never sampled, so masks differ from all tokens
+    if mask is None and plan.heads.network != "eagle3":
+        # If possible an id that is never sampled, so masks differ from all tokens.
         unused = model.forbidden.nonzero().flatten().tolist()
         mask = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
         if mask is None:

@@ -113,7 +113,13 @@ def responses(plan: DraftPlan, model: LanguageModel, folder: Path, request: Requ
 
 
 def _draw(plan: DraftPlan, model: LanguageModel, request: Request, pieces: list[Path]) -> None:
-    prompts = [_encode(plan, model, question) for question in request.questions]
+    prompts = []
+    for question in request.questions:
+        text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
+        prompts.append(model.encode(text, not plan.model.chat))
+        if not len(prompts[-1]):
+            raise ConfigError("prompts.path", plan.prompts.path, f"prompts of at least one token; {question!r} gives an "
+                              "empty one")
     engine = _engine(plan, model, prompts)
     key = Key(plan.seed).fold_in("response", request.name)
 
@@ -146,13 +152,6 @@ def _claimed(pieces: list[Path], bar: bars.Bar) -> Iterator[int]:
                 locks.free(index)
             bar.update(min(sum(piece.is_file() for piece in pieces) * _PIECE, bar.total) - bar.n)
             time.sleep(_POLL_SECONDS)
-
-
-def _encode(plan: DraftPlan, model: LanguageModel, question: str) -> np.ndarray:
-    text = plan.model.prompt(model.tokenizer, plan.prompts.template.replace("{question}", question))
-    if not len(prompt := model.encode(text, not plan.model.chat)):
-        raise ConfigError("prompts.path", plan.prompts.path, f"prompts of at least one token; {question!r} gives an empty one")
-    return prompt
 
 
 def _engine(plan: DraftPlan, model: LanguageModel, prompts: list[np.ndarray]) -> BatchedEngine:

@@ -122,27 +122,19 @@ def hidden_states(drafter: DFlashDrafter, sequence: np.ndarray, blocks: AnswerBl
     seen, positions = blocks.seen(context), None
     seen = None if seen is None else seen.to(model.device).expand(len(modes), -1, -1)
     if reinject_every is not None:
-        rows, seen, positions = _with_the_prompt_again(rows, seen, blocks, modes, reinject_every)
+        # The context ends with a copy of the prompt's features. Only the mode `reinject` sees it, in its re-injected blocks.
+        count, copied = len(modes), blocks.prompt_length
+        if seen is None:  # blocks see all positions before them
+            seen = torch.ones(count, len(blocks.anchors), last, dtype=torch.bool, device=model.device)
+        shown = torch.tensor([mode == REINJECT for mode in modes])[:, None] & blocks.reinjected(reinject_every)
+        again = shown.to(model.device)[..., None].expand(-1, -1, copied)
+        positions = torch.cat([torch.arange(last), torch.arange(copied)]).to(model.device).expand(count, -1)
+        rows, seen = torch.cat([rows, rows[:, :copied]], dim=1), torch.cat([seen, again], dim=-1)
     drafted = sequences.drafted(
         network, model, rows, tokens[:last].expand(len(modes), -1), torch.full((len(modes),), last, device=model.device),
         anchors.expand(len(modes), -1), inputs, seen, positions)
     before = anchors[:, None] + torch.arange(blocks.size - 1, device=model.device)
     return Hidden(reading.hidden[0, before], drafted, windows[:, 1:])
-
-
-def _with_the_prompt_again(rows: torch.Tensor, seen: torch.Tensor | None, blocks: AnswerBlocks, modes: Sequence[str],
-                           every: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features, visible positions and positions of a context that ends with a copy of the prompt's features.
-
-    Only the mode `reinject` sees the copy, in its re-injected blocks. `seen` None: blocks see all positions before them.
-    """
-    count, length, copied = len(modes), rows.shape[1], blocks.prompt_length
-    if seen is None:
-        seen = torch.ones(count, len(blocks.anchors), length, dtype=torch.bool, device=rows.device)
-    shown = torch.tensor([mode == REINJECT for mode in modes])[:, None] & blocks.reinjected(every)
-    again = shown.to(rows.device)[..., None].expand(-1, -1, copied)
-    positions = torch.cat([torch.arange(length), torch.arange(copied)]).to(rows.device)
-    return torch.cat([rows, rows[:, :copied]], dim=1), torch.cat([seen, again], dim=-1), positions.expand(count, -1)
 
 
 @torch.inference_mode()

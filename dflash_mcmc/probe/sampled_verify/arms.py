@@ -252,6 +252,14 @@ class ComparedGenerations:
         return None if self.decoder == PLAIN else paired.means(plain, self.distinct).p
 
     @property
+    def same_first(self) -> float:
+        """The share that opens with the most frequent first token among this decoder's generations of the problem."""
+        by_problem: dict[str, Counter[int]] = defaultdict(Counter)
+        for one in self.own:
+            by_problem[one.problem][one.tokens[0]] += 1
+        return sum(max(counts.values()) for counts in by_problem.values()) / len(self.own)
+
+    @property
     def calls(self) -> list[bool]:
         """Whether each generation has a tool call, where the template shows tools."""
         return [one.tool_call for one in self.own if one.tool_call is not None]
@@ -276,7 +284,7 @@ WORKLOADS = {table.name: table for table in (
     Table(SHORT, (
         *_COMMON,
         ("same_first_token", "share of generations that open with the most frequent first token of their problem",
-         lambda row: _same_first(row.own)),
+         lambda row: row.same_first),
         ("first_token_p", "p-value of the permutation test for first tokens alone", lambda row: row.first_token_p),
     )),
     Table(LONG, (
@@ -325,7 +333,14 @@ ALL = (VALUES, *WORKLOADS.values(), SAME)
 
 def summary(records: Sequence[dict]) -> Summary:
     """The tables `short`, `long`, `agent` and `same_key`, each where the records have its workload."""
-    drawn = {name: _generations(records, name) for name in WORKLOADS}
+    drawn: dict[str, Generations] = {name: defaultdict(list) for name in WORKLOADS}
+    for record in records:
+        # A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs.
+        if not any("failure" in cell for cell in record["cells"]):
+            for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
+                drawn[record["workload"]][cell["temperature"], cell["decoder"]].append(Generation(
+                    record["problem"], record["chain"], cell["tokens"], cell["target_forwards"], seconds,
+                    record["prompt_tokens"], cell.get("tool_call")))
     # `same_key` is no row of a workload, because it is not an independent sample.
     tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
               for name, of in drawn.items() if of}
@@ -334,29 +349,9 @@ def summary(records: Sequence[dict]) -> Summary:
     return Summary(VALUES.row(records, tables, same), {**tables, "same_key": same}, {})
 
 
-def _generations(records: Sequence[dict], workload: str) -> Generations:
-    """A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs."""
-    drawn: Generations = defaultdict(list)
-    for record in records:
-        if record["workload"] == workload and not any("failure" in cell for cell in record["cells"]):
-            for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
-                drawn[cell["temperature"], cell["decoder"]].append(Generation(
-                    record["problem"], record["chain"], cell["tokens"], cell["target_forwards"], seconds,
-                    record["prompt_tokens"], cell.get("tool_call")))
-    return drawn
-
-
 def _rate(own: Sequence[Generation]) -> float:
     """Tokens per second."""
     return sum(len(one.tokens) for one in own) / sum(one.seconds for one in own)
-
-
-def _same_first(own: Sequence[Generation]) -> float:
-    """Share of generations that open with the most frequent first token among this decoder's generations of the problem."""
-    by_problem: dict[str, Counter[int]] = defaultdict(Counter)
-    for one in own:
-        by_problem[one.problem][one.tokens[0]] += 1
-    return sum(max(counts.values()) for counts in by_problem.values()) / len(own)
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:

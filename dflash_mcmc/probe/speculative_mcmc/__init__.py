@@ -30,7 +30,6 @@ from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -212,10 +211,61 @@ class SpeculativeMCMC(ProblemProbe):
         if not summary.tables:
             return {}
         figure = Figure(figsize=(10.0, 6.6), layout="constrained")
-        axes = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
-        for name, draw in (("tokens", _draw_tokens), ("positions", _draw_positions), ("moves", _draw_moves),
-                           ("speed", _draw_speed)):
-            draw(axes[name], summary)
+        panels = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
+
+        axes = panels["tokens"]
+        laws = list(dict.fromkeys((row["against"], row["temperature"]) for row in summary.data["token_acceptance"]))
+        for index, law in enumerate(laws):
+            rows = [row for row in summary.data["token_acceptance"] if (row["against"], row["temperature"]) == law]
+            colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(index - 1) % 3], "-")
+            axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], color=colour, linestyle=line,
+                      label=f"{law[0]}, T = {law[1]:g}")
+        axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
+                 ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
+        axes.legend(title="draft compared with")
+
+        axes = panels["positions"]
+        rows = _of_best_weights(summary.tables["positions"])
+        positions = list(dict.fromkeys(row["position"] for row in rows))
+        names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
+        for index, name in enumerate(names):
+            mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
+            at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
+            axes.errorbar(at, [row["acceptance"] for row in mine], bars_of(mine, "acceptance"), fmt="o", markersize=4,
+                          capsize=2, color=WRONG if name[0] == "target" else _SHADES[index % 3], label=_label(*name))
+        counts = {row["position"]: row["blocks"] for row in rows}
+        axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
+        axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
+                 xlim=(-0.6, len(positions) - 0.4))
+        axes.legend(ncols=2, loc="upper left")
+
+        axes = panels["moves"]
+        rows = _of_best_weights(summary.tables["aggregate"])
+        names = [(row["proposal"], row["temperature"]) for row in rows]
+        for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
+            shares = [row[column] for row in rows]
+            axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=bars_of(rows, column), ecolor=INK,
+                     capsize=2, label={"moved": "accepted, different block"}.get(column, "accepted"))
+        axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2,
+                     label="floor (stuck chain)")
+        axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
+        axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
+        axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
+
+        axes = panels["speed"]
+        rows = _of_best_weights(summary.tables.get("throughput", []))
+        if not rows:
+            axes.text(0.5, 0.5, "no proposals were timed\nwith this probe.timed_rows", ha="center", transform=axes.transAxes)
+            axes.set_axis_off()
+            return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
+        for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
+            axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour,
+                     yerr=bars_of(rows, column), ecolor=INK, capsize=2, label=column.replace("_", " "))
+        axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
+                                          for row in rows])
+        axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
+        axes.set_ylim(top=1.2 * max(row["accepts_per_second_high"] or row["accepts_per_second"] for row in rows))
+        axes.legend(ncols=2, loc="upper left")
         return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
@@ -336,63 +386,6 @@ def _bimodality(summary: Summary) -> Figure:
     figure.axes[0].set_ylabel(f"share of {summary.values['num_blocks']:,} blocks")
     figure.axes[0].legend(loc="upper center")
     return figure
-
-
-def _draw_tokens(axes: Axes, summary: Summary) -> None:
-    laws = list(dict.fromkeys((row["against"], row["temperature"]) for row in summary.data["token_acceptance"]))
-    for index, law in enumerate(laws):
-        rows = [row for row in summary.data["token_acceptance"] if (row["against"], row["temperature"]) == law]
-        colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(index - 1) % 3], "-")
-        axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], color=colour, linestyle=line,
-                  label=f"{law[0]}, T = {law[1]:g}")
-    axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
-             ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
-    axes.legend(title="draft compared with")
-
-
-def _draw_positions(axes: Axes, summary: Summary) -> None:
-    rows = _of_best_weights(summary.tables["positions"])
-    positions = list(dict.fromkeys(row["position"] for row in rows))
-    names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
-    for index, name in enumerate(names):
-        mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
-        at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
-        axes.errorbar(at, [row["acceptance"] for row in mine], bars_of(mine, "acceptance"), fmt="o", markersize=4, capsize=2,
-                      color=WRONG if name[0] == "target" else _SHADES[index % 3], label=_label(*name))
-    counts = {row["position"]: row["blocks"] for row in rows}
-    axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
-    axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
-             xlim=(-0.6, len(positions) - 0.4))
-    axes.legend(ncols=2, loc="upper left")
-
-
-def _draw_moves(axes: Axes, summary: Summary) -> None:
-    rows = _of_best_weights(summary.tables["aggregate"])
-    names = [(row["proposal"], row["temperature"]) for row in rows]
-    for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
-        shares = [row[column] for row in rows]
-        axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=bars_of(rows, column), ecolor=INK, capsize=2,
-                 label={"moved": "accepted, different block"}.get(column, "accepted"))
-    axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
-    axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
-    axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
-    axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
-
-
-def _draw_speed(axes: Axes, summary: Summary) -> None:
-    rows = _of_best_weights(summary.tables.get("throughput", []))
-    if not rows:
-        axes.text(0.5, 0.5, "no proposals were timed\nwith this probe.timed_rows", ha="center", transform=axes.transAxes)
-        axes.set_axis_off()
-        return
-    for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
-        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=bars_of(rows, column),
-                 ecolor=INK, capsize=2, label=column.replace("_", " "))
-    axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
-                                      for row in rows])
-    axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
-    axes.set_ylim(top=1.2 * max(row["accepts_per_second_high"] or row["accepts_per_second"] for row in rows))
-    axes.legend(ncols=2, loc="upper left")
 
 
 def _of_best_weights(rows: list[dict]) -> list[dict]:
