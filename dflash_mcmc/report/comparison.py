@@ -118,8 +118,9 @@ def compared(logs: Sequence[Log]) -> Comparison:
             notes.append(f"{log.name}: {left_out} problems are left out, because only one of it and {base.name} has them")
         pair, sides = compare(one, other), np.sign(np.round(one.correct - other.correct, 12))
         chains, varies = int(max(one.chains.min(), other.chains.min())), np.ptp(one.correct - other.correct) > 0.0
-        needed = (VarianceParts.of(one, other).problems_needed(abs(pair.difference.known), chains) if pair.difference.known and varies
-                  else None)
+        needed = None
+        if pair.difference.known and varies:
+            needed = VarianceParts.of(one, other).problems_needed(abs(pair.difference.known), chains)
         row |= {"baseline": base.name, "common": len(one.problems), **pair.difference.columns("difference"),
                 "won": int((sides > 0).sum()), "lost": int((sides < 0).sum()), "p": pair.p_value, "test": pair.test,
                 "problems_needed": needed}

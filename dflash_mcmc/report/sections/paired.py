@@ -141,7 +141,8 @@ def _planned(entry: Entry, own: PairedOutcomes, other: PairedOutcomes, sought: f
     """
     if len(own.problems) < 2 or not np.ptp(own.correct - other.correct):
         return dict.fromkeys(("detectable_difference", "problems_needed", "chains_needed", "cheaper"))
-    noise, num_problems, num_chains = VarianceParts.of(own, other), len(own.problems), int(max(own.chains.min(), other.chains.min()))
+    noise, num_problems = VarianceParts.of(own, other), len(own.problems)
+    num_chains = int(max(own.chains.min(), other.chains.min()))
     problems, chains = noise.problems_needed(sought, num_chains), noise.chains_needed(sought, num_problems)
     prompt = float(np.mean([prompt_forwards(record) for record in entry.records]))
     draw = float(np.mean([record["token_forwards"] for record in entry.records])) - prompt
