@@ -49,8 +49,10 @@ def check_choices(overrides: Sequence[Override]) -> None:
 
 
 def check_search_path(overrides: Sequence[Override]) -> None:
-    """Raises UserError for a folder of options that does not exist, which Hydra would leave out with a warning."""
+    """Raises UserError for a folder of options that does not exist, which Hydra would leave out, and for another launcher."""
     for override in overrides:
+        if override.key_or_group == f"{PREFIX}_target_":
+            raise UserError(f"{PREFIX}_target_: given {override.value()!r}; allowed: hydra/launcher=NAME, with its fields")
         value = override.value() if override.key_or_group == SEARCH_PATH else None
         for path in value if isinstance(value, list) else ():
             scheme, separator, _ = str(path).partition("://")

@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.errors import UnknownName, UserError, did_you_mean, shortened
+from dflash_mcmc.errors import ConfigError, UnknownName, UserError, did_you_mean, shortened
 from dflash_mcmc.fields import check_bounds, has_spec, identity, runtime, schema_of, spec_of, types_of
 from dflash_mcmc.options import option_files
 from dflash_mcmc.registry import GROUPS, components, load_all, name_of
@@ -55,6 +55,8 @@ class Paths:
 
     def __post_init__(self) -> None:
         self.outputs = os.path.expanduser(self.outputs)
+        if not self.outputs.strip():
+            raise ConfigError("paths.outputs", self.outputs, "a folder; . is this one")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -107,6 +107,9 @@ class ProblemSelection:
         for name, values in (("ids", self.ids), ("shards", self.shards)):
             if values == []:
                 raise ConfigError(f"dataset.{name}", [], "at least one, or null")
+            doubled = next((value for value in values or () if values.count(value) > 1), None)
+            if doubled is not None:
+                raise ConfigError(f"dataset.{name}", f"{doubled} twice", "each once")
         if self.ids is not None and self.shards is not None:
             raise ConfigError("dataset.ids", self.ids, "null with dataset.shards; only one of the two can select problems")
         if (self.shards is None) != (self.num_shards is None):
@@ -250,7 +253,7 @@ class Dataset(ProblemSelection, Component):
         known = self.num_known()
         if known is None:
             return len(self.problems())
-        count = known if self.ids is None else len(set(self.ids))
+        count = known if self.ids is None else len(self.ids)
         return len(chosen(range(count), self.limit, self.shards, self.num_shards))
 
     def fingerprint(self) -> str:

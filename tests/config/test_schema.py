@@ -113,6 +113,9 @@ MISTAKES = {
     "sweeper without a sweep": (["hydra.sweeper.params={seed: '1,2'}"], "hydra.sweeper.params", "which has no effect here"),
     "search path that is not": (["hydra.searchpath=[file:///no/such]"], "hydra.searchpath", "'file:///no/such'; allowed: a"),
     "package that is not": (["hydra.searchpath=[pkg://no.such]"], "hydra.searchpath", "'pkg://no.such'; allowed: a folder"),
+    "another class of the launcher": (["hydra.launcher._target_=a.b"], "hydra.launcher._target_", "'a.b'; allowed: hydra"),
+    "folder without a name": (["paths.outputs="], "paths.outputs", "allowed: a folder; . is this one"),
+    "doubled id": (["dataset.ids=[arith-001,arith-001]"], "dataset.ids", "'arith-001 twice'; allowed: each once"),
     "help with a field": (["--hydra-help", "x=1"], "--hydra-help", "given with x=1; allowed: --hydra-help alone"),
     "long field": ([f"sampler.{'x' * 10_000}=1"], "sampler." + "x" * 100, "...: unknown field; allowed in sampler"),
 }
