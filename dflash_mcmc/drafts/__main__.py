@@ -67,7 +67,20 @@ def main(arguments: list[str]) -> None:
     options, overrides = options_of(parser, arguments[1:])
     config, names = configured(overrides, command)
     folder = _folder(options.out or default_folder(config, names))
-    (_check if command == "check" else _speed)(config, folder)
+    if command == "check":
+        from dflash_mcmc.drafts.check import check
+
+        note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
+        checked = check(config)
+        text: str = checked.text()
+        values: object = checked.values()
+    else:
+        from dflash_mcmc.drafts import speed
+
+        paces = speed.measure(config)
+        text, values = speed.text(paces), [pace._asdict() for pace in paces]
+    print(text)
+    _write(values, folder / f"{command}.json")
     print(f"\nwritten to {folder}")
 
 
@@ -99,23 +112,6 @@ def _trace(arguments: list[str]) -> None:
     if given.out is not None:
         _write([pace._asdict() for pace in paces], _folder(given.out) / "speed.json")
         print(f"\nwritten to {given.out}")
-
-
-def _check(config: Config, folder: Path) -> None:
-    from dflash_mcmc.drafts.check import check
-
-    note(f"problems: {config.dataset.num_chosen()}; answers of at most {config.dataset.max_new_tokens} tokens")
-    checked = check(config)
-    print(checked.text())
-    _write(checked.values(), folder / "check.json")
-
-
-def _speed(config: Config, folder: Path) -> None:
-    from dflash_mcmc.drafts import speed
-
-    paces = speed.measure(config)
-    print(speed.text(paces))
-    _write([pace._asdict() for pace in paces], folder / "speed.json")
 
 
 def _write(values: object, path: Path) -> None:

@@ -64,13 +64,9 @@ def answers(config: Settings, model: LanguageModel, work: Work, source: str) -> 
     problems = {problem.id: problem for problem in config.dataset.problems()}
     pending = [problems[unit.problem] for unit in work.units]
     if source == "gold":
-        return _gold(config, model, work, pending)
+        prompts, tokens = solutions(config, model, pending)
+        return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
     return _greedy(config, model, work, build.prompts(config, model, pending))
-
-
-def _gold(config: Settings, model: LanguageModel, work: Work, pending: list[Problem]) -> Iterator[tuple[Unit, Answer]]:
-    prompts, tokens = solutions(config, model, pending)
-    return ((unit, Answer(prompts[unit.problem], tokens[unit.problem])) for unit in work)
 
 
 def solutions(config: Settings, model: LanguageModel | PromptEncoder,

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from dflash_mcmc.draft.network.dflash import DFlash
 from dflash_mcmc.draft.network.eagle3 import Eagle3
@@ -81,13 +82,10 @@ def draw_anchors(response: Response, count: int, prompt_end: bool, key: Key) -> 
 
 def gather(responses: Sequence[Response], anchors: Sequence[np.ndarray]) -> TrainingBlocks:
     """The sequences and their anchors as tensors, padded to the longest."""
-    lengths = [response.length for response in responses]
-    tokens = np.zeros((len(responses), max(lengths)), np.int64)
-    padded = np.full((len(responses), max(map(len, anchors))), -1)
-    for row, (response, chosen) in enumerate(zip(responses, anchors, strict=True)):
-        tokens[row, : response.length] = response.tokens
-        padded[row, : len(chosen)] = chosen
-    return TrainingBlocks(torch.from_numpy(tokens), torch.tensor(lengths), torch.from_numpy(padded))
+    tokens = pad_sequence([torch.from_numpy(response.tokens.astype(np.int64)) for response in responses], batch_first=True)
+    padded = pad_sequence([torch.from_numpy(np.asarray(chosen, np.int64)) for chosen in anchors], batch_first=True,
+                          padding_value=-1)
+    return TrainingBlocks(tokens, torch.tensor([response.length for response in responses]), padded)
 
 
 class Epochs:
@@ -203,7 +201,7 @@ class KeptReader:
     def __call__(self, numbers: Sequence[int]) -> Known:
         """What is known of the responses with these numbers, padded with zeros."""
         columns = zip(*(self._kept[number] for number in numbers), strict=True)
-        return Known._make(None if column[0] is None else torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
+        return Known._make(None if column[0] is None else pad_sequence(list(column), batch_first=True)
                            for column in columns)
 
 

@@ -202,11 +202,6 @@ def test_what_cannot_be_measured_says_why():
     assert Answer(prompt, some[:0], "not numbers").skipped() == "not numbers"
 
 
-def test_an_empty_solution_is_an_empty_answer(found, monkeypatch):
-    monkeypatch.setattr(Arith, "problems", lambda self: [Problem("a", "How many?", "1", solution="")])
-    assert found("gold")[1][Unit("a")].skipped() == "empty"
-
-
 def test_an_answer_longer_than_the_positions_is_one_line(found, monkeypatch):
     monkeypatch.setattr(Arith, "problems", lambda self: [Problem("a", "How many?", "1", solution="1 2 3 4 " * 400)])
     with pytest.raises(UserError, match=r"dataset: the solution of problem a takes \d+ tokens after a prompt of \d+; "

@@ -114,12 +114,6 @@ def test_the_draft_is_blended_on_the_tokens_that_it_predicts(result):
     assert rows[1]["gain"] != 0.0
 
 
-def test_the_folder_has_tables_and_figures(result):
-    names = {path.name for path in result[1].folder.iterdir()}
-    assert {"grid.csv", "hard.csv", "easy.csv", "agreement.csv"} <= names
-    assert {f"fig_logit_blend_{name}.{kind}" for name in ("gain", "wins") for kind in ("png", "svg")} <= names
-
-
 @pytest.mark.parametrize(("change", "sources", "cells"), [
     ({"layers": None}, [*map(str, range(8)), "draft", "flattened"], 3), ({"layers": [2]}, ["2", "draft", "flattened"], 3),
     ({"betas": [0.2], "drafting": False}, ["0", "5", "7", "flattened"], 1)], ids=str)

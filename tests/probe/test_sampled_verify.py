@@ -141,12 +141,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path, given, message):
         composed(tmp_path, *PAIR, *given)
 
 
-@pytest.mark.parametrize("penalty", ["repetition_penalty=1.1", "frequency_penalty=0.2", "presence_penalty=0.2"])
-def test_a_late_penalty_needs_one_penalty_of_any_kind(tmp_path, penalty):
-    config = composed(tmp_path, *PAIR, "probe.faults=[late_penalty]", f"sampler.{penalty}")
-    assert config.probe.faults == ["late_penalty"]
-
-
 def test_an_answer_without_room_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"probe.agent_answer: given 1000; allowed: at most \d+ \(the agent's shortest"):
         measured(composed(tmp_path, *PAIR, *SMALL, "probe.agent_answer=1000"))

@@ -246,13 +246,6 @@ def test_accepted_length_at_every_anchor(pair):
             assert row[anchor] == expected
 
 
-def test_a_sequence_that_ends_within_a_block_takes_one_forward(pair):
-    whole = agreeing(pair, (4,))
-    cut = Response(whole.tokens[:-2], whole.prompt_length)
-    assert speculate(pair, cut) == 1
-    assert count(*pair, [cut], 8, 8) == (3, 1)
-
-
 def test_a_forward_belongs_to_the_part_of_its_first_token(pair):
     responses = [agreeing(pair, agreements) for agreements in ((2, 0, 4, 1), (0, 0))]  # first tokens 0 3 4 9, and 0 1
     found = by_position(*pair, responses, 2, 8, 4, 2)

@@ -44,7 +44,7 @@ PROPOSALS = 4
 
 @final
 class TokenDistances(TypedDict):
-    """Distances between target and draft for each predicted token; see `proposals.Distances`."""
+    """Distances between target and draft for each predicted token; see `weighing.distances`."""
     kl: Annotated[list[float], Long("drafted")]
     """In nats."""
     tvd: Annotated[list[float], Long("drafted")]
@@ -334,13 +334,13 @@ class SpeculativeMCMC(ProblemProbe):
             target = sequences.checked(model.logits(before[start : start + step].flatten(0, 1)))
             draft = sequences.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
             for name, alpha, temperature in (("p", 1.0, 1.0), *((name, self.alpha, names[name]) for name in names)):
-                found = weighing.distances(target, draft, alpha, temperature)
-                laws[name]["kl"] += map(_digits, found.kl.tolist())
-                laws[name]["tvd"] += map(_digits, found.total_variation.tolist())
+                for column, values in zip(("kl", "tvd"), weighing.distances(target, draft, alpha, temperature), strict=True):
+                    laws[name][column] += map(_digits, values.tolist())
             for name, temperature in names.items():
                 mine = uniforms[name][start * n : (start + step) * n].to(tokens.device)
-                blocks = weighing.draw(draft, temperature, mine)
-                drawn[name].append((blocks.tokens, weighing.log_probability(target, blocks.tokens), blocks.log_q))
+                found, log_q = weighing.draw(draft, temperature, mine)
+                log_p = target.gather(1, found).double() - torch.logsumexp(target.double(), dim=-1, keepdim=True)
+                drawn[name].append((found, log_p, log_q))
 
         def whole(pieces: list[torch.Tensor]) -> np.ndarray:
             return torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy()

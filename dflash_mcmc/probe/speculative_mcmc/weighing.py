@@ -115,23 +115,15 @@ def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, 
         uniforms: float64 (blocks, samples - 1).
     """
     log_w = alpha * proposed.log_p.sum(axis=-1) - proposed.log_q.sum(axis=-1)
-    simulated = simulate(log_w, uniforms, proposed.tokens)
-    return {"acceptance": simulated.acceptance, "moved": simulated.moved,
-            "equilibrium": in_equilibrium(log_w), "log_w": log_w.mean(axis=1),
+    acceptance, moved = simulate(log_w, uniforms, proposed.tokens)
+    return {"acceptance": acceptance, "moved": moved, "equilibrium": in_equilibrium(log_w), "log_w": log_w.mean(axis=1),
             "log_w_std": log_w.std(axis=1, ddof=1), "effective": effective_samples(log_w)}
 
 
-class Simulated(NamedTuple):
-    """Rates of each row of samples, float64 (rows,)."""
-
-    acceptance: np.ndarray
-    """Share of the proposals that were accepted."""
-    moved: np.ndarray
-    """Share of the proposals that were accepted and differ from the state."""
-
-
-def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) -> Simulated:
+def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Simulates a chain for each row of samples. It starts at the first sample and proposes the others in order.
+
+    Returns the shares of the proposals that were accepted, and that were accepted and differ from the state, float64 (rows,).
 
     Args:
         log_weights: float64 (rows, samples), nats; samples >= 2.
@@ -147,7 +139,7 @@ def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) 
         accepted += taken
         moved += taken & (state != proposal).any(axis=1)
         weight, state = np.where(taken, log_weights[:, step], weight), np.where(taken[:, None], proposal, state)
-    return Simulated(accepted / (samples - 1), moved / (samples - 1))
+    return accepted / (samples - 1), moved / (samples - 1)
 
 
 def in_equilibrium(log_weights: np.ndarray) -> np.ndarray:
@@ -169,35 +161,24 @@ def effective_samples(log_weights: np.ndarray) -> np.ndarray:
     return weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1)
 
 
-class Distances(NamedTuple):
-    """Distances for each row, float32 (n,)."""
+def distances(target: torch.Tensor, draft: torch.Tensor, alpha: float,
+              temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(p_alpha || q) in nats and the total variation, each float32 (n,), for logits of target and draft.
 
-    kl: torch.Tensor
-    """KL(p_alpha || q) in nats."""
-    total_variation: torch.Tensor
-    """Half the sum of |p_alpha - q|. One minus it is the probability that rejection sampling accepts a token drawn from q."""
-
-
-class DrawnBlocks(NamedTuple):
-    """Tokens drawn from q, (n, samples)."""
-
-    tokens: torch.Tensor
-    """int64."""
-    log_q: torch.Tensor
-    """float64, nats."""
-
-
-def distances(target: torch.Tensor, draft: torch.Tensor, alpha: float, temperature: float) -> Distances:
-    """The distances between p_alpha of the target's logits and q of the draft's logits."""
+    The total variation is half the sum of |p_alpha - q|. One minus it is the probability that rejection sampling accepts a
+    token drawn from q.
+    """
     log_p, log_q = torch.log_softmax(alpha * target, dim=-1), torch.log_softmax(draft / temperature, dim=-1)
     p = log_p.exp()
     # Tokens of probability 0 in both would give 0 · (-inf + inf). If only q is 0, the KL divergence is rightly infinite.
     kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=-1)
-    return Distances(kl.clamp(min=0.0), 0.5 * (p - log_q.exp()).abs().sum(dim=-1))
+    return kl.clamp(min=0.0), 0.5 * (p - log_q.exp()).abs().sum(dim=-1)
 
 
-def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> DrawnBlocks:
-    """Draws from each row by inverse transform. A token of probability zero is never drawn.
+def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens drawn from each row by inverse transform, int64 (n, samples), and their log q in nats, float64.
+
+    A token of probability zero is never drawn.
 
     Args:
         uniforms: float64 (n, samples), inside (0, 1).
@@ -209,12 +190,7 @@ def draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> Dr
     # Rounding could move the point to the total. It is kept below, so that the search finds a token of positive weight.
     point = torch.minimum(uniforms * total, total * (1.0 - 2.0**-52))
     tokens = torch.searchsorted(upto, point, right=True)
-    return DrawnBlocks(tokens, weights.gather(1, tokens).log() - total.log())
-
-
-def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Log softmax of tokens int64 (n, samples), as float64 of the same shape, in nats."""
-    return logits.gather(1, tokens).double() - torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+    return tokens, weights.gather(1, tokens).log() - total.log()
 
 
 def seconds_of(options: Options, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, source: str,

@@ -176,17 +176,6 @@ def test_it_is_the_network_of_transformers(rope):
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, MIXED], ids=["full", "sliding, bias"])
-def test_context_in_pieces_is_context_at_once(shape):
-    draft = random_draft(shape)
-    features, embeddings = random_inputs(shape, 2, 13, 5)
-    pieces = [slice(0, 6), slice(6, 7), slice(7, 13)]
-    parts = [draft.keys_values(draft.context(features[:, piece]), torch.arange(13)[piece].expand(2, -1)) for piece in pieces]
-    keys, values = (torch.cat(tensors, dim=3) for tensors in zip(*parts, strict=True))
-    cached = draft(embeddings, (13 + torch.arange(5)).expand(2, -1), attend_alone(draft, keys, values))
-    torch.testing.assert_close(cached, draft_alone(draft, features, embeddings), atol=TOLERANCE, rtol=0)
-
-
 ANCHORS = torch.tensor([[3, 9, -1, 0, 5], [-1, 1, 2, 6, 3]])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [-1, 0, 1, 2, -1, 3, 4, 5, -1]])
 """Positions of the context. The second row is padded before, inside and after."""
