@@ -13,20 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dflash_mcmc.grading.math import algebra
-from dflash_mcmc.grading.math.latex import (
-    DEGREE,
-    NUMBERS,
-    PERCENT,
-    SEPARATORS,
-    depths,
-    enclosed,
-    is_number,
-    is_word,
-    measured,
-    split,
-    tokenise,
-)
+from dflash_mcmc.grading.math import algebra, latex
+from dflash_mcmc.grading.math.latex import SEPARATORS, depths, enclosed, is_number, is_word, measured, split, tokenise
 from dflash_mcmc.grading.math.string_rule import same_string
 from dflash_mcmc.grading.verdicts import CORRECT, UNSUPPORTED, WRONG, Decision, Unsupported, check_size
 
@@ -149,7 +137,7 @@ def _approximation(exact: ReadAnswer, last: Sequence[str]) -> list[ReadAnswer]:
         for value, rounded in algebra.values(*nodes) if not any(node.free_symbols for node in nodes) else ():
             if abs(value - rounded) <= max(abs(value), abs(rounded)) / 100:
                 return [exact, read(last)]
-            value *= 100 if other.unit == PERCENT != side.unit else 1
+            value *= 100 if other.unit == latex.PERCENT != side.unit else 1
             if decimal and other.fits(side) and abs(value - rounded) * 10 ** len(decimal[1]) < 0.500001:
                 return [exact]
     return [_FALSE]
@@ -198,8 +186,8 @@ def read(tokens: Sequence[str]) -> ReadAnswer:
         point = len(set(named)) == len(items) and "or" not in joining
         return ReadAnswer("several", "list", tuple(items), len(items) > len(parts) or (bool(named or joining) and not point))
     tokens = _unwrapped(items[0])
-    if len(tokens) == 1 and (word := tokens[0][1:].lower()) in NUMBERS:
-        tokens = (str(NUMBERS[word]),)
+    if len(tokens) == 1 and (word := tokens[0][1:].lower()) in latex.NUMBERS:
+        tokens = (str(latex.NUMBERS[word]),)
     for kind in (_choice_of, _words_of, _relation, _brackets, _based):
         if answer := kind(tokens):
             return answer
@@ -217,20 +205,20 @@ def _choice_of(tokens: tuple[str, ...]) -> ReadAnswer | None:
 
 
 def _words_of(tokens: tuple[str, ...]) -> ReadAnswer | None:
-    if tokens and (not is_word(tokens[0]) or tokens[0][1:].lower() in NUMBERS):
+    if tokens and (not is_word(tokens[0]) or tokens[0][1:].lower() in latex.NUMBERS):
         return None
     readable = all(is_word(token) or is_number(token) or token in ".,:;!?'()-&#" for token in tokens)
     return ReadAnswer("words", " ".join(token.lstrip('"') for token in tokens)) if readable else None
 
 
 _BASED = re.compile(r"(-? ?)(\( ?)?(\d[\dA-F ]*?)(?(2) ?\)) ?(?:_ ?(?:\(?(?:in )?base ?)?|\(?(?:in )?base ?)"
-                    rf"(\d{{1,2}}|{'|'.join(NUMBERS)})\)?", re.IGNORECASE)
+                    rf"(\d{{1,2}}|{'|'.join(latex.NUMBERS)})\)?", re.IGNORECASE)
 
 
 def _based(tokens: tuple[str, ...]) -> ReadAnswer | None:
     r"""`52_8`, `52_{8}`, `(52)_8`, `52_{\text{eight}}` and `52 \text{ base } 8`; `52_{10}` is 52."""
     match = _BASED.fullmatch(" ".join(token.lstrip('"') for token in tokens if token not in "{}"))
-    base = int(NUMBERS.get(match[4].lower(), match[4])) if match else 0
+    base = int(latex.NUMBERS.get(match[4].lower(), match[4])) if match else 0
     digits = match[3].replace(" ", "").upper().lstrip("0") or "0" if match else ""
     if match is None or any(int(digit, 16) >= base for digit in digits):
         return None
@@ -452,14 +440,14 @@ def _in_any_order(golds: Sequence[tuple[str, ...]], answers: Sequence[tuple[str,
     if once:
         golds, answers = ([item for index, item in enumerate(items) if not any(_equal(item, other) for other in items[:index])]
                           for items in (golds, answers))
-    left = list(answers) if len(golds) == len(answers) else []
+    left = list(answers)
     for gold in golds:  # a set in a set is no element: `{1}` does not equal 1 there
-        match = next((index for index, answer in enumerate(left)
-                      if (read(gold).form == "set") == (read(answer).form == "set") and _equal(gold, answer)), None)
+        is_set = read(gold).form == "set"
+        match = next((answer for answer in left if is_set == (read(answer).form == "set") and _equal(gold, answer)), None)
         if match is None:
             return False
-        del left[match]
-    return len(golds) == len(answers)
+        left.remove(match)
+    return not left
 
 
 def _formulas(gold: Sequence[str], answer: Sequence[str]) -> tuple[str, bool]:
@@ -475,10 +463,10 @@ def _formulas(gold: Sequence[str], answer: Sequence[str]) -> tuple[str, bool]:
     except algebra.NotParsed:
         return "not parsed", False
     for index, side in enumerate(sides):
-        if side.unit == DEGREE and r"\degree" in sides[1 - index].tokens:  # `270^\circ / 7` and `270/7 degrees`
+        if side.unit == latex.DEGREE and r"\degree" in sides[1 - index].tokens:  # `270^\circ / 7` and `270/7 degrees`
             nodes[index] = nodes[index] * algebra.formula((r"\frac", "{", r"\pi", "}", "{", "180", "}"))
     rule = "matrix" if any(node.is_Matrix for node in nodes) else "algebra" if any(
         node.free_symbols for node in nodes) else "number"
-    percent = [side.unit == PERCENT for side in sides]  # 50 % equals both 50 and 0.5
+    percent = [side.unit == latex.PERCENT for side in sides]  # 50 % equals both 50 and 0.5
     shares = [node / 100 if each else node for node, each in zip(nodes, percent, strict=True)]
     return rule, algebra.same(*nodes) or (percent[0] != percent[1] and algebra.same(*shares))

@@ -206,18 +206,17 @@ class MathPool:
 
     def _found(self, text: str, gold: str) -> tuple[Extracted, Grade | None]:
         """The answer in a text, and its grade if no process is needed for it."""
-        found = self._extraction.find(text)
-        answer = found.answer
-        if answer is None:
-            return found, Grade(verdicts.NO_ANSWER, None, found.rule)
-        if not answer:
-            return found, Grade(verdicts.WRONG, "", "empty", same_string=False)
-        if len(answer) > verdicts.MAX_LENGTH:
-            return found, Grade(verdicts.UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
-        if not (_INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold)):
-            return found, None
-        equal = int(answer) == int(gold)
-        return found, Grade(verdicts.CORRECT if equal else verdicts.WRONG, answer, "integer", same_string=equal)
+        found, grade = self._extraction.find(text), None
+        if (answer := found.answer) is None:
+            grade = Grade(verdicts.NO_ANSWER, None, found.rule)
+        elif not answer:
+            grade = Grade(verdicts.WRONG, "", "empty", same_string=False)
+        elif len(answer) > verdicts.MAX_LENGTH:
+            grade = Grade(verdicts.UNSUPPORTED, f"{answer[:_MAX_RECORDED]}...", "length", same_string=False)
+        elif _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
+            equal = int(answer) == int(gold)
+            grade = Grade(verdicts.CORRECT if equal else verdicts.WRONG, answer, "integer", same_string=equal)
+        return found, grade
 
     def submit_answer(self, tag: Hashable, answer: str, gold: str) -> None:
         """Submits an answer without its text. It is always decided by a grading process."""
