@@ -348,12 +348,13 @@ def test_every_field_of_a_run_is_in_the_reference(site):
         assert f"<code>{name}</code>" in text
 
 
-def test_each_entry_of_the_notebook_begins_with_its_conclusion(site):
-    page = ROOT / "docs" / "notebook" / "2026-11.md"
+@pytest.mark.parametrize("name", ["2026-11", "2026-11-16"])
+def test_each_entry_of_the_notebook_begins_with_its_conclusion(site, name):
+    page = ROOT / "docs" / "notebook" / f"{name}.md"
     entries = re.findall(r"^## (.+)\n\n\*\*(2026-11-\d\d)\.\*\* (.+)$", page.read_text(), flags=re.MULTILINE)
     assert len(entries) == page.read_text().count("\n## ")
     assert [date for _, date, _ in entries] == sorted((date for _, date, _ in entries), reverse=True)
-    assert all(html.escape(title, quote=False) in (site / "notebook/2026-11.html").read_text() for title, _, _ in entries)
+    assert all(html.escape(title, quote=False) in (site / f"notebook/{name}.html").read_text() for title, _, _ in entries)
 
 
 def test_every_module_is_on_the_page_of_files(site):
