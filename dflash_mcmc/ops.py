@@ -13,7 +13,8 @@ a cache, and `engine/oracle/tabular.py` has a toy model whose random choices are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -210,6 +211,12 @@ class Score(NamedTuple):
     """As of `Draw`."""
 
 
+class Wait(NamedTuple):
+    """Wait for work outside of the engine, such as a program in a sandbox. The answer is its result; other chains go on."""
+
+    work: Future[Any]
+
+
 class Together(NamedTuple):
     """Operations that do not depend on each other. The answer is the tuple of their answers, once all are known.
 
@@ -241,8 +248,9 @@ def grid_origin(restarts: bool, trajectory: Trajectory) -> int:
 
 
 Operation: TypeAlias = Draw | Score
-Request: TypeAlias = Draw | Score | Together
-"""What a chain yields. A `Draw` or `Score` is answered by a Trajectory, and a `Together` by a tuple of them."""
+Request: TypeAlias = Draw | Score | Together | Wait
+"""What a chain yields. A `Draw` or `Score` is answered by a Trajectory, a `Together` by a tuple of them, and a `Wait` by a
+value."""
 Result = TypeVar("Result")
 # The type of an answer depends on the request, which the type of a generator cannot express.
 Steps: TypeAlias = Generator[Request, Any, Result]
@@ -277,7 +285,9 @@ def _relayed(chain: Steps[Result], ask: Callable[[Operation], Operation],
                 request = chain.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(request, Together):
+            if isinstance(request, Wait):
+                answer = yield request
+            elif isinstance(request, Together):
                 answer = tuple(map(read, (yield Together(tuple(map(ask, request.operations))))))
             else:
                 answer = read((yield ask(request)))
@@ -298,6 +308,83 @@ def until_ended(begin: Callable[[Key], Chain], horizon: int, key: Key, most: int
     return result._replace(trajectory=path, trace=_raised(result.trace), law_error=1.0)
 
 
+class Evaluated(NamedTuple):
+    """What a potential says of a text."""
+
+    value: float
+    """r, or the stated value of a text on which the potential fails."""
+    seconds: float
+    failed: bool = False
+
+
+class Tilt(NamedTuple):
+    """The factor exp(beta r(x)) of a target, for the answers to one prompt."""
+
+    beta: float
+    evaluate: Callable[[np.ndarray], Future[Evaluated]]
+    """Begins to compute r of an answer, given as token ids, int64."""
+    bounds: tuple[float, float] | None
+    """The smallest and the largest r; None where they are not known, so that no draw is abandoned."""
+    stop_at_max: bool = False
+
+    def within(self, operation: Operation) -> Operation:
+        """The operation, with a floor that no answer crosses which its r can still save. An unfinished text has r = 0."""
+        if not isinstance(operation, Draw) or operation.floor is None:
+            return operation
+        if self.bounds is None:
+            return operation._replace(floor=None)
+        gain = max(0.0, *(self.beta * bound for bound in self.bounds))
+        return operation._replace(floor=operation.floor._replace(margin=operation.floor.margin + gain))
+
+
+def tilted(chain: Steps[Any], tilt: Tilt, horizon: int) -> Steps[Any]:
+    """The chain on a target with the further factor exp(beta r(x)), x a complete answer: ended, or `horizon` tokens long.
+
+    Every answer to an operation gets its `evidence`, which its weight contains; r of an unfinished text is 0, so that the
+    targets of earlier stages are p^alpha exp(beta r) on ended and p^alpha on other sequences. An answer that the chain has
+    had before asks for nothing. With `stop_at_max` operations are carried out one after another, and the chain ends with the
+    first answer of the largest r: its law is not that of the target.
+    """
+    known, answer = dict[bytes, Evaluated](), None
+    with closing(chain):
+        while True:
+            try:
+                request = chain.send(answer)
+            except StopIteration as end:
+                return _tallied(end.value, known) if isinstance(end.value, ChainResult) else end.value
+            if isinstance(request, Wait):
+                answer = yield request
+                continue
+            operations = tuple(map(tilt.within, request.operations if isinstance(request, Together) else (request,)))
+            paths = list[Trajectory]()
+            for part in ([(each,) for each in operations] if tilt.stop_at_max else [operations]):
+                drawn = (yield Together(part)) if isinstance(request, Together) else ((yield part[0]),)
+                works = {path.tokens.tobytes(): tilt.evaluate(path.tokens) for path in drawn
+                         if _may_weigh(path, horizon) and path.tokens.tobytes() not in known}
+                for name, work in works.items():
+                    known[name] = yield Wait(work)
+                for path in drawn:
+                    found = known.get(path.tokens.tobytes()) if _may_weigh(path, horizon) else None
+                    paths.append(path._replace(evidence=tilt.beta * found.value if found else 0.0))
+                    if tilt.stop_at_max and found and tilt.bounds and not found.failed and found.value >= tilt.bounds[1]:
+                        return _tallied(ChainResult(paths[-1]), known)
+            answer = tuple(paths) if isinstance(request, Together) else paths[0]
+
+
+def _may_weigh(path: Trajectory, horizon: int) -> bool:
+    """Whether a potential counts for a trajectory: it is complete, and ends if it must (`ended_only`)."""
+    return path.complete(horizon) and path.length > 0 and path.log_p[-1] > -UNENDED / 2
+
+
+def _tallied(result: ChainResult, known: Mapping[bytes, Evaluated]) -> ChainResult:
+    """The result with the potential of its answer, and what finding potentials took."""
+    found = known.get(result.trajectory.tokens.tobytes())
+    own = {"potential": found.value} if found else {}
+    return result._replace(measures={**result.measures, **own, "potential_calls": float(len(known)),
+                                     "potential_seconds": sum(each.seconds for each in known.values()),
+                                     "potential_failures": float(sum(each.failed for each in known.values()))})
+
+
 def _lowered(path: Trajectory, horizon: int) -> Trajectory:
     """The trajectory, with a lower log p of its last token if the horizon cuts it off and this is not done yet."""
     if path.ended or path.length < horizon or path.log_p[-1] < -UNENDED / 2:
@@ -316,6 +403,9 @@ def drive(chain: Steps[Result], answer: Callable[[Operation], Trajectory]) -> Re
     try:
         request = next(chain)
         while True:
+            if isinstance(request, Wait):
+                request = chain.send(request.work.result())
+                continue
             request = chain.send(tuple(map(answer, request.operations)) if isinstance(request, Together) else answer(request))
     except StopIteration as stop:
         return stop.value

@@ -27,7 +27,8 @@ T = TypeVar("T", bound=type[Component])
 
 PLUGINS = "dflash_mcmc.plugins"
 """The group of entry points of plugins."""
-GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grader", "hardware", "engine", "tracker")
+GROUPS = ("model", "draft", "blend", "sampler", "potential", "decoder", "probe", "dataset", "grader", "hardware", "engine",
+          "tracker")
 ROOMS = {"grader": "grading"}
 """The packages of groups whose room has another name than the group."""
 _components: dict[tuple[str, str], Registration] = {}

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tabulate import tabulate
 
@@ -152,8 +152,9 @@ def _regraded(record: Record, grade: Grade | None, name: str) -> Record:
     before = {field: old[field] for field in (*Grade._fields, "grader") if field in old and field != "grade_seconds"}
     if grade is None:
         return {**record, "grader": name, "before": before}
-    return {**record, "verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
-            "same_string": grade.same_string, "walls": grade.walls, **grade.shown(), "grader": name, "before": before}
+    new = {"verdict": grade.verdict, "answer": grade.answer, "rule": grade.rule, "reason": grade.reason,
+           "same_string": grade.same_string, "walls": grade.walls, **grade.shown(), "grader": name, "before": before}
+    return cast("Record", {**record, **new})
 
 
 def _write(regraded: Regraded, identity: dict[str, object], sessions: list[dict], configured: dict, config: Config) -> None:

@@ -79,6 +79,8 @@ class Trajectory(NamedTuple):
     laws: np.ndarray | None = None
     entropy: np.ndarray | None = None
     kept: np.ndarray | None = None
+    evidence: float = 0.0
+    """Log of the factor that a potential gives to this answer, in nats; 0 for a text that is not complete."""
 
     @property
     def length(self) -> int:
@@ -101,9 +103,10 @@ class Trajectory(NamedTuple):
 
     def prefix(self, length: int) -> Trajectory:
         """The first `length` generated tokens."""
-        ended = self.ended and length >= self.length
+        whole = length >= self.length
+        laws, entropy, kept = (None if column is None else column[:length] for column in self[6:9])
         return Trajectory(self.prompt, self.tokens[:length], self.log_p[:length], self.log_q[:length], self.interval[:length],
-                          ended, *(None if column is None else column[:length] for column in self[6:]))
+                          self.ended and whole, laws, entropy, kept, self.evidence if whole else 0.0)
 
     def extended(self, tokens: np.ndarray, log_p: np.ndarray, log_q: np.ndarray, interval: np.ndarray, ended: bool,
                  *columns: np.ndarray | None) -> Trajectory:
@@ -115,7 +118,8 @@ class Trajectory(NamedTuple):
         return Trajectory(
             self.prompt, np.concatenate([self.tokens, tokens]),
             np.concatenate([self.log_p, log_p]), np.concatenate([self.log_q, log_q]),
-            np.concatenate([self.interval, interval]), ended, *map(self._joined, self[6:], columns),
+            np.concatenate([self.interval, interval]), ended,
+            *map(self._joined, self[6:9], columns),  # type: ignore[arg-type]  # at most three, before `evidence`
         )
 
     def under(self, number: int) -> Trajectory:
@@ -143,8 +147,8 @@ class Trajectory(NamedTuple):
                 "sampling_mask_logprobs": [rows[:, 1].tolist() for rows in sets]}
 
     def weight(self, alpha: float, start: int = 0) -> float:
-        """W: the sum of alpha * log p - log q over the tokens from `start` on, in float64."""
-        return float(np.sum(alpha * self.log_p[start:] - self.log_q[start:]))
+        """W: the sum of alpha * log p - log q over the tokens from `start` on, and the evidence, in float64."""
+        return float(np.sum(alpha * self.log_p[start:] - self.log_q[start:])) + self.evidence
 
     def drawn_again(self, start: int, uniforms: np.ndarray) -> int:
         """Number of tokens from `start` on that these uniforms, (length - start,), draw again before the first difference.

@@ -37,7 +37,7 @@ from tests import imports
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dflash_mcmc"
 GROUPS = ("model", "draft", "blend", "sampler", "decoder", "probe", "dataset", "grading", "hardware", "engine",
-          "tracker")
+          "tracker", "potential")
 _TRACED = """
 import runpy, sys
 root, called, path = sys.argv[1], set(), set()

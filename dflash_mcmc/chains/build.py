@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.grading import AnswerGrader, extraction
 from dflash_mcmc.grading.math.string_rule import normal_form
-from dflash_mcmc.ops import until_ended
+from dflash_mcmc.ops import Tilt, tilted, until_ended
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Problem
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.interface import ChainTarget
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.ops import Chain
+    from dflash_mcmc.ops import Chain, Evaluated
+    from dflash_mcmc.potential import Evaluator
     from dflash_mcmc.settings import SamplerPart, Settings
 
 
@@ -85,13 +87,29 @@ def first_prompt(config: Settings) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def chain(config: Settings, sampler: SamplerPart, problem: str, index: int, prompt: np.ndarray, model: ChainTarget) -> Chain:
+def chain(config: Settings, sampler: SamplerPart, problem: str, index: int, prompt: np.ndarray, model: ChainTarget,
+          tilt: Tilt | None = None) -> Chain:
     """Chain `index` of a problem. Its random numbers depend only on seed, problem and index."""
-    return begun(config, sampler, prompt, Key(config.seed).fold_in(problem, index), model)
+    return begun(config, sampler, prompt, Key(config.seed).fold_in(problem, index), model, tilt)
 
 
-def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, model: ChainTarget) -> Chain:
-    """A chain after a prompt. A sampler that compares answers reads them as the grader does, in their normal form."""
+def tilt_of(config: Settings, evaluator: Evaluator, problem: Problem, prompt: np.ndarray, model: ChainTarget) -> Tilt:
+    """The factor of a potential for the answers to a problem. It reads texts as the grader does."""
+    def evaluate(tokens: np.ndarray) -> Future[Evaluated]:
+        return evaluator.submit(problem, extraction.continued(ending(model, prompt), model.decode(tokens)))
+
+    potential = config.potential
+    return Tilt(potential.beta, evaluate, potential.bounds, potential.stop_at_max)
+
+
+def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, model: ChainTarget,
+          tilt: Tilt | None = None) -> Chain:
+    """A chain after a prompt. A sampler that compares answers reads them as the grader does, in their normal form.
+
+    Raises ConfigError for a potential where the caller has none: it is a part of runs alone.
+    """
+    if tilt is None and not config.potential.is_null:
+        raise ConfigError("potential", name_of(config.potential), "none, except for runs of samples")
     horizon, grader = config.dataset.max_new_tokens, config.grader
 
     def answer_of(tokens: np.ndarray) -> str | None:
@@ -99,6 +117,10 @@ def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, 
         found = grader.extraction().find(text).answer if isinstance(grader, AnswerGrader) else text
         return normal_form(found) if found else None
 
+    def begin(key: Key) -> Chain:
+        drawn = sampler.comparing(prompt, horizon, key, answer_of)
+        return drawn if tilt is None else tilted(drawn, tilt, horizon)
+
     if config.dataset.must_end:
-        return until_ended(lambda key: sampler.comparing(prompt, horizon, key, answer_of), horizon, key)
-    return sampler.comparing(prompt, horizon, key, answer_of)
+        return until_ended(begin, horizon, key)
+    return begin(key)

@@ -10,8 +10,7 @@ from dflash_mcmc.config.schema import OF_THE_MACHINE, Config, component_of, to_t
 from dflash_mcmc.errors import ConfigError, note
 from dflash_mcmc.registry import components, name_of, options_with
 from dflash_mcmc.settings import groups_of
-from dflash_mcmc.statistics.programs import RULES
-from dflash_mcmc.statistics.rules import VOTES
+from dflash_mcmc.statistics.rules import PROGRAM_RULES, VOTES
 from dflash_mcmc.statistics.summaries import NAMES
 
 
@@ -76,10 +75,10 @@ def _check_aggregate(config: Config) -> None:
         raise ConfigError("aggregate", config.aggregate, f"null, or num_chains of 2 and more (given {config.num_chains})")
     if {*names} & {*VOTES} and (config.grader.runs_answers or config.grader.judges):
         what = "programs" if config.grader.runs_answers else "judged texts"
-        others = f", {', '.join(RULES)}" if config.grader.examples else ""
+        others = f", {', '.join(PROGRAM_RULES)}" if config.grader.examples else ""
         raise ConfigError("aggregate", config.aggregate, f"null or log_p{others} with grader={name_of(config.grader)}: {what} "
                           "have no answers that can be compared as texts")
-    if {*names} & {*RULES} and not config.grader.examples:
+    if {*names} & {*PROGRAM_RULES} and not config.grader.examples:
         raise ConfigError("aggregate", config.aggregate, "another name without grader=code grader.examples=true, which runs "
                           "programs on the examples of their questions")
     for name in names:

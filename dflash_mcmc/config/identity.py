@@ -47,7 +47,7 @@ _DIGITS = 8
 def identity_of(config: Config) -> dict[str, object]:
     """The values that can change an output: identity fields, component names, and the content of files."""
     identity, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "blend", "dataset"):
+    for group in ("model", "draft", "blend", "potential", "dataset"):
         content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
             identity[f"{group}.content"] = content
@@ -84,7 +84,7 @@ def identity_hash(config: Config) -> str:
 
 def run_folder(config: Config, digest: str) -> Path:
     """`outputs/<name>/<parts>-<identity>`: a function of the identity alone, not of the condition's name."""
-    names = parts_of(config, ("probe", "blend", "draft", "sampler", "decoder", "engine", "dataset"))
+    names = parts_of(config, ("probe", "blend", "draft", "sampler", "potential", "decoder", "engine", "dataset"))
     return Path(config.paths.outputs) / config.name / "-".join([*names, digest])
 
 

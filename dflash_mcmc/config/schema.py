@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from dflash_mcmc.grading import Grader
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.model import Model
+    from dflash_mcmc.potential import Potential
     from dflash_mcmc.probe import Probe
     from dflash_mcmc.sampler import Sampler
     from dflash_mcmc.tracker import Tracker
 else:  # OmegaConf takes no other type for a field that several dataclasses can fill
     Blend = Dataset = Decoder = Draft = Engine = Grader = Hardware = Any
-    Model = Probe = Sampler = Tracker = Any
+    Model = Potential = Probe = Sampler = Tracker = Any
 
 Root = TypeVar("Root")
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -94,7 +95,7 @@ class Config:
     num_chains: int = runtime(1, "number of samples of each problem; may be raised later", ge=1, le=1_000_000)
     aggregate: Any = runtime(None, "one answer per problem from all its chains, as a row in the table: majority, power, "
                              "adaptive, log_p = the likeliest, or with grader.examples examples, behaviour, "
-                             "examples_vote (statistics/programs.py); a list gives a row for each, and a search "
+                             "examples_vote (statistics/rules.py); a list gives a row for each, and a search "
                              "maximises the first; null = no aggregate")
     vote: Vote = dataclasses.field(default_factory=Vote)
     objective: Literal["accuracy", "accuracy_per_cost"] = runtime(
@@ -110,6 +111,7 @@ class Config:
     draft: Draft = MISSING
     blend: Blend = MISSING
     sampler: Sampler = MISSING
+    potential: Potential = MISSING
     decoder: Decoder = MISSING
     probe: Probe = MISSING
     dataset: Dataset = MISSING
@@ -127,7 +129,9 @@ class Config:
 
     def label(self) -> str:
         """The run's name in tables: its condition, or the names of its components; a probe's name comes first."""
-        made_of = [self.condition.name] if self.condition.name else parts_of(self, ("blend", "draft", "sampler", "decoder"))
+        rated = parts_of(self, ("potential",))
+        made_of = [self.condition.name, *rated] if self.condition.name else [
+            *parts_of(self, ("blend", "draft", "sampler")), *rated, *parts_of(self, ("decoder",))]
         return "_".join([*parts_of(self, ("probe",)), *made_of, *parts_of(self, ("engine",))])
 
 

@@ -26,6 +26,8 @@ class Engine(Component):
     """Whether the memory of the engine is predicted, and refused where it does not suffice, before a start."""
     mixes_stops: ClassVar[bool] = False
     """Whether each operation can have stop strings of its own (`ops.stopping`)."""
+    takes_potential: ClassVar[bool] = False
+    """Whether chains can wait for work outside of the engine (`ops.Wait`), as a potential asks them to."""
     rounds_otherwise: ClassVar[bool] = False
     """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
 

@@ -45,7 +45,7 @@ class Grader(Component):
     """Version of the grader's rules, as part of the identity: records of another version are not continued."""
     runs_answers: ClassVar[bool] = False
     """Whether an answer is a program that is run, instead of a value that is compared."""
-    examples: ClassVar[bool] = False
+    examples: bool = False
     """Whether a program is also run on the examples of its question."""
     judges: ClassVar[bool] = False
     """Whether a language model judges the text by rubrics."""

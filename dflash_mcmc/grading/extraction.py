@@ -3,17 +3,24 @@ r"""Extraction of a text's final answer, which is in the part after the thinking
 The rules have the names that evaluation harnesses use. `hashes` is the format of GSM8K (Cobbe et al. 2021, arXiv 2110.14168);
 `last_number` is the `flexible-extract` filter of lm-evaluation-harness. A text can be hostile and is read in the run's own
 process. Each rule therefore takes time linear in the length of the text.
+
+The examples of a program are read from its question: calls of the function with literal arguments, and what the question says
+that they return. A docstring writes them as a session of the interpreter (`>>> f(1)` and a line with the result), or on a
+line: `f(1) == 2`, `f(1) => 2`, `f(1) ➞ 2`, `f(1) returns 2`. An assertion is an example as it is.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading.verdicts import MAX_LENGTH
+from dflash_mcmc.types import Example
 
 THINKING = (
     ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<thoughts>", "</thoughts>"),
@@ -298,3 +305,121 @@ def _matching(text: str) -> dict[int, int]:
         elif match.group() == "}" and opened:
             ends[opened.pop()] = match.start()
     return ends
+
+
+_MOST_EXAMPLES, _LONGEST_CALL = 32, 2000
+"""The largest number of examples that are read in a text, and of characters in a call."""
+_RETURNS = re.compile(r"\s*(?:#\s*)?(?:={1,3}>|➞|->|={1,2}|returns?\b|should (?:return|be)\b)?\s*", re.IGNORECASE)
+_SESSION = ">>>"
+_CONSTANTS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+_TOLERANCE = 1e-6
+
+
+def examples_in(question: str, function: str) -> tuple[Example, ...]:
+    """The examples of a function in the question of a program: its assertions, or else those of the function's docstring."""
+    assertions = [line for line in question.split("\n") if line.startswith("assert ")]
+    if assertions:
+        return in_assertions(assertions, function)
+    return in_docstring(question.rpartition(f"def {function}(")[2], function)
+
+
+def in_docstring(text: str, function: str) -> tuple[Example, ...]:
+    """The examples of a function in a docstring, in their order. One without a literal result has no check."""
+    examples = dict[str, Example]()
+    for found in re.finditer(rf"\b{re.escape(function)}\(", text):
+        call = _call(text[found.start():found.start() + _LONGEST_CALL])
+        if call is None or _calls(call, function) != [call]:
+            continue
+        begin, end = text.rfind("\n", 0, found.start()) + 1, found.start() + len(call)
+        before, (rest, _, below) = text[begin:found.start()].strip(), text[end:].partition("\n")
+        if before.startswith(_SESSION) and before != _SESSION:  # the call is a part of an expression
+            expression = _expression(text[begin:].lstrip().removeprefix(_SESSION).partition("\n")[0])
+            value = _below(below) if expression else None
+        else:
+            expression, value = call, _literal(rest[_RETURNS.match(rest).end():])  # type: ignore[union-attr]  # it matches ""
+            if value is None and before == _SESSION and not rest.partition("#")[0].strip():
+                value = _below(below)
+        checked = _checked(expression, value) if expression and value else ""
+        if call not in examples or (checked and not examples[call].check):
+            examples[call] = Example(call, checked)
+    return tuple(examples.values())[:_MOST_EXAMPLES]
+
+
+def in_assertions(assertions: list[str], function: str) -> tuple[Example, ...]:
+    """The example of each assertion, with its first call of the function; an empty call if its arguments are no literals."""
+    return tuple(Example(next(iter(_calls(assertion, function)), ""), assertion) for assertion in assertions)
+
+
+def function_of(test: str) -> str:
+    """The function that an assertion calls: the first call in it that is neither builtin nor of a module. A builtin counts
+    where nothing else is called: MBPP has a function `sum`.
+
+    Raises SyntaxError, or IndexError if there is none.
+    """
+    functions = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    names = [function.id for function in functions if isinstance(function, ast.Name)]
+    return next((name for name in names if not hasattr(builtins, name)), names[0])
+
+
+def _checked(expression: str, value: str) -> str:
+    if isinstance(ast.literal_eval(value), float):
+        return f"assert abs({expression} - {value}) < {_TOLERANCE}"
+    return f"assert ({expression}) == {value}"
+
+
+def _call(text: str) -> str | None:
+    """The call that a text begins with: up to the first parenthesis after which it can be parsed."""
+    for closing in re.finditer(r"\)", text):
+        try:
+            ast.parse(text[:closing.end()], mode="eval")
+        except (SyntaxError, ValueError):
+            continue
+        return text[:closing.end()]
+    return None
+
+
+def _calls(code: str, function: str) -> list[str]:
+    """The calls of a function with literal arguments, as the code writes them."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return []
+    return [ast.get_source_segment(code, node) or "" for node in nodes if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name) and node.func.id == function and node.args
+            and all(_is_literal(ast.unparse(part)) for part in [*node.args, *(named.value for named in node.keywords)])]
+
+
+def _expression(line: str) -> str:
+    """The expression of a line of a session, without its comment; empty if it is none."""
+    try:
+        return ast.unparse(ast.parse(line.strip(), mode="eval"))
+    except (SyntaxError, ValueError):
+        return ""
+
+
+def _below(text: str) -> str | None:
+    """The literal on the lines that follow a line of a session."""
+    lines = text.split("\n")[:4]
+    return next(filter(None, (_literal(" ".join(map(str.strip, lines[:count]))) for count in range(1, len(lines) + 1))), None)
+
+
+def _literal(text: str) -> str | None:
+    """The literal that a text begins with: the whole text, what follows its last `=`, or what precedes a word or a sign."""
+    return next(filter(_is_literal, _literals(text.strip())), None)
+
+
+def _literals(text: str) -> Iterator[str]:
+    for part in (text, text.rpartition("= ")[2] if "= " in text else ""):
+        ended = part.rstrip(" .,")
+        yield from (_CONSTANTS.get(ended.lower(), ended), part)
+    for end in reversed([space.start() for space in re.finditer(r"\s+(?![-+*/%]|==?\s|and\b|or\b)", text)]):
+        part = text[:end].rstrip(" .,")
+        yield _CONSTANTS.get(part.lower(), part)
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

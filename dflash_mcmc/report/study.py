@@ -16,8 +16,7 @@ from dflash_mcmc.report.reading import Run
 from dflash_mcmc.statistics.chains import affordable, aggregated
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy_of, outcomes
-from dflash_mcmc.statistics.programs import IN_WORDS, RULES, has_examples
-from dflash_mcmc.statistics.rules import PowerVote, Vote
+from dflash_mcmc.statistics.rules import IN_WORDS, PROGRAM_RULES, PowerVote, Vote, has_examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +169,7 @@ def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
                 for rule in rules_asked_for(run)]
     if has_examples(records):
         entries += [_entry(run, rule, f"{run.shown}, {IN_WORDS[rule]} of {run.num_chains}", aggregated(records, rule))
-                    for rule in RULES if run.num_chains > 1]
+                    for rule in PROGRAM_RULES if run.num_chains > 1]
     if run.num_chains > 1:
         entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
         if alpha:

@@ -97,7 +97,10 @@ class Samples(Tasks[Record]):
         return cost.estimate(self._config)
 
     def assumptions(self) -> list[str]:
-        return cost.assumptions(self._config)
+        config = self._config
+        rated = [] if config.potential.is_null else config.potential.remarks([] if config.dataset.is_unread(config)
+                                                                             else self._problems)
+        return [*cost.assumptions(config), *rated]
 
     def notes(self) -> dict[str, object]:
         return {"num_problems": len(self._problems)}
@@ -135,6 +138,7 @@ class SampleWorker(Worker[Record]):
         self._grading: dict[SampleKey, Finished[SampleKey]] = {}
         self._too_long: list[SampleKey] = []
         self._pool = config.grader.start()
+        self._evaluator = None if config.potential.is_null else config.potential.start(config)
 
     def do(self, keys: Sequence[SampleKey], claimed: Iterable[SampleKey]) -> Generator[Record | None, None, None]:
         yield None  # nothing is refused from here on, so that the loop can describe the run before its first record
@@ -157,8 +161,10 @@ class SampleWorker(Worker[Record]):
             if self._problems[problem].too_long is not None:
                 self._too_long.append(key)
                 continue
-            yield key, build.chain(self._config, self._config.sampler, problem, chain, self._problems[problem].prompt,
-                                   self._engine.model)
+            given, prompt, _ = self._problems[problem]
+            tilt = None if self._evaluator is None else build.tilt_of(self._config, self._evaluator, given, prompt,
+                                                                      self._engine.model)
+            yield key, build.chain(self._config, self._config.sampler, problem, chain, prompt, self._engine.model, tilt)
 
     def ready(self, wait: bool = False) -> Iterator[Record]:
         """Yields graded samples, and those that are too long. With `wait` it waits until all drawn samples are graded."""
@@ -180,6 +186,8 @@ class SampleWorker(Worker[Record]):
         return {"engine": {**counters._asdict(), "utilisation": counters.utilisation}}
 
     def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
         self._pool.close()
         self._engine.close()
 

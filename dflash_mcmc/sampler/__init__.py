@@ -43,6 +43,9 @@ class Sampler(Component):
     can_rescore: ClassVar[bool] = False
     """Whether the sampler has a field `rescore`: score the current suffix again before each proposal."""
 
+    takes_potential: ClassVar[bool] = False
+    """Whether the sampler weighs answers by `Trajectory.weight`, so that a potential is a factor of its target."""
+
     @abstractmethod
     def chain(self, prompt: np.ndarray, horizon: int, key: Key) -> Chain:
         """One chain: a generator that yields operations and returns a ChainResult.
@@ -198,6 +201,8 @@ class Redraws(Staged):
     """Chains through stages, whose steps choose a cut, draw the suffix again, and take it or stay."""
 
     __slots__ = ()
+
+    takes_potential = True
 
     @abstractmethod
     def move(self) -> Move:

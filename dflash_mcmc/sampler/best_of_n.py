@@ -38,6 +38,9 @@ class BestOfN(Truncated, AtTemperature):
     keeps the first candidate with the most frequent answer (of equals, the one that came first), or the first candidate if
     none has an answer. Each candidate has the law q; their number depends on their answers. Its answer estimates the mode of
     the answers under q, as a majority vote over N does with more draws (Aggarwal et al. 2023, arXiv 2305.11860).
+
+    A potential (`potential=examples`) is a factor of the weights of `power`. `log_p` and `mean_log_p` then keep the likeliest
+    of the candidates with the largest potential, and with `potential.stop_at_max=true` the first with the largest possible.
     """
 
     num_candidates: int = identity(8, "number of draws of a chain, with select=vote the largest; one of them is kept", ge=1,
@@ -48,6 +51,8 @@ class BestOfN(Truncated, AtTemperature):
     confidence: float = identity(0.95, "posterior probability of the leading answer that ends select=vote", gt=0.5, lt=1)
     alpha: float = identity(4.0, "power of the target p^alpha of select=power; temperature is 1/alpha unless given",
                             ge=SMALLEST, le=LARGEST)
+
+    takes_potential = True
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """Effective values. A field without effect is not part of the identity."""
@@ -61,7 +66,9 @@ class BestOfN(Truncated, AtTemperature):
         return values
 
     def check(self, config: Settings) -> None:
-        """Raises ConfigError if answers are to be compared and the grader finds none in a text."""
+        """Raises ConfigError if answers are to be compared and the grader finds none in a text, or there is a potential."""
+        if self.select == "vote" and not config.potential.is_null:
+            raise ConfigError("sampler.select", "vote", "log_p, mean_log_p or power with a potential")
         if self.select == "vote" and not isinstance(config.grader, AnswerGrader):
             raise ConfigError("sampler.select", "vote", f"log_p, mean_log_p or power with grader={name_of(config.grader)}, "
                               "which finds no answer that can be compared")
@@ -114,6 +121,9 @@ class BestOfN(Truncated, AtTemperature):
         """Index of the candidate that is kept."""
         weights = [self.log_weight(path) for path in candidates]
         if self.select != "power":
+            most = max(path.evidence for path in candidates)
+            weights = [weight if path.evidence == most else -np.inf
+                       for path, weight in zip(candidates, weights, strict=True)]
             return int(np.argmax(weights))
         kept, total = 0, weights[0]
         for index, weight in enumerate(weights[1:], start=1):  # a weighted reservoir of one (Chao 1982)

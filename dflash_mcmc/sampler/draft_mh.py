@@ -48,6 +48,7 @@ class DraftMH(Staged, ProposesAt):
     epsilon: float = identity(1.0e-5, "chance of a wrong rejection that early_reject=eps allows at each step", gt=0, lt=1)
 
     needs_draft = True
+    takes_potential = True
 
     def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""
@@ -176,4 +177,4 @@ class DraftMH(Staged, ProposesAt):
         if self.proposal == "mixture":
             log_q = float(np.logaddexp(math.log(self.draft_weight) + log_q,
                                        math.log1p(-self.draft_weight) + float(np.sum(other))))
-        return self.alpha * float(np.sum(path.log_p[start:])) - log_q
+        return self.alpha * float(np.sum(path.log_p[start:])) - log_q + path.evidence

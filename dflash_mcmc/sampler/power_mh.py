@@ -80,6 +80,9 @@ class PowerMH(Redraws, Penalised, ProposesAt):
             for name, only in _PUBLISHED.items():
                 if getattr(self, name) != only:
                     raise ConfigError(f"sampler.{name}", getattr(self, name), f"{only!r} with sampler.rule=published")
+            if not config.potential.is_null:
+                raise ConfigError("sampler.rule", "published", "exact with a potential: the published ratio leaves out the "
+                                  "end of the longer answer")
             if config.dataset.must_end:
                 raise ConfigError("dataset.must_end", True, "false with sampler.rule=published, whose ratio leaves out the "
                                   "end of the longer answer")

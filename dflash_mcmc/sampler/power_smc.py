@@ -84,6 +84,7 @@ class PowerSMC(Truncated, AtTemperature):
         "place up to the horizon, places past the end change nothing")
 
     takes_draft = True
+    takes_potential = True
 
     def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

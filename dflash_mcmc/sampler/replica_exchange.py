@@ -59,6 +59,7 @@ class ReplicaExchange(Staged):
         "auto", "abandon a proposal once it cannot be accepted any more: exact = the same decisions as off; auto = exact "
         "where it holds, else off")
 
+    takes_potential = True
 
     def check(self, config: Settings) -> None:
         """Checks conditions that span fields. Raises ConfigError."""

@@ -5,7 +5,7 @@ A vote is an extracted answer. Two answers are the same vote if their normalised
 right or wrong: merging votes with the grader would use the gold answer, and would merge right answers only. An answer is
 as correct as its most frequent text. A sample without an answer does not vote. A tied vote counts as the expected
 value of a uniform draw among the winners; if no sample votes, the problem is wrong. Different programs can solve the same
-problem: they vote by what they do (`programs.py`).
+problem: they vote by what they do (`rules.ProgramRule`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ import numpy as np
 
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, TOO_LONG, UNDRAWN
-from dflash_mcmc.statistics import programs
 from dflash_mcmc.statistics.outcomes import Summed, by_problem, forwards_together, mean_share, prompt_forwards
-from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, VoteRule
+from dflash_mcmc.statistics.rules import (
+    PROGRAM_RULES,
+    AdaptiveVote,
+    PowerVote,
+    ProgramRule,
+    VoteRule,
+    program_chosen,
+    program_rule,
+)
 from dflash_mcmc.statistics.votes import (
     Votes,
     check_key,
@@ -150,7 +157,7 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
     `log_p` is None, because a vote has no log probability. A weighted vote also has `effective` and `dominated`.
 
     Args:
-        by: `majority`, the rule of a weighted vote, a key of `best_of`, or a rule of `programs`, which takes the first
+        by: `majority`, the rule of a weighted vote, a key of `best_of`, or a `rules.ProgramRule`, which takes the first
             `chains` in their order.
         alpha: exponent for `power`.
         chains: number of chains to combine; None means all. If a problem has more chains, `correct` and costs are means over
@@ -165,8 +172,8 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
         raise UserError(f"chains: given {chains}; allowed: a whole number >= 1, and null for best of several chains by power")
     kept = [group for group in by_problem(records).values() if chains is None or len(group) >= chains]
     flat = [record for group in kept for record in group]
-    if by in programs.RULES:
-        return [_of_programs(group, programs.rule_named(by, flat), chains) for group in kept]
+    if by in PROGRAM_RULES:
+        return [_of_programs(group, program_rule(by, flat), chains) for group in kept]
     if isinstance(by, AdaptiveVote):
         return [_stopped(group, by, chains or len(group)) for group in kept]
     rows = weighted(flat, by) if not isinstance(by, str) else majority(flat) if by == "majority" else best_of(flat, by, alpha)
@@ -175,10 +182,10 @@ def aggregated(records: Sequence[Record], by: str | VoteRule = "majority", alpha
             for row, group, share in zip(rows, kept, shares, strict=True)]
 
 
-def _of_programs(group: list[Record], rule: programs.Rule, most: int | None) -> Combined:
+def _of_programs(group: list[Record], rule: ProgramRule, most: int | None) -> Combined:
     """The record of the program that a rule keeps of the first draws; the cost is that of the draws that it needs."""
     chains = sorted(group, key=lambda record: record["chain"])[:most]
-    record, used = programs.chosen(chains, rule)
+    record, used = program_chosen(chains, rule)
     row = {"problem": record["problem"], "answer": record["answer"], "tied": False, "effective": float(used),
            "dominated": 0.0, "correct": float(record["verdict"] == "correct")}
     combined = _aggregate(row, chains[:used], [1] * used)

@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from dflash_mcmc.grading.verdicts import CORRECT, UNDRAWN, VERDICTS
-from dflash_mcmc.statistics import programs
 from dflash_mcmc.statistics.chains import aggregated
 from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import accuracy, forwards_together, score
-from dflash_mcmc.statistics.rules import WEIGHTED
+from dflash_mcmc.statistics.rules import IN_WORDS, PROGRAM_RULES, WEIGHTED
 
 if TYPE_CHECKING:
     from dflash_mcmc.statistics.outcomes import Outcome, Summed
     from dflash_mcmc.statistics.rules import VoteRule
     from dflash_mcmc.store.records import Record
 
-NAMES = ("majority", *WEIGHTED, "log_p", *programs.RULES)
+NAMES = ("majority", *WEIGHTED, "log_p", *PROGRAM_RULES)
 """The ways to combine several chains of a problem."""
-_IN_WORDS = {"majority": "majority", "log_p": "best by log p", **programs.IN_WORDS}
+_IN_WORDS = {"majority": "majority", "log_p": "best by log p", **IN_WORDS}
 
 
 def summarise(condition: str, records: Sequence[Outcome]) -> dict[str, object]:

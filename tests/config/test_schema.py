@@ -25,8 +25,7 @@ from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, r
 from dflash_mcmc.registry import GROUPS, components, register
 from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
-from dflash_mcmc.statistics.programs import RULES
-from dflash_mcmc.statistics.rules import PowerVote
+from dflash_mcmc.statistics.rules import PROGRAM_RULES, PowerVote
 from dflash_mcmc.statistics.summaries import NAMES
 from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
 from tests.refusals import command_is_refused, refused
@@ -192,6 +191,12 @@ def companions(choice: str) -> list[str]:
         return ["grader.url=http://localhost:1/v1", "grader.model=judge"]
     if choice == "probe=sampled_verify":
         return ["draft=tiny", "sampler=temperature"]
+    if choice == "potential=regex":
+        return ["potential.pattern=x"]
+    if choice == "potential=python":
+        return [f"potential.path={__file__}:companions"]
+    if choice == "potential=examples":
+        return ["grader=code", "grader.allow_execution=true"]
     if choice == "grader=code":
         return ["grader.allow_execution=true"]
     return [WITH_A_DRAFT[choice]] if choice in WITH_A_DRAFT else []
@@ -443,7 +448,7 @@ def test_a_word_or_a_list_in_its_order(make_config):
     assert make_config(*CHAINS, "aggregate=adaptive").aggregates() == ["adaptive"]
     config = make_config(*CHAINS, "aggregate=[power,log_p,majority,adaptive]", "vote.power.alpha=2.5")
     assert config.aggregates() == ["power", "log_p", "majority", "adaptive"]
-    assert {*config.aggregates(), *RULES} == {*NAMES}
+    assert {*config.aggregates(), *PROGRAM_RULES} == {*NAMES}
     assert config.vote.rules["power"] == PowerVote(alpha=2.5)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_mcmc.grading.examples import function_of, in_assertions, in_docstring
+from dflash_mcmc.grading.extraction import function_of, in_assertions, in_docstring
 from dflash_mcmc.types import Example
 
 

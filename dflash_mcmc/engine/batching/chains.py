@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,30 @@ from dflash_mcmc.engine.batching.cache import KVCache, Ladder, chunks
 from dflash_mcmc.engine.batching.interface import Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import ModelRunner, PromptReader, Span
 from dflash_mcmc.engine.batching.rows import RowCounts
-from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together
+from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, Wait
 from dflash_mcmc.types import ChainResult, Cost, Trajectory, common_prefix
 
 if TYPE_CHECKING:
     from dflash_mcmc.draft.network.adaptation import Adapter
 
 _NOTHING = np.empty(0, np.int64)
-TURN_SECONDS = 0.05
-"""Time without a forward after which a chain pauses."""
+
+
+class Next(NamedTuple):
+    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
+
+    tag: Hashable
+    chain: Chain
+    request: Request | None
+    result: ChainResult | None
+
+
+def prompt_of(request: Request | None) -> np.ndarray | None:
+    """The prompt of a request's first operation; None without an operation."""
+    if request is None or isinstance(request, Wait):
+        return None
+    operations = request.operations if isinstance(request, Together) else (request,)
+    return operations[0].trajectory.prompt if operations else None
 
 
 class LiveChain:
@@ -61,11 +76,14 @@ class LiveChain:
         self._walks: list[list[dict[str, object]]] = []
         self._shared_from: dict[int, Trajectory] = {}
         self._forwards_of_reading = 0
+        self.work: Future | None = None
 
     def ask(self, request: Request) -> None:
         """Takes the next request."""
         self._together = isinstance(request, Together)
-        self.operations = request.operations if isinstance(request, Together) else (request,)
+        self.work = request.work if isinstance(request, Wait) else None
+        several = request.operations if isinstance(request, Together) else ()
+        self.operations = (request,) if isinstance(request, Draw | Score) else several
         count = len(self.operations)
         self._answers = [None] * count
         self._costs, self._walks = [Cost()] * count, [list[dict[str, object]]() for _ in range(count)]
@@ -73,8 +91,13 @@ class LiveChain:
 
     @property
     def complete(self) -> bool:
-        """Whether all operations of the request have their answers."""
-        return None not in self._answers
+        """Whether all operations of the request have their answers, or the work that it waits for is done."""
+        return None not in self._answers and not self.waits
+
+    @property
+    def waits(self) -> bool:
+        """Whether the chain waits for work outside of the engine."""
+        return self.work is not None and not self.work.done()
 
     def has_answer(self, number: int) -> bool:
         """Whether an operation of the request has its answer."""
@@ -84,8 +107,10 @@ class LiveChain:
         """Notes the answer to an operation of the request."""
         self._answers[number], self._walks[number] = answer, list(walk)
 
-    def answer(self) -> Trajectory | tuple[Trajectory | None, ...] | None:
+    def answer(self) -> Any:
         """The answer to the complete request. Adds up its cost."""
+        if self.work is not None:
+            return self.work.result()
         self.settle()
         return tuple(self._answers) if self._together else self._answers[0]
 
@@ -188,61 +213,6 @@ def _shared(chain: LiveChain, number: int, draw: Draw) -> Trajectory:
     shared = min(shared, draw.until_abandoned(along))
     chain.charge(number, tokens_skipped=shared)
     return along.prefix(start + shared)
-
-
-class Turns:
-    """Gives chains the answers to complete requests. A chain whose requests stay complete pauses, and others go on.
-
-    A step costs no forward where the stored intervals or a floor answer its operation. A chain of such steps would otherwise
-    go on to its end between two decode steps of the others. Draws are keyed, so that a pause changes no result and no cost.
-
-    Args:
-        begin: begins the operations of a new request.
-        end: takes the result of a chain that has ended.
-        now: a clock, in seconds.
-
-    Attributes:
-        paused: the chains that wait for their next turn, the longest wait first. Their requests are complete.
-    """
-
-    def __init__(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None],
-                 now: Callable[[], float]):
-        self.paused: deque[LiveChain] = deque()
-        self._begin, self._end, self._now = begin, end, now
-
-    def advance(self, chain: LiveChain) -> None:
-        """Gives a chain its answers until a request is not complete, the chain ends or its turn is over."""
-        if not chain.complete or chain.ended:
-            return
-        over = self._now() + TURN_SECONDS
-        while self._step(chain):
-            if self._now() >= over:
-                self.paused.append(chain)
-                return
-
-    def resume(self) -> None:
-        """Gives chains that have paused a turn, one after another until a turn's time has passed."""
-        over = self._now() + TURN_SECONDS
-        for _ in range(len(self.paused)):
-            self.advance(self.paused.popleft())
-            if self._now() >= over:
-                return
-
-    def leave(self, chain: LiveChain) -> None:
-        """Takes out a chain that has ended."""
-        if chain in self.paused:
-            self.paused.remove(chain)
-
-    def _step(self, chain: LiveChain) -> bool:
-        """Gives a chain the answer to its complete request. Returns whether its next request is complete at once."""
-        try:
-            request: Request = chain.generator.send(chain.answer())
-        except StopIteration as stop:
-            self._end(chain, stop.value)
-            return False
-        chain.ask(request)
-        self._begin(chain)
-        return chain.complete and not chain.ended
 
 
 class Placement(NamedTuple):

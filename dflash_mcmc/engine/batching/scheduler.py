@@ -10,29 +10,23 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import numpy as np
 
 from dflash_mcmc.engine.batching.cache import chunks
-from dflash_mcmc.engine.batching.chains import LiveChain, Slot, SlotMemory, Turns, prepare, rests
+from dflash_mcmc.engine.batching.chains import LiveChain, Next, Slot, SlotMemory, prepare, prompt_of, rests
 from dflash_mcmc.engine.batching.decode_loop import DecodeLoop, Diverged, EndedDraw, Stop, start_of
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, Options
 from dflash_mcmc.engine.batching.model_runner import PromptReader, Scored, ScoreRequest, scores
 from dflash_mcmc.engine.batching.rows import DrawnTokens, Status, num_columns, split_columns
 from dflash_mcmc.engine.speculative.drafter import Drafter
 from dflash_mcmc.engine.speculative.speculation import Noise, Speculation
-from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, Together, counted_from, grid_origin
+from dflash_mcmc.ops import Chain, Draw, Operation, Request, Score, counted_from, grid_origin
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
 
-
-class Next(NamedTuple):
-    """A waiting chain with its first request, or a chain that has ended without any request, with its result."""
-
-    tag: Hashable
-    chain: Chain
-    request: Request | None
-    result: ChainResult | None
+TURN_SECONDS = 0.05
+"""Time without a forward after which a chain pauses."""
 
 
 class AdmissionQueue:
@@ -104,12 +98,6 @@ class AdmissionQueue:
             self._drained = True
         if self._ahead or not self._paused:
             self.read()
-
-
-def prompt_of(request: Request | None) -> np.ndarray | None:
-    """The prompt of a request's first operation; None without an operation."""
-    operations = request.operations if isinstance(request, Together) else (request,)
-    return operations[0].trajectory.prompt if operations and operations[0] is not None else None
 
 
 class BatchRows:
@@ -350,6 +338,67 @@ def _asked(slot: Slot) -> ScoreRequest:
     return ScoreRequest(slot.place, slot.operation, np.concatenate([slot.operation.trajectory.sequence, tokens]))
 
 
+class Turns:
+    """Gives chains the answers to complete requests. A chain whose requests stay complete pauses, and others go on.
+
+    A step costs no forward where the stored intervals or a floor answer its operation. A chain of such steps would otherwise
+    go on to its end between two decode steps of the others. Draws are keyed, so that a pause changes no result and no cost.
+
+    A chain that waits for work outside of the engine pauses too.
+
+    Args:
+        begin: begins the operations of a new request.
+        end: takes the result of a chain that has ended.
+        now: a clock, in seconds.
+
+    Attributes:
+        paused: the chains that wait for their next turn, the longest wait first.
+    """
+
+    def __init__(self, begin: Callable[[LiveChain], None], end: Callable[[LiveChain, ChainResult], None],
+                 now: Callable[[], float]):
+        self.paused: deque[LiveChain] = deque()
+        self._begin, self._end, self._now = begin, end, now
+
+    def advance(self, chain: LiveChain) -> None:
+        """Gives a chain its answers until a request is not complete, the chain ends or its turn is over."""
+        over = self._now() + TURN_SECONDS
+        while chain.complete and not chain.ended:
+            self._step(chain)
+            if self._now() >= over:
+                break
+        if not chain.ended and (chain.complete or chain.waits):
+            self.paused.append(chain)
+
+    def resume(self) -> None:
+        """Gives chains that have paused a turn, one after another until a turn's time has passed."""
+        over = self._now() + TURN_SECONDS
+        for _ in range(len(self.paused)):
+            self.advance(self.paused.popleft())
+            if self._now() >= over:
+                return
+
+    def leave(self, chain: LiveChain) -> None:
+        """Takes out a chain that has ended."""
+        if chain in self.paused:
+            self.paused.remove(chain)
+
+    def rest(self) -> None:
+        """Waits for the work of a chain, a turn's time at most, if all chains wait for some."""
+        if self.paused and all(chain.waits for chain in self.paused):
+            wait([chain.work for chain in self.paused if chain.work is not None], TURN_SECONDS, FIRST_COMPLETED)
+
+    def _step(self, chain: LiveChain) -> None:
+        """Gives a chain the answer to its complete request, and begins its next."""
+        try:
+            request: Request = chain.generator.send(chain.answer())
+        except StopIteration as stop:
+            self._end(chain, stop.value)
+            return
+        chain.ask(request)
+        self._begin(chain)
+
+
 class Scheduler:
     """Admits chains, gives their operations rows and their generators the answers, and takes them out when they end.
 
@@ -393,6 +442,8 @@ class Scheduler:
 
         A chain that has paused has no row, and counts as one that has: else ever more chains would be live.
         """
+        if not self.running:
+            self._turns.rest()
         self._turns.resume()
         while ((self._rows.num_free > (0 if self._waiting else len(self._turns.paused))
                 and (self._begin_waiting() if self._waiting else self._admit())) or self._carry_out_scores()):

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.chains import LiveChain, Turns, prepare
+from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.rows import split_columns
+from dflash_mcmc.engine.batching.scheduler import Turns
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
 from dflash_mcmc.engine.vllm.starting import VllmTarget

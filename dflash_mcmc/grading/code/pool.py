@@ -1,19 +1,24 @@
-"""The pool that grades programs: each one runs in its own sandbox, in parallel with the run."""
+"""The pool that grades programs: each one runs in its own sandbox, in parallel with the run.
+
+A program also runs on the examples of its question, where that is asked for. They run as tests do, in a process that the
+program cannot read: what a program prints or raises is no verdict. What a program returns is the hash that its run raises. A
+program can lie about that, and then votes for its lie.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from dflash_mcmc.errors import UserError, note
 from dflash_mcmc.grading.code.programs import program_of, with_tests
 from dflash_mcmc.grading.code.sandbox import WALLS, CannotRun, Ended, Limits, Sandbox, find_sandbox
-from dflash_mcmc.grading.code.shown import behaviour, share_passed
 from dflash_mcmc.grading.code.tests_of import task_of
-from dflash_mcmc.grading.examples import examples_in
-from dflash_mcmc.grading.extraction import after_thinking
+from dflash_mcmc.grading.extraction import after_thinking, examples_in
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, MAX_DEATHS, NO_ANSWER, TIMEOUT, UNGRADABLE, UNSUPPORTED, WRONG, timed
 from dflash_mcmc.types import Example, Grade
 
@@ -23,6 +28,22 @@ _MAX_TEXT = 1_000_000
 """The largest number of characters in a text after the thinking. The run's own process searches this text for the program."""
 _NEEDED = ("user", "limits", "network", "processes")
 _OUTCOMES = {"tests": CORRECT, "timeout": TIMEOUT, "killed": ERROR, "lost": UNGRADABLE}
+_MOST_CALLS = 24
+_RETURNED = "returned_"
+_HARNESS = """
+def _texts(calls):
+    def text(value):
+        return f"{type(value).__name__}{sorted(map(repr, value))}" if isinstance(value, (set, frozenset)) else repr(value)
+    for call in calls:
+        try:
+            yield text(eval(call, dict(globals())))
+        except Exception as error:
+            yield "!" + type(error).__name__
+import hashlib as _hashlib
+_returned = list(_texts({calls!r}))
+if not all(_text.startswith("!") for _text in _returned):
+    raise type("{name}" + _hashlib.sha256(repr(_returned).encode("utf-8", "replace")).hexdigest()[:32], (BaseException,), {{}})
+"""
 
 
 class ProgramPool:
@@ -68,6 +89,15 @@ class ProgramPool:
             yield self._decided.pop()
         while self._decided:
             yield self._decided.pop()
+
+    def passed(self, text: str, gold: str, question: str) -> float:
+        """The share of the question's examples that the program in a text passes; 0 without a program or examples."""
+        task = task_of(gold)
+        program = program_of(text[:_MAX_TEXT], task)
+        if program is None or len(program) > _MAX_LENGTH:
+            return 0.0
+        run = partial(_run, self._sandbox, entry_point=task.entry_point, limits=self._limits, stop=self._stop)
+        return share_passed(run, program, examples_in(question, task.entry_point)) or 0.0
 
     def close(self) -> None:
         """Ends the running programs and cancels the others."""
@@ -115,3 +145,51 @@ def _sandbox(all_walls: bool) -> tuple[Sandbox, tuple[str, ...]]:
     note(f"grader=code runs programs that the model has written, inside the walls {', '.join(walls) or 'none'}"
          + (f"; not available here: {', '.join(without)}" if without else ""))
     return sandbox, walls
+
+
+def share_passed(run: Callable[..., Ended], program: str, examples: Sequence[Example]) -> float | None:
+    """The share of the examples that a program passes; None if no example has a known result.
+
+    Args:
+        run: runs a program, and tests of it, in the sandbox.
+    """
+    checks = [example.check for example in examples if example.check]
+    if not checks:
+        return None
+    if run(program, tests="\n".join(checks)).passed:
+        return 1.0
+    return sum(run(program, tests=check).passed for check in checks) / len(checks) if len(checks) > 1 else 0.0
+
+
+def behaviour(run: Callable[[str], Ended], program: str, examples: Sequence[Example]) -> str | None:
+    """A hash of what a program returns on `calls_of`; None if it does not end, or raises on every call."""
+    calls = calls_of(examples)
+    if not calls:
+        return None
+    harness = _HARNESS.replace("{calls!r}", repr(calls)).replace("{name}", _RETURNED).replace("{{}}", "{}")
+    name = run(f"{program}\n{harness}").detail
+    return name.removeprefix(_RETURNED) if name.startswith(_RETURNED) else None
+
+
+def calls_of(examples: Sequence[Example]) -> list[str]:
+    """The calls of the examples, and the same with one argument changed: at most 24."""
+    calls = [example.call for example in examples if example.call]
+    return list(dict.fromkeys([*calls, *(changed for call in calls for changed in _changed(call))]))[:_MOST_CALLS]
+
+
+def _changed(call: str) -> Iterator[str]:
+    parsed = ast.parse(call, mode="eval").body
+    for place, argument in enumerate(parsed.args):  # type: ignore[attr-defined]  # `Example.call` is a call
+        for value in _values(ast.literal_eval(argument)):
+            parsed.args[place] = ast.parse(repr(value), mode="eval").body  # type: ignore[attr-defined]
+            yield ast.unparse(parsed)
+        parsed.args[place] = argument  # type: ignore[attr-defined]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, (int, float)):
+        yield from (value + 1, value - 1, -value)
+    elif isinstance(value, (str, list, tuple)):
+        yield from (value[:0], value[::-1], value * 2, value[:-1])

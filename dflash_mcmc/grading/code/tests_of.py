@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.grading.examples import function_of
+from dflash_mcmc.grading.extraction import function_of
 
 _FIELDS = ("prompt", "test", "entry_point")
 _MAX_EXAMPLE = 1 << 20

@@ -7,9 +7,8 @@ import json
 
 import pytest
 
-from dflash_mcmc.grading.code.pool import ProgramPool
+from dflash_mcmc.grading.code.pool import ProgramPool, behaviour, calls_of, share_passed
 from dflash_mcmc.grading.code.sandbox import Limits, find_sandbox
-from dflash_mcmc.grading.code.shown import behaviour, calls_of, share_passed
 from dflash_mcmc.types import Example
 
 EXAMPLES = (Example("f(1)", "assert f(1) == 2"), Example("f(2)", "assert f(2) == 3"), Example("f(3)", ""))
