@@ -21,7 +21,7 @@ from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Condition, Config
-from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, identity_values
 from dflash_mcmc.model import Model
@@ -247,6 +247,7 @@ class LoadedModel(Model):
 
     target: LanguageModel
     chat: bool
+    date: str = DATE
 
     def num_layers(self) -> int:
         return len(self.target.layers)
@@ -262,7 +263,7 @@ class LoadedModel(Model):
             return conversation.as_text()
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError("chat", True, "False, since the tokenizer has no chat template")
-        return conversation.with_template(tokenizer, enable_thinking=False)
+        return conversation.with_template(tokenizer, False, self.date)
 
 
 def model_of(model: Any, tokenizer: Any, chat: bool) -> Model:

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class Model(Component):
-    """Base class of targets. A subclass defines the abstract methods and declares the field below."""
+    """Base class of targets. A subclass defines the abstract methods and declares the fields below."""
 
     __slots__ = ()
 
     group = "model"
 
-    if TYPE_CHECKING:  # a dataclass field of the subclass
+    if TYPE_CHECKING:  # dataclass fields of the subclass
         chat: bool
+        date: str
 
     @abstractmethod
     def num_layers(self) -> int | None:

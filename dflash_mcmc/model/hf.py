@@ -6,12 +6,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
@@ -47,12 +48,18 @@ class HFModel(Model):
                                      "checkpoint's own, with float32 sums too; null = true on a CPU, where it is faster")
     chat: bool = identity(True, "format the prompt with the tokenizer's chat template; false sends the bare text")
     enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
+    date: str = runtime(DATE, "the date that a chat template is told which asks for the time, such as Llama 3.1's; part of "
+                        "the identity for such templates alone")
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
                                  "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
     def check(self, config: Settings) -> None:
         """Checks that the folder exists if the path looks like a folder. Raises ConfigError."""
         self._checkpoint().check()
+        try:
+            datetime.strptime(self.date, "%Y-%m-%d")
+        except ValueError as error:
+            raise ConfigError("model.date", self.date, f"a date such as {DATE}") from error
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
             raise ConfigError("model.rope_scaling", self.rope_scaling, "null, or a mapping such as {rope_type:yarn,factor:4}")
 
@@ -65,8 +72,17 @@ class HFModel(Model):
         return size_of(self._checkpoint())
 
     def fingerprint(self) -> str:
-        """Hash of the checkpoint's content; see `Checkpoint.fingerprint`."""
-        return self._checkpoint().fingerprint()
+        """Hash of the checkpoint's content, see `Checkpoint.fingerprint`; with the date if the template asks for the time."""
+        own = self._checkpoint().fingerprint()
+        return f"{own} date:{self.date}" if self.chat and self._asks_for_the_time() else own
+
+    def _asks_for_the_time(self) -> bool:
+        folder = self._checkpoint().config_folder()
+        files = [] if folder is None else [*folder.glob("*chat_template*"), *folder.glob("*chat_template*/*"),
+                                           *folder.glob("tokenizer_config.json")]
+        if not files:  # a hub name whose tokenizer is not in the cache
+            return CLOCK in str(getattr(self.tokenizer(), "chat_template", ""))
+        return any(CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
 
     def weights_fingerprint(self) -> str:
         """Hash of the checkpoint's weights alone; see `Checkpoint.weights_fingerprint`. Raises UserError."""
@@ -161,7 +177,7 @@ class HFModel(Model):
             return conversation.as_text()
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(f"model.chat: the tokenizer of {self.path} has no chat template; allowed: false")
-        return conversation.with_template(tokenizer, self.enable_thinking)
+        return conversation.with_template(tokenizer, self.enable_thinking, self.date)
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from string import ascii_letters
 from typing import Any, NamedTuple
 
 from dflash_mcmc.errors import UserError, reason_of
@@ -15,6 +18,27 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 """Who may speak. A template writes a role beside special tokens, so that any other text would be a turn of its own."""
 _LAST = ("user", "tool")
 _GAP = "\n\n"
+DATE = "2024-07-26"
+"""What a chat template that asks for the time is told, unless `model.date` says another: the date in Llama 3.1's template."""
+
+
+CLOCK = "strftime_now"
+"""The function of chat templates that tells the time."""
+
+
+def template_at(date: str, tokenizer: Any, tools: Any = None) -> str | None:
+    """The chat template, whose clock stands at midnight of a date; None if it does not ask for the time.
+
+    transformers passes plain data alone to a template. The clock is therefore a macro, which replaces each directive by its
+    text. Raises ValueError for no date in ISO format.
+    """
+    midnight = datetime.strptime(date, "%Y-%m-%d")
+    template = tokenizer.get_chat_template(tools=tools)
+    if CLOCK not in template:
+        return None
+    directives = [f"%{pad}{letter}" for pad in ("-", "") for letter in ascii_letters]
+    texts = "".join(f"|replace({each!r}, {midnight.strftime(each)!r})" for each in directives)
+    return f"{{%- macro {CLOCK}(format) -%}}{{{{- format{texts} -}}}}{{%- endmacro -%}}{template}"
 
 
 class PromptText(str):
@@ -77,16 +101,16 @@ class Conversation(NamedTuple):
             return _GAP.join([*before, *(_joined(*example) for example in self.examples), turns[0]["content"]])
         return _GAP.join(f"{turn['role']}: {turn['content']}" for turn in self.messages())
 
-    def with_template(self, tokenizer: Any, enable_thinking: bool) -> str:
+    def with_template(self, tokenizer: Any, enable_thinking: bool, date: str = DATE) -> str:
         """The text that the tokenizer's chat template makes. Raises UserError if the template refuses the conversation.
 
         Names of special tokens in messages stay text, unless `special_tokens_in_text`: see `PromptText`.
         """
         messages, tools = self.messages(), list(self.tools) or None
         specials = [] if self.special_tokens_in_text else _specials_in(tokenizer, [messages, tools])
-        text = (_templated(tokenizer, messages, tools, enable_thinking) if not specials else
-                _with_plain_names(tokenizer, messages, tools, enable_thinking, specials))
-        if tools and not specials and text == _templated(tokenizer, messages, None, enable_thinking):
+        templated = partial(_templated, tokenizer, enable_thinking=enable_thinking, date=date)
+        text = _with_plain_names(templated, messages, tools, specials) if specials else templated(messages, tools)
+        if tools and not specials and text == templated(messages, None):
             raise UserError(f"dataset: given {len(tools)} tools, which the chat template of the tokenizer leaves out; "
                             "allowed: a model whose template shows tools, or problems without tools")
         return text
@@ -167,7 +191,7 @@ def _specials_in(tokenizer: Any, value: object) -> list[str]:
     return sorted(there, key=len, reverse=True)
 
 
-def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool,
+def _with_plain_names(templated: Callable[..., str], messages: list[Message], tools: list[dict[str, Any]] | None,
                       specials: Sequence[str]) -> PromptText:
     """The text of a conversation with names of special tokens, and their places. The template sees marks instead of them."""
     whole = json.dumps([messages, tools], ensure_ascii=False)
@@ -185,7 +209,7 @@ def _with_plain_names(tokenizer: Any, messages: list[Message], tools: list[dict[
         return value
 
     texts, plain, length = [], [], 0
-    for piece in re.split(f"([{''.join(marks)}])", _templated(tokenizer, marked(messages), marked(tools), enable_thinking)):
+    for piece in re.split(f"([{''.join(marks)}])", templated(marked(messages), marked(tools))):
         name = marks.get(piece, piece)
         if piece in marks:
             plain.append((length, length + len(name)))
@@ -198,10 +222,12 @@ def _joined(prompt: str, answer: str) -> str:
     return prompt + ("" if prompt[-1:].isspace() else " ") + answer
 
 
-def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool) -> str:
+def _templated(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, enable_thinking: bool,
+               date: str) -> str:
     try:
+        template = template_at(date, tokenizer, tools)
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True,
-                                             enable_thinking=enable_thinking)
+                                             enable_thinking=enable_thinking, chat_template=template)
         text.encode()  # a tokenizer accepts no lone surrogates
         return text
     except Exception as error:  # a template is a program of the checkpoint's authors: it may raise anything

@@ -17,6 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dflash_mcmc.api import LoadedEngine
 from dflash_mcmc.api.workers import AnswerRequest
+from dflash_mcmc.dataset.inputs.conversations import template_at
 from dflash_mcmc.engine.batching.prompt_encoder import ids_of
 from dflash_mcmc.errors import ConfigError, UserError, note
 from dflash_mcmc.harness import chosen
@@ -91,7 +92,8 @@ class DflashMcmcLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The text of a conversation. Without a generation prompt its last message is continued. Raises UserError."""
-        options = {"add_generation_prompt": add_generation_prompt, **self._template}
+        options = {"add_generation_prompt": add_generation_prompt, **self._template,
+                   "chat_template": template_at(self._args.config.model.date, self.tokenizer)}
         return self.tokenizer.apply_chat_template(
             chat_history, tokenize=False, continue_final_message=not add_generation_prompt, **options)
 

@@ -18,6 +18,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import build, cost
+from dflash_mcmc.dataset.inputs.conversations import template_at
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
@@ -178,7 +179,8 @@ class SampledVerify(Probe):
             if not config.model.chat:
                 return model.encode("\n".join(message["content"] for message in messages), True)
             return model.encode(model.tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False))
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, enable_thinking=False,
+                chat_template=template_at(config.model.date, model.tokenizer, tools)))
 
         room = (model.max_positions or math.inf) - self.agent_answer
         prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"),
