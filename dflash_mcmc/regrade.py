@@ -77,7 +77,8 @@ def regrade(folder: Path, config: Config, pool: GradingPool) -> Regraded:
     identity = {name: value for name, value in own_identity.items() if not _of_grader(name)} | settings(config)
     target = _target(folder, identity)
     _refuse_own_samples(target, folder)
-    regraded = Regraded(folder, target, _graded(records, read_problems(folder), pool, label(config.grader)))
+    own = configured.get("model", {}).get("thinking")
+    regraded = Regraded(folder, target, _graded(records, read_problems(folder), pool, label(config.grader), own))
     if target != folder:
         _write(regraded, identity, sessions, configured, config)
     return regraded
@@ -132,13 +133,18 @@ def _kept_records(run: Regraded) -> list[Record]:
     return [record for key, record in present.items() if key not in new]
 
 
-def _graded(records: Sequence[Record], problems: Mapping[str, ProblemText], pool: GradingPool, name: str) -> list[Record]:
-    """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict."""
+def _graded(records: Sequence[Record], problems: Mapping[str, ProblemText], pool: GradingPool, name: str,
+            own: Sequence[str] | None) -> list[Record]:
+    """The records with new grades. Records without a text (`not_drawn`, `too_long`) keep their verdict.
+
+    Args:
+        own: the marks of the model's thinking, if the run gave any.
+    """
     for index, record in enumerate(records):
         if record["verdict"] not in UNDRAWN:
             problem = problems.get(record["problem"])
             prompt, question = (problem["prompt"], problem["question"]) if problem else ("", "")
-            pool.submit(index, continued(prompt, record["text"]), record["gold"], question)
+            pool.submit(index, continued(prompt, record["text"], own), record["gold"], question)
     grades = dict(pool.finished(wait=True))
     return [_regraded(record, grades.get(index), name) for index, record in enumerate(records)]
 

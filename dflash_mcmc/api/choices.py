@@ -21,7 +21,7 @@ from dflash_mcmc.config.command import compose_once
 from dflash_mcmc.config.mistakes import unknown_argument
 from dflash_mcmc.config.overrides import quoted
 from dflash_mcmc.config.schema import Condition, Config
-from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
+from dflash_mcmc.dataset.inputs.conversations import Conversation
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
 from dflash_mcmc.fields import check_bounds, identity_values
 from dflash_mcmc.model import Model
@@ -247,7 +247,6 @@ class LoadedModel(Model):
 
     target: LanguageModel
     chat: bool
-    date: str = DATE
 
     def num_layers(self) -> int:
         return len(self.target.layers)

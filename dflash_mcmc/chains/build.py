@@ -113,7 +113,7 @@ def begun(config: Settings, sampler: SamplerPart, prompt: np.ndarray, key: Key, 
     horizon, grader = config.dataset.max_new_tokens, config.grader
 
     def answer_of(tokens: np.ndarray) -> str | None:
-        text = extraction.continued(ending(model, prompt), model.decode(tokens))
+        text = extraction.continued(ending(model, prompt), model.decode(tokens), config.model.thinking)
         found = grader.extraction().find(text).answer if isinstance(grader, AnswerGrader) else text
         return normal_form(found) if found else None
 

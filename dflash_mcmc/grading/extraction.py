@@ -168,12 +168,14 @@ def after_thinking(text: str, marks: Sequence[tuple[str, str]] = THINKING) -> st
     return None if awaited else text[start:]
 
 
-def continued(prompt: str, text: str) -> str:
+def continued(prompt: str, text: str, own: Sequence[str] | None = None) -> str:
     """A text for a grader: with the mark of thinking before it if the prompt ends with that, as some chat templates make it.
 
-    The thinking of such a text is unfinished until it is closed.
+    The thinking of such a text is unfinished until it is closed. The model's own opening and closing marks become known ones.
     """
     ends = prompt.rstrip()
+    for mark, known in zip(own or (), THINKING[0], strict=False):
+        ends, text = (known if ends.endswith(mark) else ends), text.replace(mark, known)
     return next((begin + text for begin, _ in THINKING if ends.endswith(begin)), text)
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.components import Component
-from dflash_mcmc.dataset.inputs.conversations import Conversation
+from dflash_mcmc.dataset.inputs.conversations import DATE, Conversation
 from dflash_mcmc.model.files import CheckpointSize, Files
 
 if TYPE_CHECKING:
@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 
 
 class Model(Component):
-    """Base class of targets. A subclass defines the abstract methods and declares the fields below."""
+    """Base class of targets. A subclass defines the abstract methods and declares the field below."""
 
     __slots__ = ()
 
     group = "model"
 
-    if TYPE_CHECKING:  # dataclass fields of the subclass
+    if TYPE_CHECKING:  # a dataclass field of the subclass
         chat: bool
-        date: str
+
+    @property
+    def date(self) -> str:
+        """What a chat template that asks for the time is told."""
+        return DATE
+
+    @property
+    def thinking(self) -> list[str] | None:
+        """The opening and the closing mark of the model's thinking; None for those that are known."""
+        return None
 
     @abstractmethod
     def num_layers(self) -> int | None:

@@ -50,6 +50,8 @@ class HFModel(Model):
     enable_thinking: bool = identity(False, "passed to the chat template; false closes the think block of Qwen3")
     date: str = runtime(DATE, "the date that a chat template is told which asks for the time, such as Llama 3.1's; part of "
                         "the identity for such templates alone")
+    thinking: list[str] | None = runtime(None, "opening and closing mark of the model's thinking, such as [<plan>,</plan>]; "
+                                         "null = those of known chat templates; part of the identity if given")
     rope_scaling: Any = identity(None, "parameters of the rotary embedding in place of the checkpoint's, such as "
                                  "{rope_type:yarn,factor:4.0}; null = the checkpoint's own")
 
@@ -60,6 +62,8 @@ class HFModel(Model):
             datetime.strptime(self.date, "%Y-%m-%d")
         except ValueError as error:
             raise ConfigError("model.date", self.date, f"a date such as {DATE}") from error
+        if self.thinking is not None and (len(self.thinking) != 2 or not all(self.thinking) or len(set(self.thinking)) < 2):
+            raise ConfigError("model.thinking", self.thinking, "null, or two different marks, such as [<plan>,</plan>]")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
             raise ConfigError("model.rope_scaling", self.rope_scaling, "null, or a mapping such as {rope_type:yarn,factor:4}")
 
@@ -72,9 +76,13 @@ class HFModel(Model):
         return size_of(self._checkpoint())
 
     def fingerprint(self) -> str:
-        """Hash of the checkpoint's content, see `Checkpoint.fingerprint`; with the date if the template asks for the time."""
-        own = self._checkpoint().fingerprint()
-        return f"{own} date:{self.date}" if self.chat and self._asks_for_the_time() else own
+        """Hash of the checkpoint's content, see `Checkpoint.fingerprint`.
+
+        With the date if the chat template asks for the time, and with the marks of thinking if they are given.
+        """
+        return " ".join([self._checkpoint().fingerprint(),
+                         *([f"date:{self.date}"] if self.chat and self._asks_for_the_time() else []),
+                         *([f"thinking:{json.dumps(self.thinking)}"] if self.thinking else [])])
 
     def _asks_for_the_time(self) -> bool:
         folder = self._checkpoint().config_folder()

@@ -190,8 +190,8 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
                     answer = done.result.trajectory
                     measured[unit] = along(answer)
                     text = engine.model.decode(answer.tokens)
-                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text), problem.answer,
-                                problem.question)
+                    pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text, config.model.thinking),
+                                problem.answer, problem.question)
             yield from decided()
         yield from decided(wait=True)
     finally:

@@ -149,6 +149,7 @@ def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
             drawn) else ""
     (cause, _), = Counter(_cause(record) for record in lost).most_common(1)
     return f"{len(lost)} of {len(drawn)} answers were not read, since " + {
+        finishes.STOP_STRING: "their thinking ended at a string of dataset.stop: repeat the command with dataset.stop=[]",
         extraction.UNFINISHED: f"their thinking did not end: {longer}, or with model.enable_thinking=false",
         finishes.LENGTH: f"they were cut off at dataset.max_new_tokens={most}: {longer}",
         extraction.NO_BOX: f"they have no box: python -m dflash_mcmc.regrade {folder} grader={grader} grader.extract=auto",
@@ -156,7 +157,9 @@ def unread(config: Config, records: Sequence[Record], folder: Path) -> str:
 
 
 def _cause(record: Record) -> str:
-    """Why a text has no answer: it was cut off, or the grader's rule."""
+    """Why a text has no answer: it was cut off, a stop string ended its thinking, or the grader's rule."""
+    if record["rule"] == extraction.UNFINISHED and record["finish_reason"] == finishes.STOP_STRING:
+        return finishes.STOP_STRING
     is_cut = record["rule"] != extraction.UNFINISHED and record["finish_reason"] == finishes.LENGTH
     return finishes.LENGTH if is_cut else record["rule"]
 

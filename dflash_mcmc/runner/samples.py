@@ -150,7 +150,7 @@ class SampleWorker(Worker[Record]):
                     self._grading[done.tag] = done
                     text = self._engine.model.decode(done.result.trajectory.tokens)
                     problem, prompt, _ = self._problems[done.tag[0]]
-                    text = extraction.continued(build.ending(self._engine.model, prompt), text)
+                    text = extraction.continued(build.ending(self._engine.model, prompt), text, self._config.model.thinking)
                     self._pool.submit(done.tag, text, problem.answer, problem.question)
             yield from self.ready()
         yield from self.ready(wait=True)

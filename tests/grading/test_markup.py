@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -34,6 +35,41 @@ def test_programs_in_fences(text):
     space: dict = {}
     exec(program_of(text, TASK) or "", space)
     assert space["plus"](1, 2) == 3
+
+
+@pytest.mark.parametrize(("begin", "end"), [("<plan>", "</plan>"), ("[PLAN]", "[/PLAN]"), ("### Thought", "### Reply")])
+def test_own_marks_of_thinking(begin, end):
+    def found(prompt, text):
+        return Extraction().find(continued(prompt, text, [begin, end]))
+
+    cut = f"{begin}Try \\boxed{{12}}."
+    assert found("Q", cut).rule == found(f"Q {begin}\n", "Try \\boxed{12}.").rule == "unfinished_thinking"
+    assert found("Q", f"{cut}{end}So \\boxed{{15}}.").answer == "15"
+    assert found("Q", f"{cut}{end}I cannot say.").answer is None
+    assert found(f"Q {begin}{end}", "So \\boxed{15}.").answer == "15"
+    assert Extraction().find(continued("Q", cut)).answer == "12"
+
+
+@pytest.mark.parametrize(("begin", "end"), THINKING)
+def test_special_tokens_that_mark_thinking_are_in_the_text(begin, end):
+    """As in Mistral's, Gemma's and gpt-oss' tokenizers: without them a box in the thinking would be the answer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from dflash_mcmc.engine.batching.prompt_encoder import continuation
+    from dflash_mcmc.engine.batching.stop_strings import texts_of
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    parts = [part for mark in (begin, end) for part in re.findall(r"<\|[^|]*\|>|<\|\w+>|<\w+\|>|.+", mark)]
+    backend.add_special_tokens(["<s>", "<|eot|>", *dict.fromkeys(parts)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|eot|>")
+    ids = tokenizer(f"{begin}Try \\boxed{{12}}.{end}It is \\boxed{{15}}.<|eot|>")["input_ids"]
+    text = continuation(tokenizer, ids)
+    assert text == f"{begin}Try \\boxed{{12}}.{end}It is \\boxed{{15}}."
+    assert Extraction().find(continuation(tokenizer, ids[:12])).rule == "unfinished_thinking"
+    assert texts_of(tokenizer, len(tokenizer)).joined(ids).decode() == text
 
 
 @pytest.mark.parametrize(("begin", "end"), THINKING)

@@ -29,12 +29,15 @@ READ = record("integer", "wrong")
     ([record("unfinished_thinking", reason="length")],
      "1 of 1 answers were not read, since their thinking did not end: repeat the command with dataset.max_new_tokens=128, or "
      "with model.enable_thinking=false"),
+    ([record("unfinished_thinking", reason="stop_string")],
+     "1 of 1 answers were not read, since their thinking ended at a string of dataset.stop: repeat the command with "
+     "dataset.stop=[]"),
     ([record("nothing_extracted")], "1 of 1 answers were not read, since grader=math finds none in their texts "
                                     "(nothing_extracted): read some in a/run/records.jsonl"),
     ([record("integer", "wrong", "length"), record("integer", "correct", "length"), READ],
      "2 of 3 answers were cut off at dataset.max_new_tokens=32: repeat the command with dataset.max_new_tokens=128"),
     ([record(), READ], ""), ([record(verdict="not_drawn")], ""), ([], ""),
-], ids=["no box", "cut off", "thinking", "other", "read but cut off", "half", "not drawn", "nothing"])
+], ids=["no box", "cut off", "thinking", "stop string", "other", "read but cut off", "half", "not drawn", "nothing"])
 def test_the_line_has_the_cause_and_the_command(make_config, tmp_path, records, said):
     config = make_config("dataset.max_new_tokens=32")
     assert fitting.unread(config, records, type(tmp_path)("a/run")) == said

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.errors import UserError
+from dflash_mcmc.grading.extraction import THINKING
 
 GROWING_ROPES = ("dynamic", "longrope")
 """Rotary embeddings that change for all positions when the longest sequence of a batch exceeds the original length."""
@@ -61,12 +63,16 @@ def ids_of(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
 
 
 def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
-    """The text that tokens add to a text before them, without special tokens.
+    """The text that tokens add to a text before them, without special tokens, except those that mark thinking.
 
     A decoder of SentencePiece (Llama 2, Mistral) drops the space before the first token of a text. Here that token follows
     others, so it is decoded behind itself, and the text of the first of the two is left out.
     """
-    options, tokens = {"skip_special_tokens": True, **options}, list(tokens)
+    marks, hidden = marks_of(tokenizer), set[int]()
+    if marks:  # the decoder can leave out all special tokens or none
+        hidden = special_ids(tokenizer) - marks
+    options = {"skip_special_tokens": not marks, **options}
+    tokens = [token for token in tokens if token not in hidden]
     for first in tokens:
         marked = str(tokenizer.convert_ids_to_tokens(first)).startswith("\u2581")
         if marked or tokenizer.decode([first], **options):  # else a special token
@@ -74,6 +80,20 @@ def continuation(tokenizer: Any, tokens: Sequence[int], **options: Any) -> str:
     if not tokens or not marked:
         return tokenizer.decode(tokens, **options)
     return tokenizer.decode([first, *tokens], **options)[len(tokenizer.decode([first], **options)):]
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """The ids of special tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
+
+
+@lru_cache(maxsize=4)
+def marks_of(tokenizer: Any) -> frozenset[int]:
+    """The special tokens that are in marks of thinking, such as Mistral's `[THINK]`: without them a thinking has no end."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(token_id for token_id, token in added.items()
+                     if token.special and token.content and any(token.content in mark for pair in THINKING for mark in pair))
 
 
 def encode(tokenizer: Any, text: str, add_special_tokens: bool, positions: int | None, vocab_size: int | None) -> np.ndarray:

@@ -3,7 +3,7 @@
 A sequence ends at the first token at which its text contains a stop string. The text is made of the bytes of the generated
 tokens. Two kinds of tokenizers are known. In a byte-level BPE (GPT-2, Qwen, Llama 3) each character of a token is a byte. In
 a tokenizer of SentencePiece (Llama 2, Mistral, Gemma) the mark U+2581 is a space, and `<0x0A>` is the byte 10. Special
-tokens add nothing, as in the text of a record (`prompt_encoder.continuation`).
+tokens add nothing, except those that mark thinking, as in the text of a record (`prompt_encoder.continuation`).
 
 An automaton over bytes (Aho & Corasick 1975, "Efficient string matching") knows after each token how much of a string the
 text ends with. Its steps are stored for whole tokens: `table[state, classes[token]]` is the state after the token. Tokens
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.batching.prompt_encoder import continuation, id_bound
+from dflash_mcmc.engine.batching.prompt_encoder import continuation, id_bound, marks_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Operation
 
@@ -68,8 +68,10 @@ def texts_of(tokenizer: Any, vocab_size: int) -> TokenTexts:
     added = tokenizer.added_tokens_decoder
     specials = {token_id: token.content for token_id, token in added.items() if token.special}
     specials.update({token_id: names[token_id] for token_id in tokenizer.all_special_ids if token_id < len(names)})
+    marks = marks_of(tokenizer)
     of_name = _byte_level if _is_byte_level(tokenizer) else _sentence_piece
-    pieces = [b"" if name is None or token_id in specials else of_name(name) for token_id, name in enumerate(names)]
+    pieces = [name.encode() if name and token_id in marks else b"" if name is None or token_id in specials else of_name(name)
+              for token_id, name in enumerate(names)]
     pieces += [b""] * (vocab_size - len(pieces))
     texts = TokenTexts(tuple(pieces), {text: token_id for token_id, text in specials.items()})
     _check(tokenizer, texts, len(names))
