@@ -438,3 +438,58 @@ def test_rows_of_several_chains_follow_from_the_records(name, archives, problems
         assert float(p) == pytest.approx(2 * (1 - statistics.NormalDist().cdf(z)), abs=0.002 + 0.3 * float(p))
         largest = min(1.0, max(largest, (4 - rank) * float(p)))  # families of four
         assert float(holm) == pytest.approx(largest, rel=0.05, abs=0.001)
+
+
+def kept(draws: list[dict], rule: str) -> tuple[dict, int]:
+    """The program that a rule of evidence keeps, and the draws that it needs."""
+    for used, record in enumerate(draws if rule == "examples" else [], 1):
+        if record.get("passed") == 1.0:
+            return record, used
+    most = max(record.get("passed", 0.0) for record in draws)
+    among = [record for record in draws if not rule.startswith("examples") or record.get("passed", 0.0) == most]
+    sizes = Counter(record.get("behaviour") for record in among) if rule in ("behaviour", "examples_vote") else Counter()
+    sizes[None] = 0
+    return max(among, key=lambda record: (sizes[record.get("behaviour")], record["log_p"])), len(draws)
+
+
+def test_the_page_of_evidence_follows_from_the_records():
+    """Rows of rules over draws against greedy decoding and chains by exact McNemar tests, with a prompt read once."""
+    page, runs, of_code = (FINDINGS / "evidence.md").read_text(), stored("evidence"), stored("cost_code")
+    folders = dict(re.findall(r"^\| `([^`]+)` \| `([\w-]+)` \|$", page, re.MULTILINE))
+    bases = {"HumanEval": [of_code[name] for name in ("greedy-humaneval-867ecf38922c", "power_mh-humaneval-2e73d0fef336",
+                                                      "power_smc-humaneval-19d62280ab30")],
+             "MBPP": [runs[folders["greedy, MBPP"]]]}
+    shares, tables = {}, dict(zip(("MBPP", "HumanEval"), re.findall(r"^\| (?:MBPP|HumanEval) \|.*\n\|.*\n((?:\|.*\n)+)", page,
+                                                                   re.MULTILINE), strict=True))
+    for benchmark, table in tables.items():
+        others = [{problem: record["verdict"] == "correct" for problem, record in run.records.items()}
+                  for run in bases[benchmark]]
+        drawn = runs[folders[f"temperature 0.25, {benchmark}"]].draws
+        assert len(others[0]) == {"HumanEval": 164, "MBPP": 123}[benchmark]
+        for rule, number, right, *cells, forwards in (re.split(r" *\| *", line.strip("| ")) for line in table.splitlines()):
+            if rule == "`greedy`":
+                costs = [record["token_forwards"] for record in bases[benchmark][0].records.values()]
+                assert (int(right), forwards) == (sum(others[0].values()), f"{statistics.mean(costs):.0f}")
+                continue
+            mine, costs = {}, []
+            for problem in others[0]:
+                draws = [drawn[problem][chain] for chain in range(int(number))]
+                record, used = kept(draws, rule.strip("`"))
+                mine[problem] = record["verdict"] == "correct"
+                costs.append(draws[0]["prompt_forwards"]
+                             + sum(each["token_forwards"] - each["prompt_forwards"] for each in draws[:used]))
+            shares[benchmark, rule.strip("`"), int(number)] = mine
+            assert (int(right), forwards) == (sum(mine.values()), f"{statistics.mean(costs):,.0f}")
+            for other, (pair, p) in zip(others, zip(cells[::2], cells[1::2], strict=True), strict=True):
+                won, lost = (sum(mine[each] == side and other[each] != side for each in other) for side in (True, False))
+                assert (pair, float(p)) == (f"{won}, {lost}", pytest.approx(mcnemar(won, lost), rel=0.06))
+    registered = re.findall(r"^\| `examples` of 4 over `(\w+)`.* \| (\d+), (\d+) \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
+    assert [name for name, *_ in registered] == ["greedy", "log_p"]
+    for rank, (name, won, lost, p, holm) in enumerate(registered):
+        first, other = shares["MBPP", "examples", 4], shares["MBPP", "log_p", 4]
+        if name == "greedy":
+            other = {problem: record["verdict"] == "correct" for problem, record in bases["MBPP"][0].records.items()}
+        assert (int(won), int(lost)) == (sum(first[each] > other[each] for each in other),
+                                         sum(first[each] < other[each] for each in other))
+        assert float(p) == pytest.approx(mcnemar(int(won), int(lost)), rel=0.06)
+        assert float(holm) == pytest.approx((6 - rank) * mcnemar(int(won), int(lost)), rel=0.06)
