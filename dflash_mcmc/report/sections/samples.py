@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.report.parts import Section, paragraphs
+from dflash_mcmc.report.parts import Section, listed, paragraphs
 from dflash_mcmc.statistics.outcomes import by_problem
 from dflash_mcmc.store import finishes
 
@@ -156,7 +156,7 @@ def section(study: Study) -> Section:
         text.append(f"Answers are cut after {embedded.longest:,} characters here; they are whole in the run folders.")
     if without := [run.label for run in study.runs if not (run.asked or set(run.problems) <= asked.keys())]:
         text.append("Questions and prompts of these runs are not shown, since their folders have no problems.jsonl: "
-                    f"{', '.join(without)}.")
+                    f"{listed(without)}.")
     return Section("samples", "Samples", text, samples=embedded)
 
 
