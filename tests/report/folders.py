@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from dflash_mcmc.config.identity import hash_of
@@ -54,7 +55,8 @@ def write(folder: Path, condition: str, records: list[dict], made: dict | None =
     config = {"name": name or folder.name, "condition": {"name": condition}, "num_chains": num_chains,
               "sampler": {"name": made["sampler"], "alpha": 4.0},
               "dataset": {"name": made["dataset"], "path": "problems.jsonl", "limit": limit}, **(config or {})}
-    (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    # JSON is YAML, in which a number with an exponent has a point.
+    (run / "config.yaml").write_text(re.sub(r"\b(\d+)e-", r"\1.0e-", json.dumps(config)))
     session = {**SESSION, "num_problems": limit, **(session or {}), **({"engine": {}} if finished else {})}
     (run / "run.json").write_text(json.dumps({"identity": made, "sessions": [session]}))
     (run / "records.jsonl").write_bytes(b"".join(map(to_line, records)))

@@ -157,11 +157,10 @@ def _columns() -> list[ReportColumn]:
         named("run", "run"), counted("problems", "problems"), differing("difference (points)", "difference"),
         *P_VALUES,
         named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
-        counted("only baseline correct", "only_baseline"), counted("none correct", "neither"), named("test", "test"),
+        counted("only baseline correct", "only_baseline"), named("test", "test"),
         ReportColumn("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
         counted("problems to detect 3 points", "problems_needed"), counted("chains for that", "chains_needed"),
         named("cheaper", "cheaper"),
-        counted("problems left out", "left_out"),
     ]
 
 
