@@ -104,10 +104,13 @@ class ProblemSelection:
 
     def check_choice(self) -> None:
         """Checks ids and shards. Raises ConfigError."""
-        for name, values in (("ids", self.ids), ("shards", self.shards)):
-            if values == []:
+        chosen_by: tuple[tuple[str, Sequence[object] | None], ...] = (("ids", self.ids), ("shards", self.shards))
+        for name, values in chosen_by:
+            if values is None:
+                continue
+            if not values:
                 raise ConfigError(f"dataset.{name}", [], "at least one, or null")
-            doubled = next((value for value in values or () if values.count(value) > 1), None)
+            doubled = next((value for value in values if values.count(value) > 1), None)
             if doubled is not None:
                 raise ConfigError(f"dataset.{name}", f"{doubled} twice", "each once")
         if self.ids is not None and self.shards is not None:
