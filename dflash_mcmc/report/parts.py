@@ -15,7 +15,6 @@ from dflash_mcmc.statistics.intervals import IntervalEstimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dflash_mcmc.report.sections.samples import EmbeddedSamples
 
 
 class ReportColumn(NamedTuple):
@@ -51,6 +50,19 @@ class Drawing(NamedTuple):
     title: str
     """Description of the figure. It is also the alternative text for readers who cannot see the picture."""
     make: Callable[[], Figure]
+
+
+class EmbeddedSamples(NamedTuple):
+    """The data of a browser of samples, as texts that are safe inside HTML."""
+
+    overview: str
+    """What the list of problems shows and filters."""
+    parts: Sequence[str]
+    """Questions, prompts and answers, some problems each."""
+    num_chains: int
+    """Chains of each problem that are in the data, at most."""
+    longest: int | None
+    """Characters after which a text is cut; None if all are whole."""
 
 
 class Section(NamedTuple):

@@ -15,7 +15,7 @@ from dflash_mcmc.report.figure import INK, ORANGE, OTHER, RIGHT, WRONG, bars_of,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dflash_mcmc.probe.deep_readout import ParameterCounts
+    from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 
 
 class Look(NamedTuple):

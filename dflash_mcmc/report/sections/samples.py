@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.grading.verdicts import VERDICTS
-from dflash_mcmc.report.parts import Section, listed, paragraphs
+from dflash_mcmc.report.parts import EmbeddedSamples, Section, listed, paragraphs
 from dflash_mcmc.statistics.outcomes import by_problem
 from dflash_mcmc.store import finishes
 
@@ -39,19 +39,6 @@ class AskedProblem(NamedTuple):
 
     question: str
     prompts: Prompts
-
-
-class EmbeddedSamples(NamedTuple):
-    """The data of a browser of samples, as texts that are safe inside HTML."""
-
-    overview: str
-    """What the list of problems shows and filters."""
-    parts: Sequence[str]
-    """Questions, prompts and answers, some problems each."""
-    num_chains: int
-    """Chains of each problem that are in the data, at most."""
-    longest: int | None
-    """Characters after which a text is cut; None if all are whole."""
 
 
 def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem]) -> EmbeddedSamples:
