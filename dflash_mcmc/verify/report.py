@@ -72,6 +72,10 @@ def tables(found: Audit) -> list[ReportTable]:
             ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
 
+_OF_SPECULATION = ("temperature", "most likely token", "first token", "repeated prompt")
+"""The kinds of departure that wrong verification of drafted tokens shows as, too."""
+
+
 def notes(found: Audit) -> list[str]:
     """What limits the verdict."""
     said = []
@@ -81,6 +85,10 @@ def notes(found: Audit) -> list[str]:
     if found.left_out:
         said.append(f"{found.left_out} texts follow the first one that the run lacks, by problem and chain, and are left out: "
                     "answers that end first are the short and likely ones. The command of the run draws the rest.")
+    if found.together.red_at is not None and found.bets[found.best].group in _OF_SPECULATION:
+        said.append("Where the engine drafts tokens, a fault of speculation fits this as well: a residual that is not "
+                    "normalised, a bonus token from the draft, keys of a rejected token in the cache. Draw the same texts "
+                    "without the draft: if they are green, the speculation is wrong.")
     if found.is_red and found.defaults:
         said.append(found.defaults)
     if found.encoded_again:

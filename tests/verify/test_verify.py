@@ -148,7 +148,9 @@ def test_defaults_of_a_checkpoint_are_named_where_the_stated_law_lacks_them(tmp_
     assert f"{path} sets other values than the stated law" in out
     assert "If the texts were drawn so, state sampler.top_k=3." in out
     code, out, _ = told([*command, "sampler.top_k=3"], capsys)
-    assert (code, "generation_config" in out) == (0, False)
+    assert (code, "generation_config" in out, "fault of speculation" in out) == (0, False, False)
+    code, out, _ = told([*command, "sampler.top_k=3", "sampler.temperature=0.5"], capsys)
+    assert (code, "a fault of speculation fits this as well" in out) == (1, True)
 
 
 def _is_in_gguf(file, model):
