@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -200,7 +201,12 @@ def show_for_flag(arguments: Sequence[str]) -> None:
                 map(text_of, composing.overrides([text])) if text in flags.overrides else [text])]
     prepare()
     sys.argv = [sys.argv[0], *map(readable, arguments)]
-    hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
+    shown = io.StringIO()  # printed here: Hydra shows a traceback where the reader of its output has gone
+    try:
+        with redirect_stdout(shown):
+            hydra.main(config_path=str(config_folder()), config_name="config", version_base="1.3")(lambda composed: None)()
+    finally:
+        print(shown.getvalue(), end="", flush=True)
 
 
 def _options(overrides: Sequence[str]) -> str:

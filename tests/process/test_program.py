@@ -201,3 +201,10 @@ def test_free_memory_is_that_of_the_control_group(tmp_path, monkeypatch):
     own.write_text("0::/jobs/mine\n")
     assert machine.free_memory(own, tmp_path) == 100
     assert machine.free_memory(tmp_path / "none", tmp_path / "none") == 900
+
+
+def test_a_flag_of_hydra_whose_reader_has_gone_shows_no_traceback(tmp_path):
+    """As with `--cfg all | head -1`. Hydra would print the traceback itself."""
+    line = f"'{sys.executable}' -m dflash_mcmc --cfg all condition=ps | true; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert (ended.stdout, ended.stderr) == (f"{program.NO_READER}\n", "")
