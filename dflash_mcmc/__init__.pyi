@@ -50,6 +50,11 @@ from dflash_mcmc.grading.judge import JudgeGrader as JudgeGrader
 from dflash_mcmc.grading.math import MathGrader as MathGrader
 from dflash_mcmc.hardware.local import Local as Local
 from dflash_mcmc.model.hf import HFModel as HFModel
+from dflash_mcmc.potential.examples import ExamplesPotential as ExamplesPotential
+from dflash_mcmc.potential.none import NoPotential as NoPotential
+from dflash_mcmc.potential.python import PythonPotential as PythonPotential
+from dflash_mcmc.potential.regex import RegexPotential as RegexPotential
+from dflash_mcmc.potential.verdict import VerdictPotential as VerdictPotential
 from dflash_mcmc.probe.deep_readout import DeepReadout as DeepReadout
 from dflash_mcmc.probe.difficulty import Difficulty as Difficulty
 from dflash_mcmc.probe.layer_rank import LayerRank as LayerRank

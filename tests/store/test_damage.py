@@ -319,7 +319,12 @@ def test_a_wait_for_a_lock_has_a_bound_and_says_what_for(tmp_path, monkeypatch, 
 def test_a_report_of_few_records_is_made(tmp_path, kept, monkeypatch):
     """Of runs with several chains, no problem may have all of them."""
     drawing = '<svg width="9pt" height="9pt" viewBox="0 0 9 9"></svg>'
-    monkeypatch.setattr(figure, "save", lambda drawn, folder, name: (folder / f"{name}.svg").write_text(drawing))
+
+    def save(drawn, folder, name, formats):
+        (folder / f"{name}.svg").write_text(drawing)
+        return {folder / f"{name}.svg"}
+
+    monkeypatch.setattr(figure, "save", save)
     few = [RECORDS[1], RECORDS[2], RECORDS[5]][:kept]
     write(tmp_path / "demo", "ps", few, num_chains=2, finished=False)
     write(tmp_path / "demo", "temp", [{**entry, "verdict": "not_drawn", "answer": None} for entry in few], num_chains=2,
