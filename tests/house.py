@@ -14,7 +14,7 @@
     born late            attributes that a class sets first outside `__init__`
     small files          files under 60 lines with a single importer
 
-A limit is where the layout stands, so that it does not grow again. The aims are 285 files, 48,000 lines, and none of circles,
+A limit of size has a little air above where the layout stands; one of kind has none. The aims are 285 files, 48,000 lines, and none of circles,
 recurring classes and attributes born late.
 """
 
@@ -176,7 +176,7 @@ def figures() -> list[Figure]:
              for check in (probe_branches, leaf_names, optional_hooks, dict_records)}
     return [
         Figure("path of one run", len(on_path), 11, tuple(str(path.relative_to(PACKAGE)) for path in on_path)),
-        Figure("lines on it", sum(map(lines, on_path)), 2030),
+        Figure("lines on it", sum(map(lines, on_path)), 2100),
         Figure("called in one run", len(called), None, tuple(f"{name}: {count}" for name, count in by_room.most_common())),
         Figure("lines in them", sum(map(lines, called)), None),
         Figure("modules at the root", len(list(PACKAGE.glob("*.py"))), 16),
