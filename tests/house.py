@@ -14,8 +14,8 @@
     born late            attributes that a class sets first outside `__init__`
     small files          files under 60 lines with a single importer
 
-A limit of size has a little air above where the layout stands; one of kind has none. The aims are 285 files, 48,000 lines, and none of circles,
-recurring classes and attributes born late.
+A limit of size has a little air above where the layout stands; one of kind has none. The aims are 285 files, 48,000 lines, and
+none of circles, recurring classes and attributes born late.
 """
 
 from __future__ import annotations
