@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.fields import restored
+from dflash_mcmc.fields import default_of, restored, spec_of
 from dflash_mcmc.registry import components
 from dflash_mcmc.store.described import RUN, described, object_if_readable, read_problems
 from dflash_mcmc.store.reading import read_records
@@ -194,6 +194,8 @@ class Run:
         """The sampler with the run's fields; None if it is older than this code's, or not installed here."""
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
+        if leaf is not None:  # a field that is newer than the run has its default there
+            fields = {each.name: default_of(each) for each in dataclasses.fields(leaf.cls) if spec_of(each).later} | fields
         if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
             return None
         return cast("Sampler", restored(leaf.cls, fields))

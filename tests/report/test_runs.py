@@ -11,6 +11,7 @@ from dflash_mcmc.errors import UserError
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.sampler.power_smc import PowerSMC
+from dflash_mcmc.sampler.temperature import Temperature
 from dflash_mcmc.store.schema import to_line
 from tests.report.folders import SESSION, identity, record, write
 
@@ -221,3 +222,14 @@ def test_the_law_of_a_run_whose_sampler_had_more_fields(tmp_path, older, power):
     folder = write(tmp_path, "ps", records(3), made, config={"sampler": {"name": "power_smc", **fields, **older}})
     (run,), _ = read(run_folders([folder]))
     assert run.power == power
+
+
+def test_a_field_that_is_newer_than_a_run_has_its_default_there(tmp_path):
+    """`sampler.order` and others: their defaults are what older runs drew with."""
+    fields = dataclasses.asdict(Temperature(temperature=1.0))
+    for newer in ("order", "typical_p", "top_n_sigma"):
+        del fields[newer]
+    made = {**identity("temp"), "sampler": "temperature"}
+    folder = write(tmp_path, "temp", records(3), made, config={"sampler": {"name": "temperature", **fields}})
+    (run,), _ = read(run_folders([folder]))
+    assert run.power == 1.0
