@@ -34,6 +34,10 @@ UNENDED = 2.0**30
 that two such answers can be compared; a sum with it is rounded to 2e-7 nats."""
 
 
+CUTS: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0.0, "typical_p": 1.0}
+"""The parameters that decide which tokens are kept, with the values that keep all."""
+
+
 class SamplingParams(NamedTuple):
     """How a token is drawn from logits. The order is: penalties, temperature, top-n-sigma, top-k, typical, top-p, min-p.
 
@@ -75,7 +79,7 @@ class SamplingParams(NamedTuple):
 
     def untruncated(self) -> SamplingParams:
         """The same parameters with every token kept."""
-        return self._replace(top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0, typical_p=1.0)
+        return self._replace(**CUTS)
 
     @property
     def counts_tokens(self) -> bool:

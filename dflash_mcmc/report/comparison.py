@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tabulate import tabulate
 
 from dflash_mcmc.errors import UserError, writing
 from dflash_mcmc.report.logs import Log
+from dflash_mcmc.report.parts import tabulated
+from dflash_mcmc.report.sections.paired import VERDICTS
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned
 from dflash_mcmc.statistics.paired import VarianceParts, compare, holm, verdict
 
@@ -24,7 +25,6 @@ COLUMNS = ("run", "problems", "samples", "accuracy", "accuracy_low", "accuracy_h
 """Accuracies and differences are shares, over problems, with 95 % intervals. `won` and `lost` count the common problems whose
 mean is above and below that of the baseline. `problems_needed` detects a difference of this size at p = 0.05 with 80 % power,
 with as many chains of a problem as here."""
-_RESULTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
 _METHOD = ("Each log is compared with the first on the problems that both have; the samples of a problem are one cluster. "
            "With one verdict a problem the test is McNemar's exact test, else a permutation of the signs of the differences. "
            "Intervals are Student's over problems, adjusted for few problems (Bonett & Price 2012). p (Holm) is adjusted for "
@@ -51,8 +51,7 @@ class Comparison(NamedTuple):
         """The table for a terminal."""
         headers = ("run", "problems", "samples", "accuracy (%)", "difference (points)", "won", "lost", "p", "p (Holm)",
                    f"against {self.rows[0]['run']}", "problems needed")
-        return str(tabulate([_cells(row) for row in self.rows], headers, tablefmt="github", disable_numparse=True,
-                            colalign=("left", *["right"] * 8, "left", "right")))
+        return tabulated(headers, [_cells(row) for row in self.rows], ("left", *["right"] * 8, "left", "right"))
 
     def write(self, folder: Path) -> Path:
         """Writes comparison.csv, the figure as PNG, SVG and PDF, and the page that shows them, which is returned.
@@ -125,7 +124,7 @@ def compared(logs: Sequence[Log]) -> Comparison:
                 "won": int((sides > 0).sum()), "lost": int((sides < 0).sum()), "p": pair.p_value, "test": pair.test,
                 "problems_needed": needed}
     for row, p in zip(rows[1:], holm([row["p"] for row in rows[1:]]), strict=True):
-        row["p_holm"], row["result"] = p, _RESULTS[verdict(row["difference"], p)]
+        row["p_holm"], row["result"] = p, VERDICTS[verdict(row["difference"], p)]
     return Comparison(rows, notes)
 
 

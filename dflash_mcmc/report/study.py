@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
 from dflash_mcmc.fields import takes_null
-from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.ops import CUTS, SamplingParams
 from dflash_mcmc.registry import components
 from dflash_mcmc.report.parts import listed
 from dflash_mcmc.report.reading import Run
@@ -201,8 +201,7 @@ def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[C
 def _has_weights(run: Run) -> bool:
     """Whether the chains are independent draws with a known log q, from a law that can draw every sequence."""
     sampler, fields = components("sampler").get(run.component("sampler")), run.config.get("sampler") or {}
-    names = ("top_k", "top_p", "min_p", "top_n_sigma", "typical_p")
-    cuts = {name: fields[name] for name in names if fields.get(name) is not None}
+    cuts = {name: fields[name] for name in CUTS if fields.get(name) is not None}
     return (sampler is not None and sampler.cls.draws_once and not SamplingParams(**cuts).truncates
             and all(record.get("log_q") is not None for record in run.records))
 

@@ -126,9 +126,9 @@ def process(logits: torch.Tensor, params: SamplingParams, history: History) -> t
     if params.top_k and params.top_k < logits.shape[-1]:
         logits = _without(logits, lambda rows: _rank(rows) >= params.top_k)
     if params.typical_p < 1.0:
-        logits = _without(logits, lambda rows: _beyond(rows, _atypical(rows), params.typical_p))
+        logits = _without(logits, lambda rows: _atypical(rows, params.typical_p))
     if params.top_p < 1.0:
-        logits = _without(logits, lambda rows: _beyond(rows, -rows, params.top_p))
+        logits = _without(logits, lambda rows: _beyond(*torch.sort(rows, dim=-1, descending=True, stable=True), params.top_p))
     if params.min_p > 0.0:
         log_p = torch.log_softmax(logits, dim=-1)
         floor = log_p.amax(dim=-1, keepdim=True) + math.log(params.min_p)
@@ -141,20 +141,20 @@ def _without(logits: torch.Tensor, left_out: Callable[[torch.Tensor], torch.Tens
     return logits.masked_fill(torch.cat([left_out(rows) for rows in logits.split(_ORDERED)]), -torch.inf)
 
 
-def _beyond(logits: torch.Tensor, key: torch.Tensor, share: float) -> torch.Tensor:
-    """The tokens beyond the smallest set with at least this mass, taken in the order of `key`."""
-    order = torch.sort(key, dim=-1, stable=True).indices
-    mass = torch.softmax(logits.gather(-1, order), dim=-1).cumsum(dim=-1, dtype=torch.float64)
+def _beyond(values: torch.Tensor, order: torch.Tensor, share: float) -> torch.Tensor:
+    """The tokens beyond the smallest set with at least this mass, of logits in the order in which tokens are taken."""
+    mass = torch.softmax(values, dim=-1).cumsum(dim=-1, dtype=torch.float64)
     beyond = torch.zeros_like(mass, dtype=torch.bool)
     beyond[:, 1:] = mass[:, :-1] >= share
     return torch.zeros_like(beyond).scatter(-1, order, beyond)
 
 
-def _atypical(logits: torch.Tensor) -> torch.Tensor:
-    """How far the surprisal of each token is from the entropy, in nats; infinite for a token that cannot be drawn."""
+def _atypical(logits: torch.Tensor, share: float) -> torch.Tensor:
+    """The tokens beyond the smallest set with at least this mass of those whose surprisal is nearest to the entropy."""
     log_p = torch.log_softmax(logits, dim=-1)
     entropy = -torch.special.xlogy(log_p.exp(), log_p.exp()).sum(dim=-1, keepdim=True)
-    return (log_p + entropy).abs()
+    order = (log_p + entropy).abs().sort(dim=-1, stable=True).indices
+    return _beyond(logits.gather(-1, order), order, share)
 
 
 def _deviation(logits: torch.Tensor) -> torch.Tensor:
