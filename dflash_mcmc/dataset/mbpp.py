@@ -25,10 +25,10 @@ class Mbpp(Benchmark):
     """MBPP's test split, from the hub (google-research-datasets/mbpp) or a JSON Lines file; for grader=code.
 
     The question is the task, followed by the tests, as in the paper. With `shown=first` it has the first test alone, which
-    is then an example, and the others decide. The gold answer is JSON with `test_list`, the tests that decide, and
-    `test_setup_code` or `test_imports` where the row has them. The solution is the published program. Of the full file with
-    all splits, the rows of the test split are read: ids 11 to 510. The sanitized file (257 problems in its test split) has
-    its task in `prompt`, and is read with check_rows=false.
+    is then an example, and the others decide; rows 37, 337 and 508 repeat it among the others. The gold answer is JSON with
+    `test_list`, the tests that decide, and `test_setup_code` or `test_imports` where the row has them. The solution is the
+    published program. Of the full file with all splits, the rows of the test split are read: ids 11 to 510. The sanitized
+    file (257 problems in its test split) has its task in `prompt`, and is read with check_rows=false.
     """
 
     path: str | None = runtime(None, "JSON Lines file with task_id, text (or prompt), code and test_list; null takes the hub")
