@@ -31,6 +31,6 @@ def test_help_lists_the_fields(command, tmp_path):
 def test_an_unknown_draft_is_an_error_of_one_line(command, tmp_path):
     done = command("dflash_mcmc.train", "draft=tny", *DRAFT)
     assert done.returncode == 2
-    assert done.stderr == ("error: draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'tiny_dspark', 'tiny_dflash2', "
-                           "'smollm2', 'qwen2_5_coder_0_5b', 'eagle3', 'dflash'\n")
+    assert done.stderr == ("error: draft: given 'tny' (did you mean 'tiny'?); allowed: 'tiny', 'smollm2', "
+                           "'qwen2_5_coder_0_5b', 'eagle3', 'dflash'\n")
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """`python -m dflash_mcmc.drafts check model=... draft=... dataset=...`: whether a draft accepts what it should.
 
-`drafts speed` says whether speculation pays on this machine; with `--trace FILE`, whether it pays in another engine.
+`drafts speed` says whether speculation pays on this machine.
 """
 
 from __future__ import annotations
@@ -34,20 +34,12 @@ speed: times blocks and plain steps, and says whether speculation pays on this m
 
     python -m dflash_mcmc.drafts check model=tiny draft=tiny dataset=arith
     python -m dflash_mcmc.drafts speed model=tiny draft=tiny dataset=arith hardware.num_slots=1
-    python -m dflash_mcmc.drafts speed --trace steps.jsonl --draft-ms 2 --verify-ms 24 --plain-ms 20
 
 Arguments of `python -m dflash_mcmc` choose model, draft, dataset and hardware, and with speed the decoder. Without
 dataset.limit the first 32 problems are taken (speed: 4), and without dataset.max_new_tokens at most 128 tokens of an answer
 (64). With check the draft is a DFlash, DSpark or DFlash 2 checkpoint. Output: tables, and check.json or speed.json:
 
   --out FOLDER           default: OUTPUTS/drafts/MODEL-DRAFT, the names of their folders
-
-Options of speed:
-
-  --trace FILE           says it of the steps of another engine, from a JSON Lines file with drafted and accepted of each step,
-                         or responses of vLLM (--per-request-spec-decode-metrics) or SGLang (meta_info); draws nothing
-  --draft-ms, --verify-ms, --plain-ms
-                         milliseconds to draft a block, to verify it, and of a plain step, where the file has none
 """
 
 
@@ -59,14 +51,13 @@ def main(arguments: list[str]) -> None:
         return
     if (command := arguments[0]) not in _LIMITS:
         raise UserError(f"COMMAND: given {command!r}; allowed: {', '.join(_LIMITS)}")
-    if command == "speed" and any(text.partition("=")[0] == "--trace" for text in arguments):
-        _trace(arguments[1:])
-        return
     parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
     parser.add_argument("--out", type=Path)
     options, overrides = options_of(parser, arguments[1:])
     config, names = configured(overrides, command)
-    folder = _folder(options.out or default_folder(config, names))
+    folder = options.out or default_folder(config, names)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out: given {str(folder)!r}, a file; allowed: a folder")
     if command == "check":
         from dflash_mcmc.drafts.check import check
 
@@ -80,7 +71,9 @@ def main(arguments: list[str]) -> None:
         paces = speed.measure(config)
         text, values = speed.text(paces), [pace._asdict() for pace in paces]
     print(text)
-    _write(values, folder / f"{command}.json")
+    with writing(path := folder / f"{command}.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(values, indent=1) + "\n")
     print(f"\nwritten to {folder}")
 
 
@@ -89,35 +82,6 @@ def default_folder(config: Config, names: Mapping[str, str]) -> Path:
     values: dict[str, Any] = plain(config)
     parts = [Path(values[group].get("path") or names[group]).name for group in ("model", "draft")]
     return Path(config.paths.outputs) / "drafts" / "-".join(parts)
-
-
-def _folder(given: Path) -> Path:
-    if given.exists() and not given.is_dir():
-        raise UserError(f"--out: given {str(given)!r}, a file; allowed: a folder")
-    return given
-
-
-def _trace(arguments: list[str]) -> None:
-    """`drafts speed --trace FILE`: another engine's steps. Nothing is drawn."""
-    from dflash_mcmc.drafts import speed
-
-    parser = program.OneLineParser("python -m dflash_mcmc.drafts", add_help=False)
-    parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
-    for name in ("draft", "verify", "plain"):
-        parser.add_argument(f"--{name}-ms", type=float)
-    given = parser.parse_args(arguments)
-    paces = speed.of_trace(given.trace, speed.Times(given.draft_ms, given.verify_ms, given.plain_ms))
-    print(speed.text(paces))
-    if given.out is not None:
-        _write([pace._asdict() for pace in paces], _folder(given.out) / "speed.json")
-        print(f"\nwritten to {given.out}")
-
-
-def _write(values: object, path: Path) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(values, indent=1) + "\n")
 
 
 def configured(overrides: list[str], command: str = "check") -> tuple[Config, dict[str, str]]:

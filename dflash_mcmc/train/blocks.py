@@ -30,7 +30,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.train.responses import Response
 
 Network: TypeAlias = DFlash | Eagle3
-"""A network that is trained here; DSpark's and DFlash 2's are networks of DFlash."""
+"""A network that is trained here."""
 
 
 POOL_BATCHES = 8
@@ -256,14 +256,11 @@ def accepted_lengths(draft: Network, model: LanguageModel, responses: Sequence[R
         blocks = every._replace(anchors=every.anchors[:, start : start + anchors_at_once])
         hidden, last = drafted(draft, model, features, blocks), blocks.tokens.shape[1] - 1
         slots = torch.arange(hidden.shape[2], device=hidden.device)
-        # The token before a slot is the response's. If it differs from the drafted one, the slots after it do not count.
-        before = blocks.anchors.clamp(min=0)[..., None] + slots
-        previous = blocks.tokens.gather(1, before.flatten(1).clamp(max=last)).view(before.shape)
-        logits = draft.head_logits(hidden, model.head_logits).masked_fill(model.forbidden, -torch.inf)
-        proposed = draft.along(logits.flatten(0, 1), hidden.flatten(0, 1), previous.flatten(0, 1)).argmax(dim=-1)
+        logits = draft.head_logits(hidden, model.head_logits)
+        proposed = logits.masked_fill(model.forbidden, -torch.inf).argmax(dim=-1)
         positions = blocks.anchors[..., None] + 1 + slots
         expected = blocks.tokens.gather(1, positions.flatten(1).clamp(max=last)).view_as(positions)
-        right = (proposed.view_as(expected) == expected) & (positions < blocks.lengths[:, None, None])
+        right = (proposed == expected) & (positions < blocks.lengths[:, None, None])
         counts = right.long().cumprod(dim=-1).sum(dim=-1)
         accepted.scatter_(1, blocks.anchors % accepted.shape[1], counts)  # padding anchors (-1) write to the extra last column
     return accepted[:, :-1].cpu().numpy()

@@ -30,12 +30,8 @@ from dflash_mcmc.config.identity import as_yaml
 from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.draft.network.checkpoint import default_target_layers
 from dflash_mcmc.draft.network.dflash import DFlashShape
-from dflash_mcmc.draft.network.dflash2 import FAMILY as DFLASH2
-from dflash_mcmc.draft.network.dflash2 import DFlash2
-from dflash_mcmc.draft.network.dspark import FAMILY as DSPARK
-from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.draft.network.eagle3 import FAMILY as EAGLE3
-from dflash_mcmc.draft.network.eagle3 import Eagle3Shape
+from dflash_mcmc.draft.network.eagle3 import Eagle3, Eagle3Shape
 from dflash_mcmc.errors import ConfigError, RunBusy, UserError
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
@@ -44,7 +40,7 @@ from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
 from dflash_mcmc.train import blocks
 from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader
-from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, slotwise_loss_sum, weights_of
+from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
 
@@ -54,16 +50,15 @@ if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
 
-FAMILIES = {"dflash": checkpoint.DFLASH, "dspark": DSPARK, "dflash2": DFLASH2, "eagle3": EAGLE3}
-"""The kinds of networks by the values of `heads.network`."""
-
-
-_BETAS = (0.9, 0.95)
+FAMILIES = {"dflash": checkpoint.DFLASH, "eagle3": EAGLE3}
+"""The kinds of networks by the values of `network`."""
+_BETAS, _MAX_NORM = (0.9, 0.95), 1.0
+"""Of AdamW, and the largest norm of the gradient: larger gradients are scaled down to it."""
 _TRACK_EVERY = 10
 _PART = 64
 """Tokens of a part of the answers, for which the accepted length is reported separately."""
 _FREE_OF_START = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
-"""Fields of a shape that no weight depends on. They may differ between `init` or `heads.backbone` and the plan."""
+"""Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
 
 def train(plan: DraftPlan) -> Path:
@@ -105,14 +100,8 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
     """The draft's shape. Values that the plan leaves out are the target's. Raises UserError if it does not fit the target."""
     wanted, config, num_layers = plan.shape, model.config, len(model.layers)
     check_shape(wanted, num_layers)
-    layers = wanted.target_layers or default_target_layers(num_layers, wanted.num_features)
-    heads = wanted.num_heads or config.num_attention_heads
-    key_heads = wanted.num_key_heads or getattr(config, "num_key_value_heads", None) or heads
-    head_dim = wanted.head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if heads % key_heads:
-        raise ConfigError("shape.num_heads", heads, f"a multiple of the {key_heads} key heads")
-    mask = wanted.mask_token_id
-    if mask is None and plan.heads.network != "eagle3":
+    heads, mask = config.num_attention_heads, wanted.mask_token_id
+    if mask is None and plan.network != "eagle3":
         # If possible an id that is never sampled, so masks differ from all tokens.
         unused = model.forbidden.nonzero().flatten().tolist()
         mask = unused[0] if unused else getattr(model.tokenizer, "pad_token_id", None)
@@ -120,30 +109,22 @@ def shape_of(plan: DraftPlan, model: LanguageModel) -> DFlashShape | Eagle3Shape
             raise ConfigError("shape.mask_token_id", None, "an id; the target has neither an unused id nor a padding token")
     rope = getattr(config, "rope_parameters", None) or {}
     shape = DFlashShape(
-        hidden_size=config.hidden_size, num_layers=wanted.num_layers, num_heads=heads, num_key_heads=key_heads,
-        head_dim=head_dim,
+        hidden_size=config.hidden_size, num_layers=wanted.num_layers, num_heads=heads,
+        num_key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         intermediate_size=wanted.intermediate_size or getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        block_size=wanted.block_size, mask_token_id=mask or 0, target_layers=tuple(layers),
-        num_target_layers=num_layers, norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        block_size=wanted.block_size, mask_token_id=mask or 0,
+        target_layers=default_target_layers(num_layers, wanted.num_features), num_target_layers=num_layers,
+        norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         # The draft uses default frequencies. Extensions of RoPE to long contexts assume earlier training on short contexts.
         rope={"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         max_positions=config.max_position_embeddings, sliding=(None,) * wanted.num_layers,
     )
-    made, own, kind = shape, plan.heads, FAMILIES[plan.heads.network].config.shape_type
-    if own.network != "dflash":
-        more: dict[str, Any] = {"vocab_size": model.vocab_size}
-        if own.network == "dspark":
-            more.update(markov_rank=own.rank or 0, markov_head=own.markov_head, confidence=own.confidence,
-                        confidence_with_markov=own.confidence and own.rank is not None)
-        elif own.network == "eagle3":
-            more["num_drafted"] = shape.num_drafted
-        else:
-            if shape.hidden_size % (own.group_size or 1):
-                raise ConfigError("heads.group_size", own.group_size, f"a divisor of the hidden size {shape.hidden_size}")
-            more.update(kernel_size=own.kernel_size, group_size=own.group_size, selector_rank=own.rank,
-                        selector_top_k=min(own.top_k or 1, model.vocab_size))
-        common = {field.name for field in dataclasses.fields(kind)} & {field.name for field in dataclasses.fields(shape)}
-        made = kind(**{**{name: getattr(shape, name) for name in common}, **more})
+    made: Any = shape
+    if plan.network == "eagle3":
+        names, own = ({field.name for field in dataclasses.fields(kind)} for kind in (Eagle3Shape, DFlashShape))
+        common = {name: getattr(shape, name) for name in names & own}
+        made = Eagle3Shape(**{**common, "vocab_size": model.vocab_size, "num_drafted": shape.num_drafted})
     checkpoint.check_pair(made, hidden_size=config.hidden_size, vocab_size=model.vocab_size, num_layers=num_layers,
                           field="shape")
     return made
@@ -157,7 +138,7 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
     embedding. The draft would first predict the mask token itself and unlearn this only in hundreds of steps. The final norm
     is a copy of the target's. Raises UserError if the tensors do not fit.
     """
-    family = FAMILIES[plan.heads.network]
+    family = FAMILIES[plan.network]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(Key(plan.seed).fold_in("draft", "weights").integer(2**31))
         draft = family.network(shape)
@@ -165,15 +146,16 @@ def first_draft(plan: DraftPlan, shape: DFlashShape | Eagle3Shape, model: Langua
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         draft.norm.weight.data.copy_(model.final_norm.weight)  # the target's head was trained with this scale
-        draft.start(model.head.weight)
+        if isinstance(draft, Eagle3):
+            draft.lm_head.weight.data.copy_(model.head.weight)
     if start := plan.start():
-        first = checkpoint.load(start.local(), torch.float32, "cpu", family if plan.init else checkpoint.DFLASH)
+        first = checkpoint.load(start.local(), torch.float32, "cpu", family)
         for name in (field.name for field in dataclasses.fields(first.shape) if field.name not in _FREE_OF_START):
             given, wanted = getattr(first.shape, name), getattr(shape, name)
-            if given != wanted and (name, given) != ("vocab_size", None):  # a backbone has no tensor that depends on it
+            if given != wanted:
                 raise ConfigError(start.field, start.path, f"a draft with {name} {wanted}, as the plan's; this one has "
                                   f"{given}")
-        draft.load_state_dict({**draft.state_dict(), **first.state_dict()})
+        draft.load_state_dict(first.state_dict())
     return draft
 
 
@@ -209,8 +191,7 @@ class _Session:
         try:
             figures = run(TrainingLoop(
                 name="train draft", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
-                max_norm=plan.max_norm,
-                rate=lambda step: cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
+                    rate=lambda step: cosine(step, plan.steps, plan.learning_rate, plan.warmup_fraction),
                 gradients=self.gradients, evaluate=self.evaluate, describe=_describe, track=track, first=first,
             ), self.draft, optimizer)
             exit_code = 0
@@ -231,12 +212,8 @@ class _Session:
         at_once, autocast = self.plan.rows_at_once or max(1, len(rows)), self.plan.precision == "bfloat16"
         for part in (list(rows[start : start + at_once]) for start in range(0, len(rows), at_once)):
             blocks = batch.rows(part).to(self.model.device)
-            if isinstance(self.draft, (DSpark, DFlash2)):
-                total_loss = slotwise_loss_sum(self.draft, self.model, blocks, self.plan.gamma, autocast)
-            else:
-                known = None if self.kept is None else self.kept([numbers[row] for row in part])
-                total_loss = loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known)
-            share = total_loss / total
+            known = None if self.kept is None else self.kept([numbers[row] for row in part])
+            share = loss_sum(self.draft, self.model, blocks, self.objective, autocast, candidates, known) / total
             share.backward()
             loss += share.detach()
         if self.accelerator.num_processes > 1:  # the loss and the gradients of all processes are added in one communication
@@ -291,7 +268,7 @@ def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,
     if "tau_0" in figures:
         record["held_out_tau"] = figures["tau_0"]
     extra = {"vocab_size": model.vocab_size, "training": record}
-    checkpoint.save(stored, folder, extra, FAMILIES[plan.heads.network])
+    checkpoint.save(stored, folder, extra, FAMILIES[plan.network])
 
 
 def cosine(step: int, steps: int, peak: float, warmup_fraction: float) -> float:
@@ -315,8 +292,6 @@ class TrainingLoop(NamedTuple):
     steps: int
     evaluate_every: int
     """Steps between evaluations. Each evaluation writes a checkpoint and a line of `metrics.jsonl`."""
-    max_norm: float
-    """Largest norm of the gradient; larger gradients are scaled down to it."""
     rate: Callable[[int], float]
     """Learning rate as a function of the step."""
     gradients: Callable[[int], float]
@@ -362,7 +337,7 @@ def optimise(loop: TrainingLoop, module: torch.nn.Module, optimizer: torch.optim
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = loop.gradients(step)
-    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), loop.max_norm).item()
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), _MAX_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise UserError(f"learning_rate: given a rate of {rate:g} in step {step + 1}, which has a loss of {loss:g} and a "
                         f"gradient of norm {norm:g}; allowed: a rate with finite ones. The last checkpoint stays as it is")

@@ -8,10 +8,6 @@ a wrong one are rejected (DFlash, arXiv 2602.06036).
 EAGLE-3 is unrolled: in each step of a block the network reads its own state of the step before, and the response's token (the
 training-time test of EAGLE-3, arXiv 2503.01840).
 
-DSpark and DFlash 2 have slots that depend on the token before. All slots are computed with the response's tokens as the tokens
-before them (teacher forcing), with the same weights. Sources: DSpark (arXiv 2607.05147) and its trainer DeepSpec; NVIDIA NeMo
-Automodel for DFlash 2.
-
 The logits of all ids are most of the work of a step with a real vocabulary: at 49 thousand ids and a draft of 7 million
 parameters, three quarters. A step with candidates computes those of some ids: the frequent ids of the training responses, the
 ids that occur in the step, and random others that stand for the rest. The sum of exp(logit) over all ids is estimated without
@@ -22,7 +18,7 @@ Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -31,10 +27,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from dflash_mcmc.draft.network.adaptation import kl_divergences, slot_weights
-from dflash_mcmc.draft.network.dflash2 import DFlash2
-from dflash_mcmc.draft.network.dspark import DSpark
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.forcing import sequences
 from dflash_mcmc.rng import Key
 from dflash_mcmc.train.blocks import Known, Network, TargetReader, TrainingBlocks, drafted
 from dflash_mcmc.train.responses import Response
@@ -185,69 +178,8 @@ def loss_sum(draft: Network, model: LanguageModel, blocks: TrainingBlocks, objec
             losses = candidates.kl_divergences(logits, target, log_sums[part], objective.power)
         return (weights[part] * losses).sum()
 
-    return _summed(piece, hidden, _SLOTS_AT_ONCE)
-
-
-def _summed(piece: Callable[[slice], torch.Tensor], hidden: torch.Tensor, size: int) -> torch.Tensor:
-    """The sum of the loss of all pieces, of `size` rows of hidden states each."""
-    pieces = [slice(start, start + size) for start in range(0, len(hidden), size)]
+    pieces = [slice(start, start + _SLOTS_AT_ONCE) for start in range(0, len(hidden), _SLOTS_AT_ONCE)]
     if len(pieces) == 1:
         return piece(pieces[0])
     # The backward pass recomputes the logits. Only the logits of one part are in memory at a time.
     return sum((checkpoint(piece, part, use_reentrant=False) for part in pieces), hidden.sum() * 0.0)
-
-
-_CROSS_ENTROPY, _VARIATION, _CONFIDENCE = 0.1, 0.9, 1.0
-"""Weights of the terms of DSpark's loss."""
-
-
-def slotwise_loss_sum(draft: DSpark | DFlash2, model: LanguageModel, blocks: TrainingBlocks, gamma: float,
-             autocast: bool) -> torch.Tensor:
-    """The sum over all slots of weight times loss; see `loss_sum`."""
-    weights = weights_of(blocks, draft.shape.num_drafted, gamma)
-    rows, anchors = torch.nonzero(weights.sum(dim=-1), as_tuple=True)
-    layers = draft.shape.target_layers
-    reading = sequences.read(model, blocks.tokens, layers)
-    with torch.autocast(blocks.tokens.device.type, torch.bfloat16, enabled=autocast):
-        hidden = sequences.drafted(draft, model, reading.features(model, layers), *blocks)[rows, anchors]
-    before = blocks.anchors[rows, anchors][:, None] + torch.arange(weights.shape[-1], device=rows.device)
-    before = before.clamp(max=blocks.tokens.shape[1] - 2)  # slots after the end have weight 0
-    tokens, weights = blocks.tokens[rows], weights[rows, anchors]
-    previous, labels = tokens.gather(1, before), tokens.gather(1, before + 1)
-    teacher = reading.hidden[rows[:, None], before]
-    term = _dspark if isinstance(draft, DSpark) else _dflash2
-
-    def piece(rows: slice) -> torch.Tensor:
-        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=autocast):
-            base = model.head_logits(hidden[rows]).float()
-            logits = draft.along(base, hidden[rows], previous[rows])
-            confidence = draft.confidence_logits(hidden[rows], previous[rows])
-        return (weights[rows] * term(base, logits, labels[rows], model, teacher[rows], confidence)).sum()
-
-    return _summed(piece, hidden, max(1, _SLOTS_AT_ONCE // weights.shape[-1]))
-
-
-def _dspark(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,
-            confidence: torch.Tensor | None) -> torch.Tensor:
-    """0.1 cross-entropy + 0.9 |p - q| + the confidence's cross-entropy to 1 - |p - q| / 2, for each slot (blocks, n)."""
-    with torch.no_grad():
-        target = torch.softmax(model.logits(teacher), dim=-1)
-    variation = (torch.softmax(logits, dim=-1) - target).abs().sum(dim=-1)
-    loss = _CROSS_ENTROPY * _cross_entropy(logits, labels) + _VARIATION * variation
-    if confidence is None:
-        return loss
-    accepted = (1.0 - 0.5 * variation.detach()).clamp(0.0, 1.0)
-    return loss + _CONFIDENCE * torch.nn.functional.binary_cross_entropy_with_logits(
-        confidence.float(), accepted, reduction="none")
-
-
-def _dflash2(base: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, model: LanguageModel, teacher: torch.Tensor,
-             confidence: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of the head's logits + that of the selector where the label is a candidate, for each slot (blocks, n)."""
-    among = torch.isfinite(logits.gather(-1, labels[..., None])[..., 0])
-    finite = torch.where(torch.isfinite(logits), logits, torch.finfo(logits.dtype).min)
-    return _cross_entropy(base, labels) + torch.where(among, _cross_entropy(finite, labels), 0.0)
-
-
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)

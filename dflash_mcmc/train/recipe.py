@@ -19,16 +19,13 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.config.schema import Paths, store_schema
 from dflash_mcmc.errors import ConfigError, UserError, did_you_mean
-from dflash_mcmc.fields import identity, identity_values, runtime, shown_default
+from dflash_mcmc.fields import identity, identity_values, runtime
 from dflash_mcmc.model.files import Checkpoint
 from dflash_mcmc.ops import LARGEST, SMALLEST
 
 RECIPES = {name: f"train_draft_{name}" for name in (
-    "tiny", "tiny_dspark", "tiny_dflash2", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
+    "tiny", "smollm2", "qwen2_5_coder_0_5b", "eagle3")} | {"dflash": "train_draft"}
 """The values of `draft=` and their root configurations."""
-_FIELDS = {"dflash": ("target", "loss_ids", "keep_features"), "dspark": ("rank", "markov_head", "confidence", "backbone"),
-           "dflash2": ("rank", "top_k", "kernel_size", "group_size", "backbone"), "eagle3": ("target", "keep_features")}
-"""The fields of `heads` and of the loss that each kind of network has."""
 _DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 """Published values of gamma by block size."""
 _IDENTITY_VERSION = 2
@@ -43,50 +40,9 @@ class Shape:
     block_size: int = identity(16, "positions in a block: the anchor and the drafted tokens", ge=2, le=1024)
     num_features: int = identity(5, "number of target layers whose outputs the draft reads, evenly spaced from the second one",
                                  ge=1)
-    target_layers: list[int] | None = identity(None, "indices of the target layers to read, counted from 0; null chooses "
-                                               "num_features layers")
     intermediate_size: int | None = identity(None, "width of the feed-forward layers; null uses the target's", ge=1)
-    num_heads: int | None = identity(None, "number of attention heads; null uses the target's", ge=1)
-    num_key_heads: int | None = identity(None, "number of key and value heads; null uses the target's", ge=1)
-    head_dim: int | None = identity(None, "dimension of a head, an even number; null uses the target's", ge=2)
     mask_token_id: int | None = identity(None, "id of the mask at positions to draft; null uses the first id without a token",
                                          ge=0)
-
-
-@dataclass(slots=True, kw_only=True)
-class Heads:
-    """The kind of network, and the sizes of what it has besides DFlash's tensors."""
-
-    network: Literal["dflash", "dspark", "dflash2", "eagle3"] = identity("dflash", "kind of network")
-    rank: int | None = identity(None, "rank of DSpark's Markov head, or of DFlash 2's selector; null without one", ge=1)
-    markov_head: Literal["vanilla", "gated", "rnn"] = identity("vanilla", "kind of DSpark's Markov head")
-    confidence: bool = identity(False, "whether DSpark has a confidence head")
-    top_k: int | None = identity(None, "candidates of DFlash 2's selector", ge=1)
-    kernel_size: int | None = identity(None, "taps of DFlash 2's convolutions", ge=1)
-    group_size: int | None = identity(None, "channels of DFlash 2's convolutions with the same dynamic coefficient", ge=1)
-    backbone: str | None = identity(None, "folder of a DFlash draft whose tensors the training starts from; null starts from "
-                                    "random ones")
-
-    def check(self, plan: DraftPlan) -> None:
-        """Checks that the sizes suit the kind of network, and that the plan suits its loss. Raises UserError."""
-        user = f"with heads.network={self.network}"
-        own, known = _FIELDS[self.network], set().union(*_FIELDS.values())
-        for part, prefix in ((self, "heads."), (plan, "")):
-            for field in dataclasses.fields(part):
-                if field.name in known.difference(own) and getattr(part, field.name) != field.default:
-                    raise ConfigError(prefix + field.name, getattr(part, field.name), f"{shown_default(field)} {user}")
-        if self.network == "dflash2" and (missing := [name for name in own[:-1] if getattr(self, name) is None]):
-            raise ConfigError(f"heads.{missing[0]}", None, f"a whole number >= 1 {user}")
-        if self.rank is None and self.markov_head != "vanilla":
-            raise ConfigError("heads.markov_head", self.markov_head, "vanilla without heads.rank, the rank of that head")
-        if self.network == "eagle3":
-            for name, wanted in (("num_layers", 1), ("num_features", 3)):
-                if getattr(plan.shape, name) != wanted:
-                    raise ConfigError(f"shape.{name}", getattr(plan.shape, name), f"{wanted} {user}")
-            if plan.shape.target_layers is not None and len(plan.shape.target_layers) != 3:
-                raise ConfigError("shape.target_layers", plan.shape.target_layers, f"three layers {user}")
-        if self.backbone is not None and plan.init is not None:
-            raise ConfigError("init", plan.init, "null with heads.backbone: a training starts from one draft")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +71,7 @@ class DraftPlan:
     """A training run of a draft: `conf/train_draft.yaml`."""
 
     shape: Shape = dataclasses.field(default_factory=Shape)
-    heads: Heads = dataclasses.field(default_factory=Heads)
+    network: Literal["dflash", "eagle3"] = identity("dflash", "kind of network")
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     responses: Responses = dataclasses.field(default_factory=Responses)
     target: Literal["tokens", "p", "p_alpha"] = identity(
@@ -136,7 +92,6 @@ class DraftPlan:
     learning_rate: float = identity(6.0e-4, "peak learning rate, which then decays to zero along a cosine", gt=0)
     warmup_fraction: float = identity(0.04, "fraction of the steps in which the learning rate rises", ge=0, lt=1)
     weight_decay: float = identity(0.0, "weight decay of AdamW", ge=0)
-    max_norm: float = identity(1.0, "maximal norm of the gradient; larger gradients are scaled down", gt=0)
     precision: Literal["float32", "bfloat16"] = identity(
         "bfloat16", "number format of the forward pass; the weights are kept in float32")
     seed: int = identity(0, "seed of the initial weights, prompts, responses, order and anchors")
@@ -158,15 +113,18 @@ class DraftPlan:
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the training starts from; None for random weights."""
-        given = (("init", self.init), ("heads.backbone", self.heads.backbone))
-        return next((Checkpoint(field, path, None, "z-lab/Qwen3-4B-DFlash-b16") for field, path in given if path), None)
+        return Checkpoint("init", self.init, None, "z-lab/Qwen3-4B-DFlash-b16") if self.init else None
 
     def check(self) -> None:
         """Checks the plan without loading a model. Raises ConfigError or UserError."""
         self.model.check(self)
         self.hardware.check(self)
         check_shape(self.shape, self.model.num_layers())
-        self.heads.check(self)
+        if self.network == "eagle3":
+            for name, given, wanted in (("shape.num_layers", self.shape.num_layers, 1),
+                                        ("shape.num_features", self.shape.num_features, 3), ("loss_ids", self.loss_ids, None)):
+                if given != wanted:
+                    raise ConfigError(name, given, f"{'null' if wanted is None else wanted} with network=eagle3")
         if not self.steps and self.init is None:
             raise ConfigError("steps", 0, "a number >= 1, or 0 with init=FOLDER, to evaluate a draft")
         if start := self.start():
@@ -189,18 +147,14 @@ class DraftPlan:
 
 def check_shape(shape: Shape, num_target_layers: int | None) -> None:
     """Checks the shape. `num_target_layers` is None if there is no checkpoint yet; layers are then checked after loading."""
-    if shape.head_dim is not None and shape.head_dim % 2:
-        raise ConfigError("shape.head_dim", shape.head_dim, "an even number")
     if num_target_layers is None:
         return
     # The last layer is excluded. Published drafts read its output after the final norm, but engines read it before the norm.
-    last = num_target_layers - 2
-    most, layers = max(last - 1, min(last, 1)), shape.target_layers
-    if layers is None and shape.num_features > most:  # evenly spaced layers from the second one on would repeat
-        raise ConfigError("shape.num_features", shape.num_features, f"at most {most} for a target of {last + 2} layers, or "
-                          "shape.target_layers")
-    if layers is not None and (not layers or len(set(layers)) < len(layers) or not all(0 <= n <= last for n in layers)):
-        raise ConfigError("shape.target_layers", layers, f"different layers from 0 to {last}; the last one is not read")
+    # Evenly spaced layers from the second one on would repeat if there were more.
+    most = max(num_target_layers - 3, min(num_target_layers - 2, 1))
+    if shape.num_features > most:
+        raise ConfigError("shape.num_features", shape.num_features, f"at most {most} for a target of "
+                          f"{num_target_layers} layers")
 
 
 def compose(name: str, overrides: list[str]) -> DraftPlan:

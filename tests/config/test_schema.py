@@ -27,7 +27,7 @@ from dflash_mcmc.sampler import Sampler
 from dflash_mcmc.serve.options import ServeOptions
 from dflash_mcmc.statistics.rules import PROGRAM_RULES, PowerVote
 from dflash_mcmc.statistics.summaries import NAMES
-from dflash_mcmc.train.recipe import DraftPlan, Heads, Shape
+from dflash_mcmc.train.recipe import DraftPlan, Shape
 from tests.refusals import command_is_refused, refused
 
 MISTAKES = {
@@ -240,7 +240,7 @@ WITHOUT_UPPER_BOUND = {
 
 
 @pytest.mark.parametrize("cls", [*(c.cls for group in GROUPS for c in components(group).values()), Config, Slurm, ServeOptions,
-                                 DraftPlan, Shape, Heads], ids=lambda cls: cls.__name__)
+                                 DraftPlan, Shape], ids=lambda cls: cls.__name__)
 def test_a_number_of_things_that_are_held_at_once_has_an_upper_bound(cls):
     types, unbounded = typing.get_type_hints(cls), set().union(*WITHOUT_UPPER_BOUND.values())
     for field in dataclasses.fields(cls):

@@ -124,7 +124,7 @@ def test_tau_of_the_training_is_shown():
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["look"], "allowed: check, speed"), (["speed", "--expected=3"], "not an option"),
+    (["look"], "allowed: check, speed"), (["speed", "--trace=x"], "not an option"),
     (["speed", "draft=none"], "draft: given 'none'; allowed: a draft, such as tiny"),
     (["speed", "draft=tiny", "decoder=plain"], "decoder: given 'plain'; allowed: speculative_match"),
     (["speed", "draft=tiny", "decoder.trace=true"], "decoder.trace: given True; allowed: false with drafts speed, which"),

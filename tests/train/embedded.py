@@ -34,7 +34,6 @@ from dflash_mcmc.train import draft
 from dflash_mcmc.train.blocks import POOL_BATCHES, cut_by_length
 
 _IGNORE = -100
-_MAX_NORM = 1.0
 _TOKENIZER_PAIRS = 10_000
 _VALIDATION_SEED = 1
 VOCAB_SIZE = 512
@@ -226,7 +225,7 @@ def train(plan: TrainingPlan) -> Path:
         return {"greedy_accuracy": greedy_accuracy(model, tokenizer, stop_ids, _VALIDATION_SEED, plan.problems_per_level)}
 
     draft.run(draft.TrainingLoop(
-        name="train tiny", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every, max_norm=_MAX_NORM,
+        name="train tiny", folder=folder, steps=plan.steps, evaluate_every=plan.evaluate_every,
         rate=lambda step: learning_rate(plan, step), gradients=lambda step: _gradients(model, *batches(step)),
         evaluate=evaluate, describe=_describe,
     ), model, optimizer)

@@ -12,15 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_mcmc.chains import build
 from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.draft.network import checkpoint
-from dflash_mcmc.drafts.__main__ import configured
-from dflash_mcmc.drafts.check import draw
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.train import draft, responses
-from dflash_mcmc.train.draft import FAMILIES as NETWORKS
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
@@ -107,19 +103,17 @@ def test_two_processes_end_with_the_weights_of_one(plan, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_open_fields_of_the_shape_are_the_targets(plan, family):
     model = LanguageModel(random_model(family))
-    shape = draft.shape_of(plan("shape.mask_token_id=9", "shape.target_layers=[0,1]", "shape.intermediate_size=null"), model)
+    shape = draft.shape_of(plan("shape.mask_token_id=9", "shape.num_features=1", "shape.intermediate_size=null"), model)
     key_heads = 4 if family == "gpt2" else 2
     assert (shape.hidden_size, shape.num_heads, shape.num_key_heads, shape.head_dim) == (32, 4, key_heads, 8)
     assert (shape.target_layers, shape.mask_token_id, shape.intermediate_size) == (
-        (0, 1), 9, 128 if family == "gpt2" else 48)
+        (1,), 9, 128 if family == "gpt2" else 48)
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-    (["shape.target_layers=[0,2]", "shape.mask_token_id=9"], "shape.target_layers: given [0, 2]; allowed: different layers"),
     (["shape.num_features=2", "shape.mask_token_id=9"], "shape.num_features: given 2; allowed: at most 1 for a target of"),
-    (["shape.target_layers=[0]", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
-    (["shape.target_layers=[0]"], "shape.mask_token_id: given None; allowed: an id"),
-    (["shape.target_layers=[0]", "shape.mask_token_id=9", "shape.num_heads=3"], "shape.num_heads: given 3; allowed: a mult"),
+    (["shape.num_features=1", "shape.mask_token_id=61"], "shape: the draft has mask_token_id 61; allowed: an id below 61"),
+    (["shape.num_features=1"], "shape.mask_token_id: given None; allowed: an id"),
 ])
 def test_a_shape_that_does_not_fit_the_target_is_an_error_of_one_line(plan, overrides, message):
     with pytest.raises(UserError) as caught:
@@ -140,49 +134,14 @@ def test_an_empty_prompt_is_an_error_before_sampling(plan, tmp_path):
                          "model.chat=false"))
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny_dspark", "tiny_dflash2"])
-def test_shipped_drafts_have_their_recipes_and_a_high_accepted_length(tmp_path, name):
-    plan = compose(name, ["prompts.num=8", "prompts.held_out=6"])
-    folder, target = PACKAGE / "assets" / ("tiny_draft" if name == "tiny" else name), plan.model.load("cpu")
-    shipped = checkpoint.load(folder, torch.float32, "cpu", NETWORKS[plan.heads.network])
+def test_the_shipped_draft_has_its_recipe_and_a_high_accepted_length(tmp_path):
+    plan = compose("tiny", ["prompts.num=8", "prompts.held_out=6"])
+    folder, target = PACKAGE / "assets/tiny_draft", plan.model.load("cpu")
+    shipped = checkpoint.load(folder, torch.float32, "cpu")
     assert shipped.shape == dataclasses.replace(draft.shape_of(plan, target), dtype=torch.bfloat16)
-    recipe, trained = identity_of(compose(name, [])), json.loads((folder / "config.json").read_text())["training"]
+    recipe, trained = identity_of(compose("tiny", [])), json.loads((folder / "config.json").read_text())["training"]
     assert {field: value for field, value in trained.items() if field in recipe} == {
         field: value for field, value in {**recipe, "version": 1}.items() if field in trained}
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
     tokens, forwards = count(shipped, target, held_out, 6, 16)
     assert tokens / forwards > 3.5
-
-
-def test_the_evaluation_has_the_tau_of_the_engine_for_a_target_with_a_soft_cap(tmp_path, monkeypatch):
-    """The draft's logits are not capped: a Markov head adds to them what it has learned to add."""
-    config, _ = configured(["model=tiny", "draft=tiny_dspark", "dataset=arith", "dataset.limit=3", "dataset.max_new_tokens=40",
-                            "draft.dtype=float32", "hardware.device=cpu", f"paths.outputs={tmp_path}"])
-    target = config.model.load("cpu")
-    monkeypatch.setattr(target, "softcap", 10.0)
-    prompts = build.prompts(config, target, config.dataset.problems())
-    walks = draw(config, target, config.draft.load(target), prompts, 0.0, "greedy")
-    answers = [responses.Response(each.sequence.astype("int32"), len(each.prompt)) for each in walks]
-    tokens, forwards = count(config.draft.network(target), target, answers, 3, 16)
-    assert tokens == sum(sum(each.gained) for each in walks)
-    assert forwards == sum(len(each.gained) for each in walks)
-
-
-@pytest.mark.parametrize("name", ["tiny_dspark", "tiny_dflash2"])
-def test_heads_start_as_dflash(name):
-    """Before the first step a DFlash 2 draft has its backbone's law, and the Markov head adds nothing."""
-    plan = compose(name, [])
-    target = plan.model.load("cpu")
-    made = draft.first_draft(plan, draft.shape_of(plan, target), target)
-    base, hidden = torch.randn(1, 2, 512, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 128)
-    found = made.along(base, hidden, torch.tensor([[3, 4]]))
-    assert torch.equal(torch.where(torch.isfinite(found), found, base), base)
-    backbone = load_file(PACKAGE / "assets/tiny_draft/model.safetensors")
-    assert all(torch.equal(made.state_dict()[tensor].bfloat16(), value) for tensor, value in backbone.items())
-
-
-def test_heads_are_checked():
-    with pytest.raises(UserError, match=r"heads.top_k: given None; allowed: a whole number >= 1 with heads"):
-        compose("tiny_dflash2", ["heads.top_k=null"])
-    with pytest.raises(UserError, match=r"target: given 'p'; allowed: tokens with heads.network=dspark"):
-        compose("tiny_dspark", ["target=p"])

@@ -61,10 +61,9 @@ def test_the_loss_falls_and_the_result_drafts(make_config, tmp_path):
 
 
 @pytest.mark.parametrize(("overrides", "line"), [
-    (["shape.num_layers=2"], "shape.num_layers: given 2; allowed: 1 with heads.network=eagle3"),
-    (["shape.target_layers=[1,3]"], r"shape.target_layers: given \[1, 3\]; allowed: three layers with heads.network=eagle3"),
-    (["shape.num_features=5"], "shape.num_features: given 5; allowed: 3 with heads.network=eagle3"),
-    (["loss_ids=64"], "loss_ids: given 64; allowed: null with heads.network=eagle3"),
+    (["shape.num_layers=2"], "shape.num_layers: given 2; allowed: 1 with network=eagle3"),
+    (["shape.num_features=5"], "shape.num_features: given 5; allowed: 3 with network=eagle3"),
+    (["loss_ids=64"], "loss_ids: given 64; allowed: null with network=eagle3"),
 ])
 def test_what_is_refused(overrides, line):
     with pytest.raises(UserError, match=line):

@@ -73,7 +73,7 @@ def test_trainings_that_differ_in_other_things_share_their_responses(plan):
 
 
 def one_step(folder, gradients: Callable[[int], float]) -> draft.TrainingLoop:
-    return draft.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+    return draft.TrainingLoop(name="locked", folder=folder, steps=1, evaluate_every=1, rate=lambda step: 0.1,
                              gradients=gradients, evaluate=dict, describe=str)
 
 
@@ -143,7 +143,7 @@ def test_a_training_that_was_finished_has_its_figures_again(tmp_path, random_wei
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(module.parameters())
     training = draft.TrainingLoop(
-        name="finished", folder=tmp_path, steps=1, evaluate_every=1, max_norm=1.0, rate=lambda step: 0.1,
+        name="finished", folder=tmp_path, steps=1, evaluate_every=1, rate=lambda step: 0.1,
         gradients=lambda step: 0.0, evaluate=lambda: {"tau_0": 2.5}, describe=str)
     assert draft.run(training, module, optimizer)["tau_0"] == draft.run(training, module, optimizer)["tau_0"] == 2.5
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1

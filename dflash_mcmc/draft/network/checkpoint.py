@@ -310,7 +310,7 @@ class Family(NamedTuple):
     config: type[DraftConfig]
     """How config.json is read."""
     network: type[Any]
-    to_config: Callable[[Any], dict[str, Any]] | None
+    to_config: Callable[[Any], dict[str, Any]] | None = None
     """The published spelling of a shape; None for networks that are not written."""
     prefix: tuple[str, str] = ("", "")
     """Another prefix of the names of tensors, and what takes its place."""

@@ -277,9 +277,6 @@ class DFlash(torch.nn.Module):
             hidden = layer(hidden, rotation, lambda *qkv, number=number: attend(number, *qkv))
         return self.norm(hidden)
 
-    def start(self, head: torch.Tensor) -> None:
-        """Initialises what a network has beside its backbone, to draft as the backbone does. `head` is the target's."""
-
     def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Logits (..., vocabulary) of hidden states (..., hidden) by the head of the network: the target's, `head`."""
         return head(hidden)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 
 from dflash_mcmc.draft.network.checkpoint import DraftConfig, Family
-from dflash_mcmc.draft.network.checkpoint import to_config as dflash_config
 from dflash_mcmc.draft.network.dflash import DFlashShape, DraftLayer, SlotwiseNetwork
 
 
@@ -65,16 +64,6 @@ class DFlash2Config(DraftConfig):
             self.refuse(f"has conv_group_size {shape.group_size}", f"a divisor of hidden_size, which is {shape.hidden_size}")
         if shape.selector_top_k > shape.vocab_size:
             self.refuse(f"has selector_top_k {shape.selector_top_k}", f"at most {shape.vocab_size}, the vocabulary")
-
-
-def to_config(shape: DFlash2Shape) -> dict[str, Any]:
-    """The published spelling of a shape, without the dtype."""
-    config = dflash_config(shape)
-    own = {"conv_kernel_size": shape.kernel_size, "conv_group_size": shape.group_size,
-           "selector_rank": shape.selector_rank, "selector_top_k": shape.selector_top_k}
-    causal = {} if shape.causal is None else {"is_causal": shape.causal}
-    return {**config, **causal, "architectures": list(DFlash2Config.architectures), "vocab_size": shape.vocab_size,
-            "dflash_config": {**config["dflash_config"], **own}}
 
 
 class ConvolvedLayer(DraftLayer):
@@ -153,18 +142,9 @@ class DFlash2(SlotwiseNetwork):
         super().__init__(shape)
         self.candidate_selector = CandidateSelector(shape)
 
-    def start(self, head: torch.Tensor) -> None:
-        """The selector's terms and the convolutions' dynamic coefficients are zero, and their base kernel is the identity."""
-        torch.nn.init.zeros_(self.candidate_selector.successor_codebook)
-        for module in self.modules():
-            if isinstance(module, BlockConvolution):
-                torch.nn.init.zeros_(module.kernel_projection.weight)
-                with torch.no_grad():
-                    module.base_kernel.zero_()[:, 0] = 1.0
-
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.candidate_selector(base, hidden, previous), None
 
 
-FAMILY = Family(DFlash2Config, DFlash2, to_config)
+FAMILY = Family(DFlash2Config, DFlash2)

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 
 from dflash_mcmc.draft.network.checkpoint import DraftConfig, Family
-from dflash_mcmc.draft.network.checkpoint import to_config as dflash_config
 from dflash_mcmc.draft.network.dflash import DFlashShape, SlotwiseNetwork
 
 HEADS = ("vanilla", "gated", "rnn")
@@ -93,16 +92,6 @@ class DSparkConfig(DraftConfig):
         if names == [_DFLASH] and self.get("projector_type") == "dspark":
             return
         super().check_architecture(names or ["a network without a name"])
-
-
-def to_config(shape: DSparkShape) -> dict[str, Any]:
-    """The published spelling of a shape, in SpecForge's layout, without the dtype."""
-    config = dflash_config(shape)
-    own = {"projector_type": "dspark", "markov_rank": shape.markov_rank, "markov_head_type": shape.markov_head,
-           "enable_confidence_head": shape.confidence, "confidence_head_with_markov": shape.confidence_with_markov,
-           "sample_from_anchor": shape.from_anchor}
-    return {**config, "architectures": [DSparkConfig.architectures[0]], "vocab_size": shape.vocab_size,
-            "tie_word_embeddings": False, "dflash_config": {**config["dflash_config"], **own}}
 
 
 class MarkovHead(torch.nn.Module):
@@ -185,14 +174,6 @@ class DSpark(SlotwiseNetwork):
         self.markov_head = KINDS[shape.markov_head](shape) if shape.markov_rank else None
         self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
-    def start(self, head: torch.Tensor) -> None:
-        """The matrix that a head's output passes last is zero."""
-        if self.markov_head is not None:
-            torch.nn.init.zeros_(self.markov_head.markov_w2.weight)
-        if self.confidence_head is not None:
-            torch.nn.init.zeros_(self.confidence_head.proj.weight)
-            torch.nn.init.zeros_(self.confidence_head.proj.bias)
-
     def corrected(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor,
                   state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.markov_head is None:
@@ -207,5 +188,5 @@ class DSpark(SlotwiseNetwork):
         return self.confidence_head(hidden, None if markov is None else markov.markov_w1(previous))
 
 
-FAMILY = Family(DSparkConfig, DSpark, to_config, prefix=("logit_head.", ""))
+FAMILY = Family(DSparkConfig, DSpark, prefix=("logit_head.", ""))
 """Early files of SpecForge have the prefix `logit_head.` before the names of the heads."""

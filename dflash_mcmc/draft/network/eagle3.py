@@ -163,17 +163,9 @@ class Eagle3(torch.nn.Module):
         if shape.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
 
-    def start(self, head: torch.Tensor) -> None:
-        """The network's head is a copy of the target's, (vocabulary, hidden)."""
-        self.lm_head.weight.data.copy_(head)
-
     def head_logits(self, hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Logits (..., vocabulary) by the network's own head, in place of the target's, `head`."""
         return torch.nn.functional.linear(hidden, self.lm_head.weight).float()
-
-    def along(self, base: torch.Tensor, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """See `DFlash.along`; the token before a slot is in its hidden state."""
-        return base
 
     def fused(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """States (rows, m, hidden) from the outputs of the target's layers, each (rows, m, hidden)."""

@@ -107,13 +107,25 @@ def test_the_published_shape_of_dflash2(tmp_path):
     assert shape(tmp_path, {**MUSE, "is_causal": None}, DFLASH2).causal is None
 
 
+def published(shape):
+    """The published spelling of a shape, in SpecForge's layout."""
+    config = checkpoint.to_config(shape)
+    own = {"conv_kernel_size": shape.kernel_size, "conv_group_size": shape.group_size, "selector_rank": shape.selector_rank,
+           "selector_top_k": shape.selector_top_k} if hasattr(shape, "selector_rank") else {
+        "projector_type": "dspark", "markov_rank": shape.markov_rank, "markov_head_type": shape.markov_head,
+        "enable_confidence_head": shape.confidence, "confidence_head_with_markov": shape.confidence_with_markov}
+    name = "DFlash2DraftModel" if hasattr(shape, "selector_rank") else "DSparkDraftModel"
+    return {**config, "architectures": [name], "vocab_size": shape.vocab_size,
+            "dflash_config": {**config["dflash_config"], **own}}
+
+
 @pytest.fixture
 def saved(tmp_path):
     """saved(kind): a random network, the folder that it is saved in, and its family."""
     def write(kind):
         network = random_network(shape_of(kind, random_model("qwen3"), 5, 60))
         family = DFLASH2 if kind == "dflash2" else DSPARK
-        checkpoint.save(network, tmp_path, family=family)
+        checkpoint.save(network, tmp_path, family=family._replace(to_config=published))
         return network, tmp_path, family
     return write
 
