@@ -353,6 +353,8 @@ class RunResult(NamedTuple):
     """Empty if `num_left` is not 0."""
     num_new: int
     """Tasks recorded since this start, by this or another process."""
+    num_elsewhere: int
+    """Those of them that other processes have recorded."""
     num_beyond: int
     """Tasks of earlier starts that this start did not request. The summary covers them."""
     num_left: int = 0
@@ -369,7 +371,8 @@ class RunResult(NamedTuple):
         """The result in a line."""
         units = self.unit + "s" * (self.num_new != 1)
         nothing = "nothing drawn" if self.num_left else "already complete, nothing drawn"
-        drawn = f"{self.num_new} new {units}" if self.num_new else nothing
+        elsewhere = f", {self.num_elsewhere} of them drawn by other processes" if self.num_elsewhere else ""
+        drawn = f"{self.num_new} new {units}{elsewhere}" if self.num_new else nothing
         beyond = (f"; {self.num_beyond} recorded {self.unit}s that were not requested are counted as well"
                   if self.num_beyond else "")
         left = f"; {self.num_left} more are being drawn by other processes" if self.num_left else ""

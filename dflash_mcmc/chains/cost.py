@@ -178,5 +178,5 @@ def rate(config: Settings) -> str:
     """The line about the rate that the hours are computed with."""
     if measured := config.hardware.tokens_per_second:
         return f"hours: at hardware.tokens_per_second={measured:g}"
-    return ("hours: unknown; set hardware.tokens_per_second to that of a finished run of this model on this machine: "
-            "token_forwards / (mean_share_seconds * num_samples) of its summary.json")
+    return ("hours: unknown, since paths.outputs has no run of this model that this machine has finished; "
+            "hardware.tokens_per_second sets the rate")

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
@@ -28,7 +28,7 @@ from dflash_mcmc.config.overrides import given_value, text_of
 from dflash_mcmc.config.schema import Config, Job, component_of, to_typed, unused
 from dflash_mcmc.errors import ConfigError, UserError, note, of_the_disk, tell
 from dflash_mcmc.fields import has_spec, spec_of
-from dflash_mcmc.process import program, ranks
+from dflash_mcmc.process import bars, program, ranks
 from dflash_mcmc.registry import GROUPS, components, name_of
 from dflash_mcmc.statistics import summaries
 
@@ -37,10 +37,13 @@ if TYPE_CHECKING:
 
 
 Texts = tuple[str, ...]
+T = TypeVar("T")
 _INPUTS = ("model", "draft", "dataset")
 """Groups whose options can be left out, because some experiments do not use these groups."""
 _MOST_POINTS = 100_000
 """The most points of a sweep. More are a mistake in a range, which would take minutes and gigabytes to compose."""
+_MOST_SILENT = 300
+"""The most points that are checked without a progress bar: about a second's worth."""
 
 
 class Sweep(NamedTuple):
@@ -167,7 +170,7 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
 
     Raises UserError for a field that no point has and that is not in `named`.
     """
-    lacking = [composing.lacking(texts) for texts in points]
+    lacking = [composing.lacking(texts) for texts in _shown(points, "fields")]
     # A field that no point has is a typing mistake; one that some points have applies only there.
     nowhere = {name for name in lacking[0] if all(name in each for each in lacking)} - set(named)
     if nowhere and len(points) > 1:
@@ -175,7 +178,7 @@ def optional_of(composing: Composer, points: Sequence[Sequence[str]], named: Col
         fields = {field for texts in points for field in composing.known_fields(name.rpartition(".")[0], texts)}
         raise mistakes.in_no_point(name, sorted(fields))
     optional = frozenset(named) | {name for each in lacking for name in each} - nowhere
-    idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in points]
+    idle = [_idle_names(composing, _applying(composing, tuple(texts), optional)) for texts in _shown(points, "values")]
     return optional | {name for name in set().union(*idle) if not all(name in other for other in idle)}
 
 
@@ -196,7 +199,7 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
                 error.args = (f"{error}; at the point {' '.join(own)}",)
             raise
 
-    jobs = {texts: checked(texts) for texts in dict.fromkeys(kept)}  # points that keep the same texts are one job
+    jobs = {texts: checked(texts) for texts in _shown(tuple(dict.fromkeys(kept)), "points")}  # equal texts are one job
     effects = {texts: _effects(job) for texts, job in jobs.items()}
     alike: dict[str, list[int]] = {}
     for index, texts in enumerate(kept):
@@ -209,6 +212,14 @@ def jobs_of(composing: Composer, points: Sequence[Sequence[str]], optional: froz
             needed = left
         job = jobs[needed] if needed in jobs else job_of(composing, needed)
         yield job._replace(left_out=tuple(composing.parse(text).key_or_group for text in first if text not in needed))
+
+
+def _shown(points: Sequence[T], title: str) -> Iterator[T]:
+    """The points, with a progress bar if one waits for them."""
+    with bars.Bar(len(points), "point", f"checking {title}", shown=len(points) > _MOST_SILENT) as bar:
+        for point in points:
+            yield point
+            bar.update()
 
 
 def _does(composing: Composer, texts: Texts, effects: str) -> bool:

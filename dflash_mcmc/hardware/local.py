@@ -37,9 +37,8 @@ class Local(Hardware):
                                                "on a GPU", ge=1, le=64)
     snapshot_every: int = runtime(256, "positions between two kept states of recurrent layers (Qwen3-Next, Qwen3.5): fewer "
                                   "take less memory, and a rollback recomputes at most so many", ge=1)
-    tokens_per_second: float | None = runtime(None, "token-forwards per second, used only for the hours of dry_run: from an "
-                                              "earlier summary.json, token_forwards / (mean_share_seconds * num_samples); "
-                                              "null is unknown", gt=0)
+    tokens_per_second: float | None = runtime(None, "token-forwards per second, used only for the hours of a plan; null takes "
+                                              "the rate of the newest run of the model that this machine has finished", gt=0)
     num_threads: int | None = runtime(None, "threads of the CPU's arithmetic; null shares the cores among the processes of a "
                                       "launch, and takes one for the embedded model and others as small", ge=1, le=4096)
 

@@ -298,14 +298,15 @@ class Checkpoint(NamedTuple):
         return None if stored is None else sum(math.prod(tensor.shape) for tensor in stored)
 
     def integers(self) -> list[str]:
-        """The weights that are integers or have 8 bits, each with its type, in safetensors files of a checkpoint that names no
-        quantization. Raises ConfigError.
+        """The weights that are integers or have 8 bits, each with its type, of a checkpoint that names no quantization.
+
+        Raises ConfigError.
         """
         config, folder = self.config(), self.config_folder()
         if config is None or folder is None or config.get("quantization_config"):
             return []
-        return [f"{tensor.name} in {tensor.dtype}" for tensor in self._stored(folder) or ()
-                if tensor.dtype not in _FLOATS and tensor.name.endswith("weight")]
+        stored = [(each.name, each.dtype, each.dtype in _FLOATS) for each in self._stored(folder) or ()] or _pickled(folder)
+        return [f"{name} in {dtype}" for name, dtype, is_float in stored if not is_float and name.endswith("weight")]
 
     def _stored(self, folder: Path) -> list[Stored] | None:
         """The tensors of the safetensors files; None if a file is not on this machine. Raises ConfigError."""
@@ -488,3 +489,21 @@ def size_of(checkpoint: Checkpoint) -> CheckpointSize:
     name = folder.resolve().name if checkpoint.folder.is_dir() else checkpoint.path
     return CheckpointSize(name, checkpoint.num_parameters(), checkpoint.whole_number("hidden_size", "n_embd"),
                           checkpoint.whole_number("num_hidden_layers", "n_layer"))
+
+
+def _pickled(folder: Path) -> list[tuple[str, str, bool]]:
+    """Name and type of each tensor in files of PyTorch, and whether it is a float with 16 bits or more. No value is read.
+
+    A file that cannot be read has none: whoever loads the model says why.
+    """
+    import torch
+
+    found: list[tuple[str, str, bool]] = []
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        try:
+            tensors = torch.load(file, map_location="meta", weights_only=True)
+            found += [(name, str(each.dtype).removeprefix("torch."), each.dtype.is_floating_point and each.dtype.itemsize > 1)
+                      for name, each in tensors.items()]
+        except Exception:  # a pickle fails in as many ways as it has bytes
+            continue
+    return found

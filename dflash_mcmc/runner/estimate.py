@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
 from dflash_mcmc.chains.cost import CostEstimate
-from dflash_mcmc.config.identity import point_labels, settings_of
+from dflash_mcmc.config.identity import configuration_of, point_labels, settings_of
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.runner import tasks_of
 from dflash_mcmc.runner.tasks import Tasks
 from dflash_mcmc.settings import groups_of
+from dflash_mcmc.store.described import RUN, described, json_object
 from dflash_mcmc.types import Lengths
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 _LEFT_OUT, _DRAFT = "does not apply", "forwards of the draft"
 _HEADERS = ("run", _LEFT_OUT, "samples", "token-forwards a sample", "token-forwards", "hours", _DRAFT)
 _UNKNOWN = "no estimate"
+_MOST_LOOKED_AT = 50
+"""The newest finished runs among which one of the same model is looked for."""
 
 
 class _PlannedRun(NamedTuple):
@@ -48,8 +54,13 @@ def of(command: Command) -> str:
     runs: dict[str, _PlannedRun] = {}
     jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
     searches = command.sweep is not None and command.sweep.searches
-    counted = command.lengths or [Lengths()] * len(jobs)
+    counted, rates = command.lengths or [Lengths()] * len(jobs), []
     for job, config, label, counted_lengths in zip(jobs, with_lengths(command), point_labels(jobs), counted, strict=True):
+        if config.hardware.tokens_per_second is None and (measured := _finished_rate(config)):
+            hardware: Any = config.hardware
+            rate, folder = measured
+            config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=rate))
+            rates.append(f"hours: the rate is that of {folder}, which this machine has finished")
         tasks = tasks_of(config)
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
         planned = runs.setdefault(_settings(job.config), run)
@@ -69,6 +80,7 @@ def of(command: Command) -> str:
              *dict.fromkeys(_problems(job.config) for job in jobs),
              *dict.fromkeys(_memory(job.config) for job in jobs),
              *dict.fromkeys(line for run in runs.values() for line in run.tasks.assumptions()),
+             *dict.fromkeys(rates),
              *dict.fromkeys(_counted(job, counted_lengths) for job, counted_lengths in zip(jobs, counted, strict=True)),
              "a plan is of whole runs: it counts samples that are already recorded too"]
     return "\n".join([_text(rows), "", *filter(None, notes)])
@@ -96,6 +108,22 @@ def _with_lengths(job: Job, lengths: Lengths) -> Config:
     if "solution" in used:
         assumed["answer_length"] = used["solution"] / config.dataset.max_new_tokens
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **assumed)) if assumed else config
+
+
+def _finished_rate(config: Config) -> tuple[float, Path] | None:
+    """Token-forwards a second of the newest run of the model on this machine that is finished, and its folder."""
+    mine = {tuple(name.split(".", 1)): value for name, _, _, value in walk(config)
+            if name.startswith("model.") or name == "hardware.device"}
+    finished = sorted(Path(config.paths.outputs).glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in finished[:_MOST_LOOKED_AT]:
+        try:
+            recorded, summary = configuration_of(path.parent), json_object(path)
+            same_model = all(recorded[group][field] == value for (group, field), value in mine.items())
+            if same_model and described(path.parent / RUN)[1][-1]["host"] == socket.gethostname():
+                return summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"]), path.parent
+        except (UserError, LookupError, TypeError, ArithmeticError):
+            continue  # a probe, or what no run wrote: the commands that read it say so
+    return None
 
 
 def _counted(job: Job, lengths: Lengths) -> str:

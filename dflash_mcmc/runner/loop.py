@@ -40,15 +40,17 @@ def execute(job: Job, waits: bool = False) -> RunResult:
               Tracking(store, job, digest, tasks.metrics) as tracking):
             recorded = store.recorded()
             pending = [key for key in keys if key not in recorded]
+            num_own = 0
             if pending:
-                _Loop(store, job, identity, tasks, pending, tracking, waits or ranks.waits()).run()
+                num_own = _Loop(store, job, identity, tasks, pending, tracking, waits or ranks.waits()).run()
             elif not ranks.rank() and len(store.records) <= len(keys):  # a command for a part describes no run
                 renew(store, config, identity, tasks)
             store.look_again()  # after its last record: the last process to look sees the complete run
             left = set(keys) - store.recorded()
             summary = {} if left else _summarise(store, tasks, keys, tracking)
-            result = RunResult(store.folder, summary, len(set(pending) - left), 0 if left else len(store.records) - len(keys),
-                               len(left), tasks.unit, tasks.table)
+            new = len(set(pending) - left)
+            num_beyond = 0 if left else len(store.records) - len(keys)
+            result = RunResult(store.folder, summary, new, new - num_own, num_beyond, len(left), tasks.unit, tasks.table)
         stopping.check()
     return result
 
@@ -72,14 +74,14 @@ class _Loop:
         self._store, self._config, self._identity, self._tasks, self._waits = store, job.config, identity, tasks, waits
         self._pending, self._tracking, self._title = pending, tracking, job.title or label_of(job.config)
         self._attempts = Attempts(store)
-        self._num_before, self._num_shown, self._is_described = len(store.records), 0, False
+        self._num_before, self._num_shown, self._num_own, self._is_described = len(store.records), 0, 0, False
         self._in_progress: set[SampleKey] = set()
         self._device = job.config.hardware.resolve()
         self._worker: Worker
         self._bar: bars.Bar
 
-    def run(self) -> None:
-        """Returns when nothing is left that this process can do. Raises UserError and Stopped."""
+    def run(self) -> int:
+        """Returns how many tasks this process has recorded, when nothing is left for it. Raises UserError and Stopped."""
         self._worker = self._tasks.prepare(self._pending, self._device)
         self._bar = bars.Bar(len(self._pending), self._tasks.unit, self._title, shown=not ranks.rank())
         try:
@@ -95,6 +97,7 @@ class _Loop:
             self._worker.close()
             self._attempts.close(complete=self._is_complete())
         self._report()
+        return self._num_own
 
     def _do(self) -> None:
         for keys, claimed in self._rounds():
@@ -157,6 +160,7 @@ class _Loop:
     def _keep(self, record: Mapping[str, object]) -> None:
         self._describe()
         self._store.append(record)
+        self._num_own += 1
         self._in_progress.discard(key_of(record))
         self._show()
 

@@ -100,7 +100,7 @@ class Samples(Tasks[Record]):
         config = self._config
         rated = [] if config.potential.is_null else config.potential.remarks([] if config.dataset.is_unread(config)
                                                                              else self._problems)
-        return [*cost.assumptions(config), *rated]
+        return [*cost.assumptions(config), *config.sampler.remarks(), *rated]
 
     def notes(self) -> dict[str, object]:
         return {"num_problems": len(self._problems)}

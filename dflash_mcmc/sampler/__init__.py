@@ -83,6 +83,10 @@ class Sampler(Component):
         """Mean cost of a chain whose answers have `length` tokens; None if it is not known before the run."""
         return None
 
+    def remarks(self) -> list[str]:
+        """What a plan says of the fields."""
+        return []
+
     def width(self) -> int:
         """The largest number of operations that a chain asks for together."""
         return 1

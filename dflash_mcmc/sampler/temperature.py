@@ -62,6 +62,11 @@ class Temperature(Penalised, AtTemperature):
         """The law depends on the temperature alone, given directly or by alpha."""
         return {**Penalised.canonical(self, config), "alpha": None}
 
+    def remarks(self) -> list[str]:
+        """That alpha is a temperature here."""
+        return [] if self.temperature is not None else [
+            f"sampler.alpha={self.alpha:g} of sampler=temperature: each token is drawn at temperature {1 / self.alpha:.3g}"]
+
     def power(self) -> float | None:
         """1 if tokens are drawn from the target itself."""
         return 1.0 if self.law() == SamplingParams() else None

@@ -101,13 +101,19 @@ class Locks:
         try:
             return _locked(self._file, fcntl.LOCK_EX, first, length)
         except OSError as error:
-            raise UserError(f"paths.outputs: cannot lock {self._path}: {error.strerror}; allowed: a file system with POSIX "
-                            "record locks, such as a local one, NFS 4, or Lustre mounted with flock") from error
+            raise self._refused("lock", error) from error
 
     def free(self, first: int, length: int = 1) -> None:
-        """Releases bytes, whether or not they are locked."""
-        if length:  # for fcntl a length of 0 means all bytes that follow
-            fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
+        """Releases bytes, whether or not they are locked. Raises UserError."""
+        try:
+            if length:  # for fcntl a length of 0 means all bytes that follow
+                fcntl.lockf(self._file, fcntl.LOCK_UN, length, first)
+        except OSError as error:
+            raise self._refused("unlock", error) from error
+
+    def _refused(self, what: str, error: OSError) -> UserError:
+        return UserError(f"paths.outputs: cannot {what} {self._path}: {error.strerror}; allowed: a file system with POSIX "
+                         "record locks, such as a local one, NFS 4, or Lustre mounted with flock")
 
     def number(self, most: int) -> int:
         """The number in the file; 0 in a new file. After a lock is taken, it comes from the file server and not from a cache.

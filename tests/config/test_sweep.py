@@ -251,7 +251,8 @@ class Executed:
         new = 0 if folder in self.complete else 5
         self.complete.add(folder)
         accuracy = 1 / (1 + abs(config.sampler.alpha - 3))
-        return RunResult(folder, {"accuracy": accuracy, "correct": 5, "token_forwards": 1000 * config.sampler.alpha}, new, 0)
+        summary = {"accuracy": accuracy, "correct": 5, "token_forwards": 1000 * config.sampler.alpha}
+        return RunResult(folder, summary, new, 0, 0)
 
 
 @pytest.fixture

@@ -303,7 +303,7 @@ def executed(monkeypatch):
         if execute.error:
             raise execute.error
         config = job.config
-        return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0)
+        return RunResult(run_folder(config, hash_of(identity_of(config))), {}, 3, 0, 0)
 
     execute.error, execute.jobs = None, jobs
     monkeypatch.setattr("dflash_mcmc.runner.loop.execute", execute)

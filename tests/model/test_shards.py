@@ -74,3 +74,7 @@ def test_weights_of_8_bits_without_a_quantization_are_named(tmp_path, dtype):
         with pytest.raises(UserError, match=rf"has {name} in [IUF]8.*; allowed: ") as caught:
             load(folder)
         assert "\n" not in str(caught.value)
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+        with pytest.raises(UserError, match=rf"has {name} in {str(dtype).removeprefix('torch.')}.*; allowed: "):
+            load(folder)

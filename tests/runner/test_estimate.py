@@ -279,6 +279,22 @@ def test_dry_run_loads_and_writes_nothing(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_config, capsys, monkeypatch):
+    other = execute(make_config("condition=temp", "dataset.limit=2", "model.dtype=bfloat16"))
+    plan = ("experiment=demo", "condition=temp", "num_chains=3", "assumed.prompt_length=100",
+            f"paths.outputs={other.folder.parents[1]}")
+    assert "hours: unknown" in told(capsys, *plan)
+    done = execute(make_config("condition=temp", "dataset.limit=2"))
+    content = json.loads((summary := done.folder / "summary.json").read_text())
+    summary.write_text(json.dumps({**content, "token_forwards": 36, "mean_share_seconds": 9.0, "num_samples": 2}))
+    text = told(capsys, *plan)
+    assert cells(text)["temp"][-1] == "2.93"  # 21,082 at 2 a second
+    assert f"hours: the rate is that of {done.folder}, which this machine has finished" in text
+    assert str(other.folder) not in text
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert "hours: unknown" in told(capsys, *plan)
+
+
 def test_total_is_the_sum_and_one_run_counts_once(capsys):
     rows = cells(text := told(capsys, "-m", "sampler=greedy,temperature", "sampler.alpha=2,4", "dataset.limit=10"))
     assert {label: (left_out, samples) for label, (left_out, samples, *_) in rows.items()} == {
@@ -286,6 +302,7 @@ def test_total_is_the_sum_and_one_run_counts_once(capsys):
         "temperature alpha=4": ("", "10"), "total": ("", "30")}
     assert int(rows["total"][3]) == pytest.approx(sum(int(row[3]) for row in itertools.islice(rows.values(), 3)), abs=2)
     assert "the same run as another point: 1" in text
+    assert "sampler.alpha=2 of sampler=temperature: each token is drawn at temperature 0.5" in text
     assert "hardware.tokens_per_second" in text
 
 

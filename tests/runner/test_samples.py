@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random  # noqa: TID251  (moments to kill at are no part of an experiment)
+import re
 import signal
 import subprocess
 import sys
@@ -144,6 +145,10 @@ def test_two_processes_share_a_run_and_end_in_the_same_records(tmp_path, uninter
     assert "| condition" not in told[1][0]
     folder = folder_of(tmp_path)
     assert json.loads((folder / "summary.json").read_text())["num_samples"] == 12
+    by_process = [len(path.read_bytes().splitlines()) for path in folder.glob("records*.jsonl")]
+    elsewhere = re.search(r"12 new samples(?:, (\d+) of them drawn by other processes)?", told[0][0])
+    assert int(elsewhere[1] or 0) in (by_process if len(by_process) == 2 else [0])
+    assert sum(by_process) == 12
     same(finish(tmp_path), uninterrupted)
     again = [rank.communicate(300)[0] for rank in processes.start_ranks(2, [*command, "dataset.limit=8"], tmp_path)]
     assert ["already complete, nothing drawn" in told for told in again] == [True, False]
@@ -407,8 +412,9 @@ def test_a_launch_makes_no_search(monkeypatch, capsys):
 
 
 def test_a_run_that_others_draw_is_not_complete(tmp_path):
-    assert loop.RunResult(tmp_path, {}, 0, 0, 3).line() == (
+    assert loop.RunResult(tmp_path, {}, 0, 0, 0, 3).line() == (
         f"{tmp_path}: nothing drawn; 3 more are being drawn by other processes")
+    assert loop.RunResult(tmp_path, {}, 16, 7, 0).line() == f"{tmp_path}: 16 new samples, 7 of them drawn by other processes"
 
 
 @pytest.mark.parametrize("overrides", [("condition=temp",), ("condition=ps", "sampler.num_steps=2"), ("condition=smc",)])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
 import sys
 from contextlib import closing
 
+import pytest
 import torch
 
 import dflash_mcmc as dm
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.process import ranks
 from dflash_mcmc.store.locks import FolderLocks, is_open
 
@@ -77,3 +80,13 @@ def test_windows_is_one_line_that_says_wsl():
     code = "import os; os.name = 'nt'\ntry:\n    import dflash_mcmc\nexcept ImportError as error:\n    print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "dflash_mcmc needs Linux or macOS; on Windows it runs in WSL: wsl --install\n"
+
+
+def test_a_lock_that_cannot_be_released_is_one_line(tmp_path, monkeypatch):
+    def gone(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with closing(FolderLocks(tmp_path)) as locks:
+        monkeypatch.setattr(fcntl, "lockf", gone)
+        with pytest.raises(UserError, match=r"^paths\.outputs: cannot unlock .*: No locks available; allowed: "):
+            locks.free_mutex()

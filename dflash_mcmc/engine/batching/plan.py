@@ -244,23 +244,24 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     """
     if memory_gb is None:
         limit = int(_SHARE * max(0, free_bytes(work.model.device) - still_to_load))
-        source = f"{100 * _SHARE:.0f} % of what is free"
+        source = f"{_size(limit)}, {100 * _SHARE:.0f} % of what is free"
     else:
-        limit, source = int(memory_gb * _GB), "hardware.memory_gb"
+        limit = int(memory_gb * _GB)
+        source = f"{_size(limit)}, hardware.memory_gb={memory_gb:g}"
     wanted = min(num_slots or _MOST_SLOTS, num_draws)
     whole = predict(work, wanted)
     if whole.total <= limit:
         return whole._replace(limit=limit)
     most = max((slots for slots in range(1, wanted) if predict(work, slots).total <= limit), default=0)
     if not most:
-        raise ConfigError("hardware.memory_gb", f"nothing that holds a slot: {_size(limit)}, {source}",
-                          f"at least {_size(predict(work, 1).total)}, for one slot of up to {work.max_length} tokens; or "
-                          "engine=vllm, whose memory follows the text")
+        least = predict(work, 1).total
+        raise ConfigError("hardware.memory_gb", memory_gb or source, f"at least {least / _GB:.3g} ({_size(least)}), for one "
+                          f"slot of up to {work.max_length} tokens; or engine=vllm, whose memory follows the text")
     if num_slots is None:
         return predict(work, most)._replace(limit=limit)
     raise ConfigError("hardware.num_slots", num_slots, f"at most {most} ({wanted} slots of up to {work.max_length} tokens "
                       f"take at least {_size(whole.total)}, of which {_size(whole.caches)} are keys and values; there are "
-                      f"{_size(limit)}, {source})")
+                      f"{source})")
 
 
 def _size(num_bytes: int) -> str:

@@ -52,8 +52,8 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers(model):
                            "21.3 MB, of which 11.6 MB are keys and values; there are ")
     assert "hardware.memory_gb" in text
     for num_slots in (64, None):
-        with pytest.raises(ConfigError, match=r"hardware\.memory_gb: given nothing that holds a slot: .*; allowed: at least "
-                                              ".* for one slot of up to 150 tokens; or engine=vllm, whose memory follows"):
+        with pytest.raises(ConfigError, match=r"hardware\.memory_gb: given 1e-05; allowed: at least 0\.\d+ \(.* MB\), "
+                                              "for one slot of up to 150 tokens; or engine=vllm, whose memory follows"):
             plan(work, num_slots, 1000, 1e-5)
 
 
