@@ -13,7 +13,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.evidence import Evidence, Repeats, Rounding, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Evidence, Repeats, Rounding, Steps, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -97,12 +97,13 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         raise ConfigError("blend", name_of(blend), "none, or a blend of the target's own hidden states")
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     near = near_of(model, read.temperature or 1.0)
-    learned = Repeats() if read.temperature > 0.0 else None
-    evidence = Evidence([*bets_of(read), *(learned.bets if learned else ())], level)
+    learned, steps = (Repeats(), Steps()) if read.temperature > 0.0 else (None, None)
+    evidence = Evidence([*bets_of(read), *(learned.bets if learned else ()), *(steps.bets if steps else ())], level)
     course, tops, outside, errors, again, kept_otherwise = [], [], [], [], 0, True
     for text in texts:
         paid = read_text(model, text, read, blend)
         more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
+        more += [steps.payments(text.steps, paid.top, paid.expected_top)] if steps else []
         evidence.add(np.hstack([paid.log, *more]))
         if text.log_p is not None:
             errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))

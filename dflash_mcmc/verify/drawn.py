@@ -66,6 +66,8 @@ class DrawnText(NamedTuple):
     """The log probability that the engine states, in nats; None if it states none."""
     encoded_again: bool = False
     """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
+    steps: tuple[int, ...] | None = None
+    """The number of tokens of each step of an engine that speculates; None if it is not stated."""
 
 
 def of_run(folder: Path, model: LanguageModel, chat: bool) -> tuple[list[DrawnText], int]:
@@ -133,7 +135,12 @@ def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: Sampling
     if len(start) + len(tokens) > (longest := model.max_positions or len(start) + len(tokens)) or not len(start):
         raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
                         f"one token, and {longest} tokens together (the model's positions)")
-    return DrawnText(where, start, tokens, encoded_again=kind == "text") if len(tokens) else None
+    steps = row.get("steps")
+    if steps is not None and not (isinstance(steps, list) and all(type(size) is int and size > 0 for size in steps)
+                                  and sum(steps) == len(tokens)):
+        raise UserError(f"{where}: steps: given {steps!r:.60}; allowed: whole numbers > 0, the tokens of each step of the "
+                        f"engine, whose sum is {len(tokens)}")
+    return DrawnText(where, start, tokens, None, kind == "text", tuple(steps) if steps else None) if len(tokens) else None
 
 
 def _stating(name: str, value: object, law: SamplingParams) -> str:

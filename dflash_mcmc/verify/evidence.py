@@ -284,6 +284,43 @@ class Repeats:
         return paid
 
 
+class Steps:
+    """Bets on the place of a token in a step of an engine that speculates, from the number of tokens of each step.
+
+    A draft proposes k tokens; a step has those that are accepted and one more. Where tokens are accepted one by one
+    (Leviathan et al. 2023), the place of a token in its step depends on earlier tokens alone, so that its law is the stated
+    one. A rule that accepts blocks as a whole (Sun et al. 2024) has no such law, and no bets here.
+    """
+
+    _PLACES = ("after a rejected token", "at the end of a block whose drafted tokens were all accepted",
+               "inside of a block, after an accepted token")
+    bets = tuple(Bet("place in a block", f"the most likely token {place}: {math.exp(strength):.2g} times its odds")
+                 for place in _PLACES for strength in _STRENGTHS)
+
+    def __init__(self) -> None:
+        self._longest = 2  # the longest step so far: at its last place stands what follows k accepted tokens
+
+    def payments(self, steps: Sequence[int] | None, top: np.ndarray, expected_top: np.ndarray) -> np.ndarray:
+        """The log payments (tokens, bets) of a text, in nats.
+
+        Args:
+            steps: the number of tokens of each step, in order; None pays nothing.
+            top, expected_top: as in `Payments`.
+        """
+        at = np.zeros((len(top), 3, 1))
+        place, before = 0, 0
+        for size in steps or ():
+            for inside in range(size):
+                full = inside + 1 == self._longest
+                at[place, :, 0] = inside == 0 and 0 < before < self._longest, full, inside > 0 and not full
+                place += 1
+                self._longest = max(self._longest, inside + 1)
+            before = size
+        strengths = np.array(_STRENGTHS)
+        paid = top[:, None] * strengths - np.log1p(np.minimum(expected_top, 1.0)[:, None] * np.expm1(strengths))
+        return (at * paid[:, None]).reshape(len(top), -1)
+
+
 def _log_payments(log_p: torch.Tensor, drawn: torch.Tensor, top: torch.Tensor, expected: torch.Tensor, prompt: np.ndarray,
                   tokens: np.ndarray, law: SamplingParams, piece: slice) -> Iterator[torch.Tensor]:
     of_drawn, p = log_p.gather(1, drawn[:, None])[:, 0].double(), log_p.exp()

@@ -72,7 +72,7 @@ def tables(found: Audit) -> list[ReportTable]:
             ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
 
-_OF_SPECULATION = ("temperature", "most likely token", "first token", "repeated prompt")
+_OF_SPECULATION = ("temperature", "most likely token", "first token", "repeated prompt", "place in a block")
 """The kinds of departure that wrong verification of drafted tokens shows as, too."""
 
 

@@ -9,7 +9,7 @@ import torch
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.verify import evidence
-from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Bet, Evidence, Repeats, Steps, bets_of, payments, shift_of
 
 VOCABULARY = 9
 LAWS = (SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(top_p=0.7), SamplingParams(top_k=4),
@@ -199,3 +199,65 @@ def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
     assert swapped.red_at is not None
     red = sum(audited(P, 200, seed, 0.1).together().red_at is not None for seed in range(400))
     assert red <= 400 * (0.1 + 3 * np.sqrt(0.1 * 0.9 / 400))
+
+
+LAWS = np.random.default_rng(11).dirichlet(np.full(6, 0.7), 6)
+"""p of the next token after each token; a draft proposes the law of another token."""
+
+
+def speculated(rng: np.random.Generator, fault: str, length: int = 60, k: int = 3) -> tuple[np.ndarray, list[int]]:
+    """Tokens and steps of speculative sampling with a chain of `k` drafted tokens, right or with a fault."""
+    tokens, steps, stale = [0], [], None
+    while len(tokens) <= length:
+        size = 0
+        for place in range(k + 1):
+            p, q = LAWS[tokens[-1]], LAWS[(tokens[-1] + 1) % 6]
+            if stale is not None:
+                p, stale = LAWS[stale], None
+            if place == k:
+                tokens.append(rng.choice(6, p=q if fault == "bonus" else p))
+                size += 1
+                break
+            drafted, left = rng.choice(6, p=q), np.maximum(p - q, 0.0)
+            accepted = rng.random() * q[drafted] < p[drafted]
+            tokens.append(drafted if accepted else rng.choice(6, p=left / left.sum()))
+            size += 1
+            if not accepted:
+                stale = drafted if fault == "stale" else None
+                break
+        steps.append(size)
+    return np.array(tokens), steps
+
+
+@pytest.mark.parametrize(("fault", "says"), [("bonus", "were all accepted"), ("stale", "after a rejected token"), ("", "")])
+def test_a_fault_of_speculation_is_seen_at_its_place_in_a_block(fault, says):
+    rng, learned, plain = np.random.default_rng(6), Steps(), len(Steps.bets)
+    placed, everywhere = Evidence(Steps.bets, 1e-3), Evidence([Bet("top", "")] * 6, 1e-3)
+    for _ in range(300):
+        tokens, steps = speculated(rng, fault)
+        law = LAWS[tokens[:-1]]
+        top, expected = (tokens[1:] == law.argmax(axis=1)).astype(float), law.max(axis=1)
+        placed.add(learned.payments(steps, top, expected))
+        everywhere.add(Steps().payments([1, 1] * (len(top) // 2) + [1] * (len(top) % 2), top, expected)[:, :6])
+    best = max(range(plain), key=lambda bet: placed.each()[bet].evidence)
+    assert (placed.together().red_at is not None) == bool(fault)
+    if fault:
+        assert says in Steps.bets[best].says
+        assert placed.together().evidence > everywhere.together().evidence + 10.0
+
+
+def test_bets_on_a_place_pay_one_on_average_and_need_stated_steps():
+    rng, level = np.random.default_rng(8), 0.05
+    assert not Steps().payments(None, np.ones(5), np.full(5, 0.5)).any()
+    paid = Steps().payments([1, 2, 3], np.ones(6), np.full(6, 0.5)).reshape(6, 3, 6)
+    assert paid.any(axis=2).tolist() == [[False, False, False], [True, False, False], [False, True, False],
+                                         [False, False, False], [False, True, False], [False, False, True]]
+    red = 0
+    for _ in range(200):
+        learned, ledger = Steps(), Evidence(Steps.bets, level)
+        for _ in range(5):
+            tokens, steps = speculated(rng, "")
+            law = LAWS[tokens[:-1]]
+            ledger.add(learned.payments(steps, (tokens[1:] == law.argmax(axis=1)).astype(float), law.max(axis=1)))
+        red += ledger.together().red_at is not None
+    assert red <= 200 * level

@@ -559,6 +559,8 @@ def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tin
     ("{", "line 2 is not JSON"), ("[]", "line 2 is no JSON object"), ('{"ids": [1]}', "line 2 lacks prompt_ids or prompt"),
     ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
     ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
+    ('{"prompt_ids": [1], "ids": [5, 6], "steps": [1, 2]}', "line 2: steps: given [1, 2]; allowed: whole numbers > 0, the "
+                                                           "tokens of each step of the engine, whose sum is 2"),
     ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": "abc"}', "line 2: ids: given 'abc'; allowed: a list of token ids"),
     ('{"prompt": 5, "ids": [1]}', "line 2: prompt: given 5; allowed: a text of valid Unicode"),
