@@ -20,13 +20,14 @@ def main(arguments: list[str]) -> None:
                         "lm-evaluation-harness, .csv or .jsonl with problem, score and chain, or run folder")
     parser.add_argument("--score", metavar="NAME", help="the score to compare, where a log has several: a scorer of Inspect, "
                         "or FILTER, METRIC or FILTER/METRIC of lm-evaluation-harness")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write a page, comparison.csv and a figure there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write a page, its table and figure there")
     options = parser.parse_args(arguments)
     from dflash_mcmc.report.comparison import compared
     from dflash_mcmc.report.logs import read_all
+    from dflash_mcmc.report.parts import text_of
 
     found = compared(read_all(options.logs, options.score))
-    print(found.text())
+    print(text_of(found.table))
     for note in found.notes:
         tell(f"note: {note}")
     if options.out:

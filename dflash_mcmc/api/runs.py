@@ -114,7 +114,7 @@ def write_report(*folders: Folder, baseline: str | None = None, out: str | Path 
     from dflash_mcmc.report.build import build
 
     built = build([_folder(folder) for folder in folders], None if out is None else Path(out), baseline=baseline)
-    for warning in built.heading.warnings:
+    for warning in built.parts[0].warnings:
         note(warning)
     return built.page
 
@@ -212,13 +212,13 @@ def compare(*logs: Folder, score: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from dflash_mcmc.report.comparison import COLUMNS, compared
+    from dflash_mcmc.report.comparison import compared
     from dflash_mcmc.report.logs import read_all
 
     found = compared(read_all([str(_folder(log)) for log in logs], score))
     for line in found.notes:
         note(f"compare: {line}")
-    return pd.DataFrame(found.rows, columns=list(COLUMNS))
+    return pd.DataFrame(found.table.rows)
 
 
 def _folder(folder: Folder) -> Path:

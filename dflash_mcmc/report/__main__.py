@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
     built = build(options.runs, options.out, baseline=options.baseline, pair=options.pair, lenient=options.lenient,
                   outputs=options.outputs, alphas=options.alpha, formats=options.format)
     print("\n\n".join([built.overall, *(line for part in built.parts for line in part.verdict)]))
-    for warning in built.heading.warnings:
+    for warning in built.parts[0].warnings:
         tell(f"note: {warning}")
     print(f"\n{built.page}")
 

@@ -54,6 +54,20 @@ def style(math: bool = True) -> Iterator[None]:
         yield
 
 
+def panels(size: tuple[float, float], down: int = 1, across: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of this size in inches, and its panels, line by line."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=size, layout="constrained")
+    return drawn, list(drawn.subplots(down, across, squeeze=False, **shared).flat)
+
+
+def legend_below(drawn: Figure, columns: int) -> None:
+    """A legend below all panels, which names each line once."""
+    handles = {label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles)))
+
+
 def label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
     """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
     low, high = np.log10(axes.get_ylim())

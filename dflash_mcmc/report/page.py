@@ -13,12 +13,11 @@ import re
 from collections.abc import Sequence
 from html import escape as escaped_html
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dflash_mcmc.errors import printable
 from dflash_mcmc.report import figure
-from dflash_mcmc.report.parts import ReportPart, Section, text_of
-from dflash_mcmc.report.study import Study
+from dflash_mcmc.report.parts import ReportPart, text_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.report.parts import Drawing
@@ -30,28 +29,10 @@ _BREAKS = re.compile(r"(?<=[A-Za-z\]\}])[.=/](?=[A-Za-z#\[\{])")
 """Signs inside names, such as `dataset.max_new_tokens`, after which a line can be broken."""
 
 
-class Heading(NamedTuple):
-    """The head of a report."""
+def html(title: str, parts: Sequence[ReportPart], figures: Path) -> str:
+    """The page as HTML, headed by what its first part says of the data. It loads nothing over a network.
 
-    title: str
-    counts: str
-    """A sentence on the size of the data."""
-    warnings: Sequence[str]
-    """Notes to read before the comparison."""
-    verdict: Sequence[str] = ()
-    """As of `ReportPart`; empty for several datasets."""
-
-
-def heading_of(studies: Sequence[Study], verdict: Sequence[str], notes: Sequence[str] = ()) -> Heading:
-    """The head of a report of samples. Notes on one of several datasets are in its part."""
-    if len(studies) == 1:
-        return Heading(title_of(studies), counts_of(studies[0]), [*notes, *studies[0].warnings], verdict)
-    records = sum(len(run.records) for study in studies for run in study.runs)
-    return Heading(title_of(studies), f"{records:,} samples of {len(studies)} datasets.", notes)
-
-
-def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
-    """The page as HTML. Its figures are SVG elements, which follow the page's colours. The page loads nothing over a network.
+    Its figures are SVG elements, which follow the page's colours.
 
     No other script than the page's own can run, because the page's policy names them by their hashes.
 
@@ -71,52 +52,24 @@ def html(heading: Heading, parts: Sequence[ReportPart], figures: Path) -> str:
         return Markup(svg((figures / f"{drawing.name}.svg").read_text(encoding="utf-8"), drawing.name, drawing.title))
 
     return environment.from_string(_file("page.html.j2")).render(
-        heading=heading, parts=parts, picture=picture,
+        title=title, parts=parts, picture=picture,
         version=importlib.metadata.version("dflash_mcmc"), style=Markup(_file("page.css")), scripts=list(map(Markup, scripts)),
         hashes=Markup(" ".join(  # of the Content-Security-Policy
             f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)))
 
 
-def markdown(heading: Heading, parts: Sequence[ReportPart]) -> str:
+def markdown(title: str, parts: Sequence[ReportPart]) -> str:
     """The report's text and tables as Markdown, with links to the figure files."""
-    lines = [f"# {_escaped(heading.title)}", *map(_escaped, [*heading.verdict, heading.counts]), *map(_note, heading.warnings)]
+    lines = []
     for part in parts:
-        if part.name:
-            lines += [f"# {_escaped(part.name)}", *map(_escaped, [*part.verdict, part.counts]), *map(_note, part.warnings)]
+        lines += [f"# {_escaped(part.name or title)}", *map(_escaped, [*part.verdict, part.counts]),
+                  *(f"> **Note:** {_escaped(warning)}" for warning in part.warnings)]
         for section in part.sections:
-            lines += _lines(section)
+            lines += [f"## {_escaped(section.title)}", *map(_escaped, section.text)]
+            lines += [f"![{_escaped(drawing.title)}](figures/{drawing.name}.png)" for drawing in section.drawings]
+            for table in section.tables:
+                lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
     return "\n\n".join(lines) + "\n"
-
-
-def _lines(section: Section) -> list[str]:
-    lines = [f"## {_escaped(section.title)}", *map(_escaped, section.text)]
-    lines += [f"![{_escaped(drawing.title)}](figures/{drawing.name}.png)" for drawing in section.drawings]
-    for table in section.tables:
-        lines += [f"**{_escaped(table.title)}**", text_of(table, _escaped)]
-    return lines
-
-
-def title_of(studies: Sequence[Study]) -> str:
-    """The page title: experiments, number of runs and datasets."""
-    runs = [run for study in studies for run in study.runs]
-    experiments, datasets = (_few(names) for names in ([run.experiment for run in runs], [study.dataset for study in studies]))
-    return f"{experiments}: {len(runs)} run{'s' * (len(runs) > 1)} on {datasets}"
-
-
-def _few(names: Sequence[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def counts_of(study: Study) -> str:
-    """A sentence on the size of a study."""
-    records = sum(len(run.records) for run in study.runs)
-    problems = len({problem for run in study.runs for problem in run.problems})
-    return f"{records:,} samples of {problems:,} problems; runs are compared with {study.baseline.label}."
-
-
-def _note(warning: str) -> str:
-    return f"> **Note:** {_escaped(warning)}"
 
 
 def _escaped(text: str) -> str:
@@ -129,11 +82,11 @@ def _file(name: str) -> str:
     return (_TEMPLATE / name).read_text(encoding="utf-8")
 
 
-_VARIABLES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",
-              figure.OTHER: "other", figure.GREEN: "green", figure.PURPLE: "purple", figure.ORANGE: "orange",
-              figure.SKY: "sky", figure.GRID: "grid", figure.PALE: "pale"}
+_NAMES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT: "right", figure.WRONG: "wrong",
+          figure.OTHER: "other", figure.GREEN: "green", figure.PURPLE: "purple", figure.ORANGE: "orange", figure.SKY: "sky",
+          figure.GRID: "grid", figure.PALE: "pale"}
 """The variables `--fig-...` of `template/page.css` for the colours of figures. Other colours, as of heat maps, stay."""
-_NAMES = {colour.lower(): name for colour, name in _VARIABLES.items()}
+_VARIABLES = {colour.lower(): f"var(--fig-{name})" for colour, name in _NAMES.items()}
 _COLOUR = re.compile(r"(?<=[:\s\"])#[0-9a-fA-F]{6}(?=[;\"])")
 _LEFT_OUT = re.compile(r'<!--.*?-->|<metadata>.*?</metadata>|<style type="text/css">.*?</style>', re.DOTALL)
 _PIXELS = 4.0 / 3.0
@@ -153,11 +106,6 @@ def svg(text: str, name: str, title: str) -> str:
     width, height = (_PIXELS * float(points) for points in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
     box = re.findall(r"viewBox=\"([-\d. ]+)\"", head)[0]
     rest = re.sub(r"(\bid=\"|href=\"#|url\(#)", lambda match: f"{match[0]}{name}-", rest)
-    rest = _COLOUR.sub(lambda match: _variable(match[0]), rest)
+    rest = _COLOUR.sub(lambda match: _VARIABLES.get(match[0].lower(), match[0]), rest)
     return (f'<svg role="img" aria-label="{escaped_html(title)}" '
             f'viewBox="{box}" width="{width:.0f}" height="{height:.0f}">{rest}')
-
-
-def _variable(colour: str) -> str:
-    name = _NAMES.get(colour.lower())
-    return colour if name is None else f"var(--fig-{name})"

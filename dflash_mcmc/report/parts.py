@@ -1,46 +1,56 @@
-"""The parts of a report section, and the formats of its numbers."""
+"""The parts of a report, its one type of table, and the formats of its numbers."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
 from dflash_mcmc.errors import one_line
-from dflash_mcmc.statistics.intervals import IntervalEstimate
+from dflash_mcmc.statistics.paired import Paired, holm, verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-
-
-class ReportColumn(NamedTuple):
-    """A column of a table as readers see it."""
-
-    header: str
-    text: Callable[[dict], str]
-    """The text of a row's cell."""
-    number: bool = True
-    """Whether the column holds numbers, which are right-aligned."""
+_STARTS_OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters that begin a formula in Excel, LibreOffice or Google Sheets; the last four are their full-width forms."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+VERDICTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
+"""The words of a table for the verdicts of `statistics.paired`."""
 
 
 class ReportTable(NamedTuple):
-    """A table: columns for readers, and a CSV file with all digits."""
+    """A table: the columns that readers see, and a CSV file with all digits."""
 
     name: str
     """Name of the CSV file, without its ending."""
     title: str
-    columns: Sequence[ReportColumn]
+    columns: Mapping[str, Any]
+    """By header: the key of a text; the key and the format of a number (`number`); or what gives a number's text for a row."""
     rows: Sequence[dict]
-    data: Sequence[dict] | None = None
+    data: Sequence[Mapping[str, Any]] | None = None
     """Rows of the CSV file, if they differ from the rows shown to readers."""
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The table of the CSV file; a missing value is None."""
+        return framed(self.rows if self.data is None else self.data)
+
     def cells(self) -> list[list[str]]:
-        """The cell texts, row by row."""
-        return [[column.text(row) for column in self.columns] for row in self.rows]
+        """The texts that readers see, row by row."""
+        return [[text(row.get(of)) if isinstance(of, str) else of(row) if callable(of) else number(row, *of)
+                 for of in self.columns.values()] for row in self.rows]
+
+    @property
+    def align(self) -> list[str]:
+        """`left` for each column of texts, `right` for numbers."""
+        return ["left" if isinstance(of, str) else "right" for of in self.columns.values()]
 
 
 class Drawing(NamedTuple):
@@ -97,6 +107,31 @@ class ReportPart(NamedTuple):
         return f"{self.name}-" if self.name else ""
 
 
+def framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rows as a table of pandas whose values are those of the rows; a missing value is None."""
+    import pandas as pd  # a run's table in the terminal does without
+
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return pd.DataFrame([[row.get(key) for key in keys] for row in rows], columns=keys, dtype=object)
+
+
+def csv_of(table: pd.DataFrame) -> str:
+    """The table as CSV with all digits; a missing value is an empty cell.
+
+    A spreadsheet takes a text with certain first characters for a formula and evaluates it. An apostrophe goes before such a
+    text, which spreadsheets read as "this is a text" (OWASP, CSV injection). Numbers stay as they are.
+    """
+    def cell(value: object) -> str:
+        text = "" if value is None else str(value)
+        if isinstance(value, str) and text.startswith(_STARTS_OF_FORMULAS) and not _NUMBER.fullmatch(text):
+            text = f"'{text}"
+        if any(sign in text for sign in ',"\r\n'):  # Python's csv module does not quote a lone \r
+            return '"' + text.replace('"', '""') + '"'
+        return text
+
+    return "".join(",".join(map(cell, line)) + "\n" for line in [table.columns, *table.to_numpy()])
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """The first names, and the number of the others."""
     return "; ".join(names[:most]) + (f"; and {len(names) - most:,} more" if len(names) > most else "")
@@ -107,15 +142,9 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
-def ends(row: dict, key: str) -> tuple[float | None, float | None, float | None]:
-    """A value of a row and the ends of its interval."""
-    return row[key], row.get(f"{key}_low"), row.get(f"{key}_high")
-
-
 def text_of(table: ReportTable, cell: Callable[[str], str] = one_line, form: str = "github") -> str:
     """A table for a terminal, or for Markdown if `cell` escapes the characters that Markdown interprets, or as LaTeX."""
-    return tabulated([cell(column.header) for column in table.columns], [[*map(cell, row)] for row in table.cells()],
-                     ["right" if column.number else "left" for column in table.columns], form)
+    return tabulated([*map(cell, table.columns)], [[*map(cell, row)] for row in table.cells()], table.align, form)
 
 
 def tabulated(headers: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str], form: str = "github") -> str:
@@ -133,35 +162,24 @@ def tabulated(headers: Sequence[str], rows: Sequence[Sequence[str]], align: Sequ
     return "\n\n".join(map(text, blocks))
 
 
-def named(header: str, key: str) -> ReportColumn:
-    """A column of text."""
-    return ReportColumn(header, lambda row: str(row[key]), number=False)
+def text(value: object) -> str:
+    """A text, or a setting as it is typed; a hyphen if there is none."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def counted(header: str, key: str) -> ReportColumn:
-    """A column of counts."""
-    return ReportColumn(header, lambda row: count(row[key]))
+def number(row: Mapping[str, Any], key: str, form: str) -> str:
+    """A number of a row; a hyphen if there is none.
 
-
-def shared(header: str, key: str) -> ReportColumn:
-    """A column of shares in per cent, with intervals if the rows have them."""
-    return ReportColumn(header, lambda row: percent(*ends(row, key)))
-
-
-def differing(header: str, key: str) -> ReportColumn:
-    """A column of differences between shares in percentage points, with intervals if the rows have them."""
-    return ReportColumn(header, lambda row: points(*ends(row, key)))
-
-
-def numbered(header: str, key: str, form: str = ".3g") -> ReportColumn:
-    """A column of numbers in a format."""
-    return ReportColumn(header, lambda row: "-" if row[key] is None else f"{row[key]:{form}}")
-
-
-def costing(header: str, key: str) -> ReportColumn:
-    """A column of costs: whole numbers from 100 on, three digits below."""
-    return ReportColumn(
-        header, lambda row: "-" if row[key] is None else f"{row[key]:{',.0f' if row[key] >= 100.0 else '.3g'}}")
+    Args:
+        form: `count`, `share`, `points` or `p` (see the functions below), the first two with the interval that the row may
+            have; `cost`, in whole numbers from 100 on and with three digits below; or a format of Python, "" for a ready text.
+    """
+    value = row.get(key)
+    if form in ("share", "points"):
+        return (percent if form == "share" else points)(value, row.get(f"{key}_low"), row.get(f"{key}_high"))
+    if form in ("count", "p"):
+        return (count if form == "count" else probability)(value)
+    return "-" if value is None else f"{value:{form if form != 'cost' else ',.0f' if value >= 100.0 else '.3g'}}"
 
 
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -192,11 +210,23 @@ def probability(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-HOLM = ReportColumn("p (Holm)", lambda row: probability(row["p_holm"]))
-P_VALUES = ReportColumn("p", lambda row: probability(row["p_value"])), HOLM
+P_VALUES = {"p": ("p_value", "p"), "p (Holm)": ("p_holm", "p")}
 """The columns of a p-value, and of that adjusted for all rows."""
 
 
-def accurate(estimate: IntervalEstimate) -> dict[str, float | None]:
-    """The columns of an accuracy and its interval, and the number of samples."""
-    return {**estimate.columns("accuracy"), "n": estimate.n}
+def differences(paired: Paired) -> dict[str, Any]:
+    """The columns of a paired comparison that `adjusted` completes."""
+    return {**paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "verdict": VERDICTS["tie"]}
+
+
+def better_or_worse(row: dict, p: float) -> str:
+    """The verdict on a row with a `difference`, from its adjusted p-value."""
+    return VERDICTS[verdict(row["difference"], p)]
+
+
+def adjusted(rows: list[dict], word: Callable[[dict, float], str] = better_or_worse) -> list[dict]:
+    """The rows with `p_holm`, their `p_value` adjusted for all of them, and `verdict`: `word(row, p_holm)`."""
+    for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        if p is not None:
+            row["p_holm"], row["verdict"] = p, word(row, p)
+    return rows

@@ -58,9 +58,9 @@ class Units(Tasks[dict]):
 
     @staticmethod
     def table(folders: Sequence[Path]) -> str:
-        from dflash_mcmc.report import probed
+        from dflash_mcmc.report.table import of_probes
 
-        return probed.overall(folders)
+        return of_probes(folders)
 
     def estimate(self) -> CostEstimate:
         return cost.of_tasks(self._config, self._probe.num_units(self._config), self._probe.expected_cost(self._config))
@@ -126,10 +126,10 @@ class UnitResults(Results):
     def write(self, folder: Path) -> list[Path]:
         """Writes a CSV file for each table, and each figure as PNG and SVG."""
         from dflash_mcmc.report import figure
-        from dflash_mcmc.report.probed import csv_of
+        from dflash_mcmc.report.parts import csv_of, framed
 
         for name, rows in {**self.of_probe.tables, **self.of_probe.data}.items():
-            write_atomically(folder / f"{name}.csv", csv_of(rows))
+            write_atomically(folder / f"{name}.csv", csv_of(framed(rows)))
         if not self.records:
             return []
         with figure.style():

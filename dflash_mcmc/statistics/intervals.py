@@ -7,9 +7,9 @@ weighted observations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,12 +36,17 @@ def cautions(numbers: Iterable[int]) -> list[str]:
 class IntervalEstimate(NamedTuple):
     """A number with its 95 % interval and its number of observations."""
 
-    value: float | None
+    value: float | None = None
     """None without observations."""
-    low: float | None
+    low: float | None = None
     """None if there are fewer than two clusters."""
-    high: float | None
-    n: int
+    high: float | None = None
+    n: int = 0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], name: str) -> IntervalEstimate:
+        """The estimate in the columns of a row that `columns` gives; n is 0."""
+        return cls(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
     def mapped(self, function: Callable[[float], float]) -> IntervalEstimate:
         """The estimate with a function applied to its value and to both ends of its interval."""
@@ -96,7 +101,7 @@ class Clusters:
         sums = [np.bincount(self._of, np.asarray(part, np.float64), self.number) for part in (above, below)]
         total = sums[1].sum()
         if total == 0:
-            return IntervalEstimate(None, None, None, 0)
+            return IntervalEstimate()
         counts = self._counts if np.count_nonzero(sums[1]) > 1 else self._counts[:0]
         return self._estimate(sums[0].sum() / total, divided(*(_products(counts, part) for part in sums)), round(total))
 
@@ -104,7 +109,7 @@ class Clusters:
         """The quantile at each level: the smallest value such that at least this share of the observations is not above it."""
         observed = np.asarray(values, np.float64)
         if not self.size:
-            return [IntervalEstimate(None, None, None, 0)] * len(levels)
+            return [IntervalEstimate()] * len(levels)
         order = np.argsort(observed, kind="stable")
         ordered, of = observed[order], self._of[order]
 

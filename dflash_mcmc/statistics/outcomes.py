@@ -147,7 +147,7 @@ def wilson(correct: float, total: int) -> IntervalEstimate:
     The formula is here because scipy.stats takes most of a second to import, at the end of every run.
     """
     if not total:
-        return IntervalEstimate(None, None, None, 0)
+        return IntervalEstimate()
     share, z = correct / total, NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     centre = (correct + z * z / 2) / (total + z * z)
     half = z / (total + z * z) * math.sqrt(total * share * (1 - share) + z * z / 4)
@@ -179,7 +179,7 @@ def mean_share(shares: ArrayLike) -> IntervalEstimate:
 
 def _over_problems(shares: np.ndarray, weights: np.ndarray) -> IntervalEstimate:
     if not len(shares):
-        return IntervalEstimate(None, None, None, 0)
+        return IntervalEstimate()
     mean, samples = float((shares * weights).sum() / weights.sum()), int(weights.sum())
     if len(shares) == 1:
         return IntervalEstimate(mean, 0.0, 1.0, samples)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import writing
-from dflash_mcmc.report import build, page
+from dflash_mcmc.report import build
 from dflash_mcmc.report import figure as style
-from dflash_mcmc.report.parts import Drawing, ReportColumn, ReportPart, ReportTable, Section, text_of
+from dflash_mcmc.report.parts import Drawing, ReportPart, ReportTable, Section, text_of
 from dflash_mcmc.store.files import write_atomically
 from dflash_mcmc.verify.audit import Audit
 from dflash_mcmc.verify.behaviour import Finding
@@ -60,14 +60,11 @@ def tables(found: Audit) -> list[ReportTable]:
             order.append(place)
     bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, **found.each[place]._asdict()}
             for place in order]
-    columns = [ReportColumn("departure", lambda row: row["kind"], False),
-               ReportColumn("what the bet says", lambda row: row["says"], False),
-               ReportColumn("evidence", lambda row: f"10^{row['evidence']:.1f}"),
-               ReportColumn("red after tokens", lambda row: "-" if row["red_at"] is None else f"{row['red_at']:,}")]
+    columns = {"departure": "kind", "what the bet says": "says", "evidence": lambda row: f"10^{row['evidence']:.1f}",
+               "red after tokens": ("red_at", ",")}
     shares = [{"share": "most likely token", **found.top._asdict()}]
-    shifts = [ReportColumn("share of tokens", lambda row: row["share"], False),
-              ReportColumn("drawn - stated, points", lambda row: f"{100 * row['value']:+.2f}"),
-              ReportColumn("interval", lambda row: f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}")]
+    shifts = {"share of tokens": "share", "drawn - stated, points": lambda row: f"{100 * row['value']:+.2f}",
+              "interval": lambda row: f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"}
     return [ReportTable("bets", f"The best bet of each kind, of {len(found.bets)}", columns, bets),
             ReportTable("shift", "What was drawn against what the law expects", shifts, shares)]
 
@@ -110,12 +107,9 @@ class FurtherPart(NamedTuple):
 
 def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
     """The part of distances between the law of an engine and the stated one."""
-    columns = [ReportColumn("laws", lambda row: row["between"], False),
-               ReportColumn("total variation a token", lambda row: f"{row['tv'].value:.2g}"),
-               ReportColumn("interval", lambda row: f"{row['tv'].low:.2g} to {row['tv'].high:.2g}"),
-               ReportColumn("an answer, at most", lambda row: f"{row['answer']:.2g}"),
-               ReportColumn("largest", lambda row: f"{row['largest']:.2g}"),
-               ReportColumn("log p, nats", lambda row: f"{row['nats']:.2g}")]
+    columns = {"laws": "between", "total variation a token": lambda row: f"{row['tv'].value:.2g}",
+               "interval": lambda row: f"{row['tv'].low:.2g} to {row['tv'].high:.2g}", "an answer, at most": ("answer", ".2g"),
+               "largest": ("largest", ".2g"), "log p, nats": ("nats", ".2g")}
     rows = [each._asdict() for each in measured]
     said = ("Rounding alone moves the law by so much. It is no fault. The interval covers the mean over all "
             f"{measured[0].tokens:,} tokens with probability {100 * (1 - level):g} %, from {measured[0].places:,} places.")
@@ -127,9 +121,7 @@ def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
 def of_findings(found: Sequence[Finding]) -> FurtherPart:
     """The part of what is promised besides the law. The wrong ones come first."""
     rows = [each._asdict() for each in sorted(found, key=lambda each: (each.outcome != "wrong", each.outcome == "right"))]
-    columns = [ReportColumn("check", lambda row: row["check"], False),
-               ReportColumn("outcome", lambda row: row["outcome"], False),
-               ReportColumn("what was found", lambda row: row["says"], False)]
+    columns = {"check": "check", "outcome": "outcome", "what was found": "says"}
     table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
     return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table]), rows)
 
@@ -156,7 +148,7 @@ def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = 
     section = Section("law", "The law of a token", [*notes(found), _EXPLAINED], tables(found),
                       drawings if found.top is not None else ())
     sections = [section, *(part.section for part in more)]
-    build.write(folder, page.Heading(first_line(found, more), title, ()), [ReportPart("", "", (), sections)])
+    build.write(folder, first_line(found, more), [ReportPart("", title, (), sections)])
     with writing(folder / "verify.json"):
         measured = values(found) | {part.section.name: part.values for part in more}
         write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")

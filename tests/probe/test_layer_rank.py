@@ -14,7 +14,7 @@ from dflash_mcmc import probe
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe.layer_rank import NORMS, Ranked, median_of
-from dflash_mcmc.report.probed import overall
+from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
 from tests.probes import changed, killed, measured, records, without_times
@@ -189,7 +189,7 @@ def test_an_empty_answer_is_recorded_and_counted(make_config, monkeypatch, skipp
     assert result.summary["num_skipped"] == skipped
     assert bool(result.summary["tables"]["layers"]) == (skipped < 2)
     assert (result.folder / "fig_layer_probe_ranks.png").exists() == (skipped < 2)
-    assert "layer_rank: layers" in overall([result.folder])
+    assert "layer_rank: layers" in of_probes([result.folder])
 
 
 def test_an_answer_shorter_than_a_block_has_no_ranks_of_the_draft(result, monkeypatch):

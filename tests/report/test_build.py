@@ -44,8 +44,7 @@ def document(tmp_path_factory) -> Built:
 def table(built: Built, name: str) -> dict[str, dict[str, str]]:
     """The displayed cells of a table, by first column and heading."""
     found = _found(built, name)
-    headers = [column.header for column in found.columns]
-    return {row[0]: dict(zip(headers, row, strict=True)) for row in found.cells()}
+    return {row[0]: dict(zip(found.columns, row, strict=True)) for row in found.cells()}
 
 
 def _found(built: Built, name: str) -> ReportTable:
@@ -133,10 +132,10 @@ def test_comparisons_with_the_baseline_are_adjusted_and_ties_are_called_ties(doc
 
 def test_pareto_front(document):
     front = {row["run"]: (row["front_token_forwards"], row["front_share_seconds"]) for row in rows(document, "cost")}
-    assert front["blend_ps"] == ("True", "True")  # no run is more accurate
-    assert front["draft_blend_ps"] == ("False", "False")  # ps is as accurate and not more expensive
-    assert front["greedy"][0] == "True"  # no run with this accuracy costs less
-    assert front["temp"] == ("False", "False")
+    assert front["blend_ps"] == ("yes", "yes")  # no run is more accurate
+    assert front["draft_blend_ps"] == ("no", "no")  # ps is as accurate and not more expensive
+    assert front["greedy"][0] == "yes"  # no run with this accuracy costs less
+    assert front["temp"] == ("no", "no")
 
 
 def test_six_figures_of_the_document_and_no_empty_one(document):
@@ -164,7 +163,7 @@ def test_the_page_is_complete_and_loads_nothing(document):
         assert f"## {section.title}\n" in markdown
     for file in (document.folder / "tables").iterdir():
         assert f"tables/{file.name}" in page
-    assert "left out" not in " ".join(document.heading.warnings)
+    assert "left out" not in " ".join(document.parts[0].warnings)
 
 
 @pytest.mark.parametrize(("problems", "chains"), [(3, 2), (11, 2), (3, 1)])

@@ -102,7 +102,7 @@ def test_a_thousand_random_tables_agree_with_scipy_and_statsmodels():
         chains, problems = int(random.choice([1, 1, 3])), int(random.integers(2, 9))
         tables = random.integers(0, 2, (3, problems, chains)).astype(float)
         rows = compared([Log(f"log {place}", {str(key): list(scores) for key, scores in enumerate(table)})
-                         for place, table in enumerate(tables)]).rows
+                         for place, table in enumerate(tables)]).table.rows
         for row, table in zip(rows[1:], tables[1:], strict=True):
             differences = table.mean(1) - tables[0].mean(1)
             won, lost = int((differences > 1e-12).sum()), int((differences < -1e-12).sum())
@@ -110,27 +110,28 @@ def test_a_thousand_random_tables_agree_with_scipy_and_statsmodels():
             assert row["difference"] == pytest.approx(differences.mean(), abs=1e-12)
             exact = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
             p = exact if chains == 1 else enumerated(differences)
-            assert row["p"] == pytest.approx(p, abs=1e-12)
+            assert row["p_value"] == pytest.approx(p, abs=1e-12)
             if np.ptp(differences) > 1e-12:
                 wide = np.append(differences, [chains**-0.5, -(chains**-0.5)])
                 low, high = stats.t.interval(0.95, problems + 1, wide.mean(), stats.sem(wide))
                 assert row["difference_low"] == pytest.approx(max(-1.0, low), abs=1e-12)
                 assert row["difference_high"] == pytest.approx(min(1.0, high), abs=1e-12)
         if number % 50 == 0:  # multipletests collects garbage, a third of a second each time
-            adjusted = multipletests([row["p"] for row in rows[1:]], method="holm")[1]
+            adjusted = multipletests([row["p_value"] for row in rows[1:]], method="holm")[1]
             assert [row["p_holm"] for row in rows[1:]] == pytest.approx(list(adjusted), abs=1e-12)
 
 
 def test_edges():
     same = Log("same", {"a": [1.0], "b": [1.0]})
-    _, row = compared([same, same._replace(name="again")]).rows
-    assert (row["difference"], row["p"], row["result"], row["problems_needed"]) == (0.0, 1.0, "not resolved", None)
+    _, row = compared([same, same._replace(name="again")]).table.rows
+    assert (row["difference"], row["p_value"], row["verdict"], row["problems_needed"]) == (0.0, 1.0, "not resolved", None)
     found = compared([Log("one", {"a": [0.0]}), Log("other", {"a": [1.0], "b": [1.0]}, unscored=2)])
-    assert (found.rows[1]["common"], found.rows[1]["p"], found.rows[1]["difference_low"]) == (1, 1.0, -1.0)
+    row = found.table.rows[1]
+    assert (row["common"], row["p_value"], row["difference_low"]) == (1, 1.0, -1.0)
     assert found.notes == ["other: 2 samples without a score are left out",
                            "other: 1 problems are left out, because only one of it and one has them"]
     found = compared([Log("words", {"a": [3.0], "b": [-1.0]}), Log("more", {"a": [3.0], "b": [1.0]})])
-    assert (found.rows[0]["accuracy"], found.rows[1]["difference"]) == (0.5, 0.25)
+    assert tuple(row[key] for row, key in zip(found.table.rows, ("accuracy", "difference"), strict=True)) == (0.5, 0.25)
     assert found.notes == ["scores reach from -1 to 3, and are shown as shares of this range"]
     with refused(start="other: has no problem in common with same: 'c', ... and 'a', ...;"):
         compared([same, Log("other", {"c": [1.0]})])
@@ -147,15 +148,16 @@ def test_the_command_mixes_logs_without_torch_and_writes_a_page(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     table, page, loaded = done.stdout.strip().rsplit("\n", 2)
     assert loaded == "False False"
-    assert "against two" in table
     assert "| mine " in table
-    assert page == f"{tmp_path / 'out'}/comparison.html"
-    rows = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
+    assert page == f"{tmp_path / 'out'}/report.html"
+    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "comparison.csv").open()))
     assert [row["run"] for row in rows] == ["two", "inspect", "mine"]
     with refused("inspect.json: has the name 'inspect' of another log; allowed: NAME="):
         dflash_mcmc.compare(names[1], names[1])
     assert float(rows[2]["accuracy"]) == 0.0
-    assert "<img src=\"differences.svg\"" in Path(page).read_text()
+    assert 'aria-label="Differences to two with 95 % intervals."' in Path(page).read_text()
+    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {
+        f"fig_differences.{form}" for form in ("png", "svg", "pdf")}
     table = dflash_mcmc.compare(*names)
     assert list(table.columns) == list(COLUMNS)
     assert table["difference"][2] == float(rows[2]["difference"]) < 0

@@ -12,11 +12,12 @@ import pytest
 from dflash_mcmc.draft.dflash import DFlashDraft
 from dflash_mcmc.probe.columns import meanings_of
 from dflash_mcmc.registry import components
-from dflash_mcmc.report import figure, probed, published
+from dflash_mcmc.report import figure, published
 from dflash_mcmc.report.build import build
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import configuration
 from dflash_mcmc.report.study import study_of
+from dflash_mcmc.report.table import of_probes
 from tests.report.folders import record, write
 from tests.runs import execute
 
@@ -53,7 +54,7 @@ def test_intervals_over_few_problems_carry_the_caution(tmp_path, make_experiment
     config = make_experiment("probe=layer_rank", "model=tiny", "draft=none", "dataset=arith", "dataset.limit=3")
     folder = execute(config).folder
     assert json.loads((folder / "summary.json").read_text())["num_problems"] == 3
-    assert "a bootstrap over 3 problems, which covers less than 95 %" in probed.overall([folder])
+    assert "a bootstrap over 3 problems, which covers less than 95 %" in of_probes([folder])
     assert "a bootstrap over 3 problems" in (build([folder]).folder / "report.md").read_text()
 
 

@@ -76,8 +76,8 @@ class TestRead:
         greedy, ps = sorted(built.studies[0].runs, key=lambda run: run.label)
         assert greedy.complete
         assert (ps.complete, ps.expected, ps.shown) == (False, 10, "ps (not complete: 6 of 10 samples)")
-        assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.heading.warnings)
-        assert any("6 of 10 problems are in all runs" in warning for warning in built.heading.warnings)
+        assert any("ps (not complete: 6 of 10 samples)" in warning for warning in built.parts[0].warnings)
+        assert any("6 of 10 problems are in all runs" in warning for warning in built.parts[0].warnings)
         page, text = built.page.read_text(), built.overall
         assert "ps (not complete: 6 of 10 samples)" in page
         row = next(line for line in text.splitlines() if "not complete" in line)
@@ -140,7 +140,7 @@ class TestRead:
         built = build([run], lenient=True)
         assert [len(found.records) for found in built.studies[0].runs] == [9]
         message = "records.jsonl: line 4: "
-        assert any(message in warning for warning in built.heading.warnings)
+        assert any(message in warning for warning in built.parts[0].warnings)
         assert built.page.read_text().index(message) < built.page.read_text().index("<h2>")
         assert "not complete: 9 of 10" in built.overall
 

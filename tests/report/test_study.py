@@ -76,7 +76,7 @@ def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
         ("gsm8k", ["ps"], "ps")]
     assert [row["run"] for row in built.sections[0].tables[0].rows] == ["temp", "greedy", "blend_ps", "ps"]
     assert built.sections[0].tables[0].cells()[1] == ["greedy", "50.0 % [15.0, 85.0]", "75.0 % [30.1, 95.4]", ""]
-    (note,) = built.heading.warnings
+    (note,) = built.parts[0].warnings
     assert re.fullmatch(r"two versions of math500 are here: problem 'a' has the answer '42' in .* and '43' in .*; they are "
                         "separate datasets", note)
     page, files = built.page.read_text(), {path.name for path in (built.folder / "tables").iterdir()}
@@ -96,7 +96,7 @@ def test_files_with_the_same_ids_are_datasets_with_their_names(tmp_path):
                   identity(condition, dataset="jsonl", dataset__content=name), config={"dataset": {
                       "name": "jsonl", "path": f"{tmp_path}/{name}.jsonl", "limit": 4}}, session={"started": str(number)})
     found, notes = by_dataset(read(run_folders([tmp_path]))[0])
-    assert [(of.name, [run.label for run in of.runs]) for of in found] == [
+    assert [(name, [run.label for run in of]) for name, of in found] == [
         ("first.jsonl", ["greedy", "temp"]), ("second.jsonl", ["greedy", "temp"])]
     assert notes == []
 
@@ -122,7 +122,7 @@ def test_runs_without_a_problem_in_common_are_not_compared(tmp_path):
     overlap = next(section for section in built.sections if section.name == "overlap")
     assert (overlap.tables, overlap.drawings) == ((), ())
     assert "no problem in common" in overlap.text[0]
-    assert any("0 of 8 problems are in all runs" in warning for warning in built.heading.warnings)
+    assert any("0 of 8 problems are in all runs" in warning for warning in built.parts[0].warnings)
 
 
 @pytest.mark.parametrize(("changed", "session", "message"), [

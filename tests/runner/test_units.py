@@ -19,7 +19,8 @@ from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit
 from dflash_mcmc.process.stopping import Stopped
 from dflash_mcmc.registry import GROUPS, components, name_of
-from dflash_mcmc.report.probed import csv_of, overall
+from dflash_mcmc.report.parts import csv_of, framed
+from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.store.attempts import Attempts
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
@@ -238,16 +239,16 @@ def test_a_draft_of_an_experiment_that_the_probe_does_not_use_is_left_out(make_c
 
 def test_runs_of_a_sweep_share_a_table_behind_what_varies(lengths):
     folders = [execute(lengths(limit=1, times=times)).folder for times in (1, 2)]
-    header, _, first, second = overall(folders).splitlines()[1:]
+    header, _, first, second = of_probes(folders).splitlines()[1:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, first, second)]
     assert cells[0] == ["times", "length"]
     assert [row[0] for row in cells[1:]] == ["1", "2"]
     assert int(cells[2][1]) == 2 * int(cells[1][1])
-    assert "times" not in overall(folders[:1])
+    assert "times" not in of_probes(folders[:1])
 
 
 def test_csv_keeps_all_digits():
-    assert csv_of([{"a": 1 / 3, "b": None}, {"a": 2, "c": "x"}]) == f"a,b,c\n{1 / 3!r},,\n2,,x\n"
+    assert csv_of(framed([{"a": 1 / 3, "b": None}, {"a": 2, "c": "x"}])) == f"a,b,c\n{1 / 3!r},,\n2,,x\n"
 
 
 # A run whose records were damaged stops with a line, and with repair=true draws the damaged samples again.

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dflash_mcmc.report import figure
-from dflash_mcmc.report.figure import INK, OTHER, PALE, RIGHT, WRONG
-from dflash_mcmc.report.parts import (
-    P_VALUES,
-    Drawing,
-    ReportColumn,
-    ReportTable,
-    Section,
-    accurate,
-    count,
-    counted,
-    differing,
-    ends,
-    listed,
-    named,
-    paragraphs,
-    percent,
-    points,
-    probability,
-    shared,
-)
+from dflash_mcmc.report import figure, parts
+from dflash_mcmc.report.parts import VERDICTS, Drawing, ReportTable, Section, count, percent, points, probability
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned, prompt_forwards
-from dflash_mcmc.statistics.paired import Paired, VarianceParts, compare, holm, verdict
+from dflash_mcmc.statistics.paired import Paired, VarianceParts, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dflash_mcmc.statistics.outcomes import Outcome
-    from dflash_mcmc.store.records import Record
 
 SOUGHT = 0.03
 """The difference of accuracies that the power analysis plans for."""
 _FEWEST = 10
 """The smallest number of common problems of a comparison in the figure. With fewer problems, intervals are too wide."""
-VERDICTS = {"a better": "better", "b better": "worse", "tie": "not resolved"}
-_NOTHING = dict.fromkeys(("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high",
-                          "p_value", "p_holm", "detectable_difference", "problems_needed", "chains_needed",
-                          "cheaper"))
+_PLAN = ("detectable_difference", "problems_needed", "chains_needed", "cheaper")
+_NOTHING = ("both", "only_run", "only_baseline", "neither", "difference", "difference_low", "difference_high", "p_value",
+            "p_holm")
 _TEXT = """
 Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
 problem counts once. Its 95 % interval is Student's over problems, adjusted for few problems (Bonett & Price 2012). p comes
@@ -65,19 +45,35 @@ cannot be told apart, and the number of chains is the smallest that can suffice.
 
 def section(study: Study) -> Section | None:
     """One row for each run and vote other than the baseline."""
-    base = study.entry(study.baseline)
-    others = [entry for entry in study.entries if entry is not base]
-    if not others:
+    base, rows = study.entry(study.baseline), list[dict[str, Any]]()
+    for entry in study.entries:
+        if entry is base:
+            continue
+        own, other, left_out = aligned(entry.outcomes, base.outcomes)
+        rows.append({"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out})
+        if not own.problems:
+            rows[-1] |= dict.fromkeys((*_NOTHING, *_PLAN)) | {"test": "none", "verdict": "not compared: no problem in common"}
+            continue
+        paired = compare(own, other)
+        rows[-1] |= {"both": paired.both, "only_run": paired.only_a, "only_baseline": paired.only_b, "neither": paired.neither,
+                     **parts.differences(paired), "test": paired.test, **_planned(entry, own, other, SOUGHT)}
+    if not rows:
         return None
-    rows = adjusted([_row(entry, base) for entry in others])
-    title = f"Difference to {study.baseline.label}"
-    names = {entry.shown for entry in study.drawn}
+    columns = {"run": "run", "problems": ("problems", "count"), "difference (points)": ("difference", "points"),
+               **parts.P_VALUES, "verdict": "verdict", "both correct": ("both", "count"),
+               "only run correct": ("only_run", "count"), "only baseline correct": ("only_baseline", "count"), "test": "test",
+               "detectable difference (points)": lambda row: points(row["detectable_difference"]).lstrip("+"),
+               "problems to detect 3 points": ("problems_needed", "count"), "chains for that": ("chains_needed", "count"),
+               "cheaper": "cheaper"}
+    title, names = f"Difference to {study.baseline.label}", {entry.shown for entry in study.drawn}
+    few = sum(row["problems"] < _FEWEST for row in parts.adjusted(rows))
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
+    rest = f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
     return Section("paired", "Compared with the baseline",
-                   paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
-                   [ReportTable("paired", f"Compared with {study.baseline.label}", _columns(), rows)],
-                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{_too_few_problems(rows)}.",
-                            lambda: _figure(title, shown))])
+                   parts.paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
+                   [ReportTable("paired", f"Compared with {study.baseline.label}", columns, rows)],
+                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{rest}.",
+                            partial(_figure, title, shown))])
 
 
 def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
@@ -89,11 +85,11 @@ def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
     rows = sorted(rows, key=lambda row: (row["run"] in partial, -abs(row["difference"])))
 
     def told(row: dict) -> str:
-        return f"{row['run']} {points(*ends(row, 'difference'))} points (p {probability(row['p_holm'])})"
+        return f"{row['run']} {parts.number(row, 'difference', 'points')} points (p {probability(row['p_holm'])})"
 
     resolved = [told(row) for row in rows if row["verdict"] in ("better", "worse")]
     lines = [f"Compared with {study.baseline.label}, " + (f"{len(resolved)} of {len(rows)} differences are resolved: "
-             f"{listed(resolved)}." if resolved else f"none of {len(rows)} differences is resolved.")]
+             f"{parts.listed(resolved)}." if resolved else f"none of {len(rows)} differences is resolved.")]
     if others := [row for row in rows if row["verdict"] == VERDICTS["tie"] and row["difference"]]:
         entry = next(entry for entry in study.entries if entry.shown == others[0]["run"])
         own, other, _ = aligned(entry.outcomes, study.entry(study.baseline).outcomes)
@@ -105,42 +101,13 @@ def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
     return lines
 
 
-def better_or_worse(row: dict, p: float) -> str:
-    """The verdict on a row with a `difference`, from its adjusted p-value."""
-    return VERDICTS[verdict(row["difference"], p)]
-
-
-def adjusted(rows: list[dict], word: Callable[[dict, float], str] = better_or_worse) -> list[dict]:
-    """The rows with `p_holm`, their `p_value` adjusted for all of them, and `verdict`: `word(row, p_holm)`."""
-    for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        if p is not None:
-            row["p_holm"], row["verdict"] = p, word(row, p)
-    return rows
-
-
-def _too_few_problems(rows: list[dict]) -> str:
-    few = sum(row["problems"] < _FEWEST for row in rows)
-    return f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
-
-
-def _row(entry: Entry, base: Entry) -> dict:
-    own, other, left_out = aligned(entry.outcomes, base.outcomes)
-    row = {"run": entry.shown, "baseline": base.shown, "problems": len(own.problems), "left_out": left_out}
-    if not own.problems:
-        return {**row, **_NOTHING, "test": "none", "verdict": "not compared: no problem in common"}
-    paired = compare(own, other)
-    return {**row, "both": paired.both, "only_run": paired.only_a, "only_baseline": paired.only_b, "neither": paired.neither,
-            **paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "test": paired.test,
-            "verdict": VERDICTS[paired.verdict], **_planned(entry, own, other, SOUGHT)}
-
-
 def _planned(entry: Entry, own: PairedOutcomes, other: PairedOutcomes, sought: float) -> dict[str, float | str | None]:
     """What these numbers of problems and chains detect, what detects `sought`, and which of the two is cheaper.
 
     Values are None if fewer than two problems differ, and a number that does not exist.
     """
     if len(own.problems) < 2 or not np.ptp(own.correct - other.correct):
-        return dict.fromkeys(("detectable_difference", "problems_needed", "chains_needed", "cheaper"))
+        return dict.fromkeys(_PLAN)
     noise, num_problems = VarianceParts.of(own, other), len(own.problems)
     num_chains = int(max(own.chains.min(), other.chains.min()))
     problems, chains = noise.problems_needed(sought, num_chains), noise.chains_needed(sought, num_problems)
@@ -148,44 +115,25 @@ def _planned(entry: Entry, own: PairedOutcomes, other: PairedOutcomes, sought: f
     draw = float(np.mean([record["token_forwards"] for record in entry.records])) - prompt
     by_problems = problems * (prompt + num_chains * draw)
     by_chains = math.inf if chains is None else num_problems * (prompt + chains * draw)
-    return {"detectable_difference": noise.resolved(num_problems, num_chains), "problems_needed": problems,
-            "chains_needed": chains, "cheaper": "problems" if by_problems <= by_chains else "chains"}
-
-
-def _columns() -> list[ReportColumn]:
-    return [
-        named("run", "run"), counted("problems", "problems"), differing("difference (points)", "difference"),
-        *P_VALUES,
-        named("verdict", "verdict"), counted("both correct", "both"), counted("only run correct", "only_run"),
-        counted("only baseline correct", "only_baseline"), named("test", "test"),
-        ReportColumn("detectable difference (points)", lambda row: points(row["detectable_difference"]).lstrip("+")),
-        counted("problems to detect 3 points", "problems_needed"), counted("chains for that", "chains_needed"),
-        named("cheaper", "cheaper"),
-    ]
+    return dict(zip(_PLAN, (noise.resolved(num_problems, num_chains), problems, chains,
+                            "problems" if by_problems <= by_chains else "chains"), strict=True))
 
 
 def _figure(title: str, rows: list[dict]) -> Figure:
-    from matplotlib.figure import Figure
-
     labels = [row["run"] for row in rows]
-    drawn = Figure(figsize=figure.rows_size(labels), layout="constrained")
-    axes = drawn.subplots()
-    figure.draw_estimates(axes, labels, [IntervalEstimate(*ends(row, "difference"), row["problems"]) for row in rows],
-                          [_row_text(row) for row in rows], [row["verdict"] in ("better", "worse") for row in rows])
+    texts = [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   "
+             f"p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}" for row in rows]
+    drawn, (axes,) = figure.panels(figure.rows_size(labels))
+    figure.draw_estimates(axes, labels, [IntervalEstimate.of(row, "difference") for row in rows], texts,
+                          [row["verdict"] in ("better", "worse") for row in rows])
     axes.axvline(0.0, color=figure.INK, linewidth=0.8, zorder=1)
     axes.set_title(title)
     axes.set_xlabel("difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)")
     return drawn
 
 
-def _row_text(row: dict) -> str:
-    if row["difference"] is None:
-        return row["verdict"]
-    return f"{points(row['difference'])}   p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}"
-
-
-_COLOURS = (PALE, RIGHT, WRONG, OTHER)
-_HATCHES = ("", "///", "...", "")
+_LOOKS = ((figure.PALE, ""), (figure.RIGHT, "///"), (figure.WRONG, "..."), (figure.OTHER, ""))
+"""Colours and hatches of the four bars."""
 
 
 def overlap_section(study: Study) -> Section | None:
@@ -203,42 +151,30 @@ def overlap_section(study: Study) -> Section | None:
         ("both correct", paired.both, f"solved by both {a} and {b}"),
         (f"{a} only", paired.only_a, f"solved by {a}, not by {b}"),
         (f"{b} only", paired.only_b, f"solved by {b}, not by {a}"), ("neither", paired.neither, "solved by neither"))]
-    same = _same_answers(first.run.records, second.run.records)
+    verdict = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is not resolved"}[paired.verdict]
     left = f" ({left_out:,} problems left out)" if left_out else ""
     text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
-            f"{_comparison_text(paired, a, b)}",
-            "With several chains per problem, the counts are expected values for one random chain of each run." if same is None
-            else f"Their answers are the same text on {sum(same):,} of the {len(same):,} problems that both runs answer."]
-    columns = [named("category", "category"), counted("problems", "problems"), shared("share", "share"),
-               named("description", "description")]
+            f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
+            f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
+            f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {verdict}."]
+    answers = [{record["problem"]: record["answer"] for record in run.records} for run in (first.run, second.run)]
+    if [*map(len, answers)] == [len(first.run.records), len(second.run.records)]:
+        both = [problem for problem in answers[0] if answers[0][problem] and answers[1].get(problem)]
+        same = sum(answers[0][problem] == answers[1][problem] for problem in both)
+        text.append(f"Their answers are the same text on {same:,} of the {len(both):,} problems that both runs answer.")
+    else:
+        text.append("With several chains per problem, the counts are expected values for one random chain of each run.")
+    columns = {"category": "category", "problems": ("problems", "count"), "share": ("share", "share"),
+               "description": "description"}
     return Section("overlap", "Answer overlap", text, [ReportTable("overlap", f"{a} and {b}", columns, rows)],
                    [Drawing(f"fig_{study.dataset}_overlap", f"Problems solved by {a} and by {b}.",
-                            lambda: _overlap_figure(rows, paired, n))])
+                            partial(_overlap_figure, rows, paired))])
 
 
-def _comparison_text(paired: Paired, a: str, b: str) -> str:
-    outcome = {"a better": f"{a} is better", "b better": f"{b} is better", "tie": "it is not resolved"}[paired.verdict]
-    return (f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
-            f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
-            f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {outcome}.")
-
-
-def _same_answers(first: list[Record], second: list[Record]) -> list[bool] | None:
-    """Whether the answers are equal, for each problem that both runs answer; None if a problem has several chains."""
-    answers = [{record["problem"]: record["answer"] for record in records} for records in (first, second)]
-    if any(len(by_problem) < len(records) for by_problem, records in zip(answers, (first, second), strict=True)):
-        return None
-    both = [problem for problem in answers[0].keys() & answers[1].keys() if answers[0][problem] and answers[1][problem]]
-    return [answers[0][problem] == answers[1][problem] for problem in both]
-
-
-def _overlap_figure(rows: list[dict], paired: Paired, n: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(7.4, 2.7), layout="constrained")
-    axes = drawn.subplots()
-    for bar, (row, colour, hatch) in enumerate(zip(rows, _COLOURS, _HATCHES, strict=True)):
-        axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else INK, height=0.66,
+def _overlap_figure(rows: list[dict], paired: Paired) -> Figure:
+    drawn, (axes,) = figure.panels((7.4, 2.7))
+    for bar, (row, (colour, hatch)) in enumerate(zip(rows, _LOOKS, strict=True)):
+        axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else figure.INK, height=0.66,
                   linewidth=0.5)
         axes.annotate(f"{count(row['problems'])}   {percent(row['share'])}", (row["problems"], bar), (5, 0),
                       textcoords="offset points", va="center")
@@ -247,7 +183,7 @@ def _overlap_figure(rows: list[dict], paired: Paired, n: int) -> Figure:
     axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"problems, n = {n:,}; p = {probability(paired.p_value)} ({paired.test})")
+    axes.set_xlabel(f"problems, n = {paired.difference.n:,}; p = {probability(paired.p_value)} ({paired.test})")
     axes.set_title("Who solves what")
     return drawn
 
@@ -267,72 +203,52 @@ have the intervals.
 def strata_section(study: Study) -> Section | None:
     """A table for each split of the problems that has at least two parts."""
     text, tables, drawings = "", [], []
-    greedy = study.role("greedy", "none")
-    if greedy:
-        easy = _solved(study.entry(greedy[0]))
-        rows = _rows(study.entries, {problem: _BY_GREEDY[not right] for problem, right in easy.items()}, _BY_GREEDY)
-        tables.append(_table("difficulty", "By the correctness of greedy decoding", rows, _BY_GREEDY))
+    if greedy := study.role("greedy", "none"):
+        of = study.entry(greedy[0]).outcomes
+        parted = {problem: _BY_GREEDY[int(share <= 0.5)] for problem, share in zip(of.problems, of.correct, strict=True)}
+        tables.append(_strata(study, "difficulty", "By the correctness of greedy decoding", parted, _BY_GREEDY))
         caption = "Accuracy on problems that greedy decoding solves, and on those that it does not."
-        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, lambda: _strata_figure(study, rows)))
+        drawings.append(Drawing(f"fig_{study.dataset}_difficulty", caption, partial(_strata_figure, study, tables[0])))
         text += _EASY.format(greedy=greedy[0].shown)
     splits: tuple[Literal["level", "subject"], ...] = ("level", "subject")
     for key in splits:
-        of = {record["problem"]: str(record[key]) for run in study.runs for record in run.records if record[key] is not None}
-        strata = sorted(set(of.values()), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+        parted = {record["problem"]: str(record[key]) for run in study.runs for record in run.records
+                  if record[key] is not None}
+        strata = sorted(set(parted.values()), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
         if len(strata) > 1:
-            tables.append(_table(f"{key}s", f"By {key}", _rows(study.entries, of, strata), strata))
-    if not tables:
-        return None
-    return Section("strata", "By difficulty and subject", paragraphs(f"{text}\n\n{_COUNTS}"), tables, drawings)
+            tables.append(_strata(study, f"{key}s", f"By {key}", parted, strata))
+    return Section("strata", "By difficulty and subject", parts.paragraphs(f"{text}\n\n{_COUNTS}"), tables,
+                   drawings) if tables else None
 
 
-def _solved(entry: Entry) -> dict[str, bool]:
-    return dict(zip(entry.outcomes.problems, (entry.outcomes.correct > 0.5).tolist(), strict=True))
-
-
-def _rows(entries: Sequence[Entry], stratum_of: dict[str, str], strata: Sequence[str]) -> list[dict]:
-    """One row for each run and each stratum that the run has records in."""
-    rows = []
-    for entry in entries:
+def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], strata: Sequence[str]) -> ReportTable:
+    """One row per run, one column per stratum; in the file, a row for each run and stratum that the run has records in."""
+    rows, wide = list[dict[str, Any]](), list[dict[str, Any]]()
+    for entry in study.entries:
         by_stratum: dict[str, list[Outcome]] = {stratum: [] for stratum in strata}
         for record in entry.records:
             if record["problem"] in stratum_of:
                 by_stratum[stratum_of[record["problem"]]].append(record)
+        wide.append({"run": entry.shown})
         for stratum, records in by_stratum.items():
             if records:
                 share = accuracy(records)
-                rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n, **accurate(share),
+                rows.append({"run": entry.shown, "stratum": stratum, "correct": share.known * share.n,
+                             **share.columns("accuracy"), "n": share.n,
                              "problems": len({record["problem"] for record in records})})
-    return rows
-
-
-def _table(name: str, title: str, rows: list[dict], strata: Sequence[str]) -> ReportTable:
-    """One row per run, one column per stratum."""
-    wide: dict[str, dict] = {}
-    for row in rows:
-        wide.setdefault(row["run"], {"run": row["run"]})[row["stratum"]] = row
+                wide[-1][stratum] = f"{percent(share.value)} ({count(share.known * share.n)}/{share.n:,})"
     problems = {stratum: max((row["problems"] for row in rows if row["stratum"] == stratum), default=0) for stratum in strata}
-
-    def column(stratum: str) -> ReportColumn:
-        def text(row: dict) -> str:
-            cell = row.get(stratum)
-            return "-" if cell is None else f"{percent(cell['accuracy'])} ({count(cell['correct'])}/{cell['n']:,})"
-        return ReportColumn(f"{stratum}, n = {problems[stratum]:,}", text)
-
-    return ReportTable(name, title, [named("run", "run"), *map(column, strata)], list(wide.values()), data=rows)
+    columns = {f"{stratum}, n = {problems[stratum]:,}": (stratum, "") for stratum in strata}
+    return ReportTable(name, title, {"run": "run", **columns}, [row for row in wide if len(row) > 1], rows)
 
 
-def _strata_figure(study: Study, rows: list[dict]) -> Figure:
-    from matplotlib.figure import Figure
-
-    labels = [entry.shown for entry in study.drawn]
-    drawn = Figure(figsize=figure.rows_size(labels, 2), layout="constrained")
-    for axes, stratum in zip(drawn.subplots(1, 2, sharey=True), _BY_GREEDY, strict=True):
+def _strata_figure(study: Study, table: ReportTable) -> Figure:
+    labels, rows = [entry.shown for entry in study.drawn], table.data or ()
+    drawn, panels = figure.panels(figure.rows_size(labels, 2), 1, 2, sharey=True)
+    for axes, stratum in zip(panels, _BY_GREEDY, strict=True):
         of = {row["run"]: row for row in rows if row["stratum"] == stratum}
-        chosen = [of.get(label) for label in labels]
-        estimates = [IntervalEstimate(*ends(row, "accuracy"), row["n"]) if row else IntervalEstimate(None, None, None, 0)
-                     for row in chosen]
-        texts = [f"{count(row['correct'])}/{row['n']:,}" if row else "-" for row in chosen]
+        estimates = [IntervalEstimate.of(of[label], "accuracy") if label in of else IntervalEstimate() for label in labels]
+        texts = [f"{count(of[label]['correct'])}/{of[label]['n']:,}" if label in of else "-" for label in labels]
         figure.draw_estimates(axes, labels, estimates, texts)
         axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")
         axes.set_xlabel("correct answers, %, with 95 % intervals")
