@@ -40,6 +40,7 @@ from dflash_mcmc.draft.model import ModelDraft as ModelDraft
 from dflash_mcmc.draft.ngram import NgramDraft as NgramDraft
 from dflash_mcmc.draft.none import NoDraft as NoDraft
 from dflash_mcmc.draft.self import SelfDraft as SelfDraft
+from dflash_mcmc.engine.api import Api as Api
 from dflash_mcmc.engine.slots import Slots as Slots
 from dflash_mcmc.engine.vllm import Vllm as Vllm
 from dflash_mcmc.errors import ConfigError as ConfigError

@@ -185,14 +185,14 @@ def figures() -> list[Figure]:
         Figure("optional hooks", len(found[optional_hooks]), 0, tuple(found[optional_hooks])),
         Figure("records as dictionaries", len(found[dict_records]), None, tuple(found[dict_records])),
         Figure("recurring classes", len(recurring), 0, tuple(recurring)),
-        Figure("circles", len(circles), 3, tuple(circles)),
+        Figure("circles", len(circles), 2, tuple(circles)),
         Figure("born late", len(late), 0, tuple(late)),
         Figure("small files", len(small), 2, tuple(small)),
         Figure("longest file", files[-1][0], 600, (files[-1][1],)),
         Figure("longest function", lengths[-1][0], 80, (lengths[-1][1],)),
         Figure("median function", lengths[len(lengths) // 2][0], None),
-        Figure("files", len(parsed), 305),
-        Figure("lines", sum(length for length, _ in files), 53_700),
+        Figure("files", len(parsed), 311),
+        Figure("lines", sum(length for length, _ in files), 54_520),
     ]
 
 

@@ -47,8 +47,11 @@ _DIGITS = 8
 def identity_of(config: Config) -> dict[str, object]:
     """The values that can change an output: identity fields, component names, and the content of files."""
     identity, used = settings_of(config), groups_of(config)
-    for group in ("model", "draft", "blend", "potential", "dataset"):
-        content = component_of(config, group).fingerprint() if group in used else None
+    for group in ("model", "draft", "blend", "potential", "dataset", "engine"):
+        if group == "model" and group in used and config.engine.is_remote:
+            content = config.model.fingerprint(weights=False)
+        else:
+            content = component_of(config, group).fingerprint() if group in used else None
         if content is not None:
             identity[f"{group}.content"] = content
     return identity

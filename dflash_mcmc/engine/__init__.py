@@ -30,6 +30,8 @@ class Engine(Component):
     """Whether chains can wait for work outside of the engine (`ops.Wait`), as a potential asks them to."""
     rounds_otherwise: ClassVar[bool] = False
     """Whether results can differ from those of `engine=slots` by rounding. The engine is then part of the identity."""
+    is_remote: ClassVar[bool] = False
+    """Whether another program has the weights. Records then say that their bits are that program's."""
 
     @abstractmethod
     def load(self, config: Settings, device: str) -> Any:

@@ -9,21 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import threading
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
-from dflash_mcmc.process.http import NoReplyError, fetch_json
+from dflash_mcmc.process.http import NoReplyError, check_url, fetch_json, key_of
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
 
@@ -75,10 +73,7 @@ class JudgeGrader(Grader):
 
     def check(self, config: Settings) -> None:
         """Checks endpoint, judge and prompt. Raises ConfigError."""
-        url = urlsplit(self.url or "")
-        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
-            raise ConfigError("grader.url", self.url if url.username is None else "a URL with a user", "an http(s) URL "
-                              "without user and password, such as http://localhost:8000/v1")
+        check_url("grader.url", self.url)
         if not self.model:
             raise ConfigError("grader.model", self.model, "the name of a model at grader.url")
         self._template()
@@ -183,9 +178,10 @@ class JudgePool:
         for attempt in range(grader.retries + 1):
             if self._closed.wait(min(grader.backoff_seconds * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) if attempt else 0.0):
                 break
+            headers = self._headers()
             try:
                 found = fetch_json(f"{(grader.url or '').rstrip('/')}/chat/completions", body, seconds=grader.timeout_seconds,
-                                   headers=self._headers(), max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
+                                   headers=headers, max_bytes=_MAX_REPLY_BYTES, stopped=self._closed)
                 reply = found["choices"][0]["message"]["content"]
                 return _decided(reply, num_rubrics) if num_rubrics else Grade(CORRECT, None, "reply")
             except NoReplyError as error:
@@ -199,11 +195,7 @@ class JudgePool:
         return grade
 
     def _headers(self) -> dict[str, str]:
-        name = self._grader.api_key_env
-        key = os.environ.get(name, "").strip() if name else ""
-        if name and not key:
-            raise UserError(f"grader.api_key_env: given {name!r}; allowed: a variable of the environment that holds the key, "
-                            "or null for an endpoint without keys")
+        key = key_of("grader.api_key_env", self._grader.api_key_env)
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -55,8 +55,16 @@ class Model(Component):
         """Parameters of the rotary embedding in place of the checkpoint's; None for the checkpoint's own."""
         return None
 
-    def files(self) -> Files | None:
-        """The files of the checkpoint, downloaded if necessary; None if the model is not in files. Raises UserError."""
+    def files(self, weights: bool = True) -> Files | None:
+        """The files of the checkpoint, downloaded if necessary; None if the model is not in files. Raises UserError.
+
+        Args:
+            weights: whether the weights are needed.
+        """
+        return None
+
+    def fingerprint(self, weights: bool = True) -> str | None:
+        """A hash of the model's content, or of its tokenizer and configurations alone; None without files."""
         return None
 
     @abstractmethod

@@ -316,16 +316,21 @@ class Checkpoint(NamedTuple):
             return None
         return [tensor for file in files for tensor in self._header(file)[1]]
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, weights: bool = True) -> str:
         """A hash of the checkpoint's files. For a hub name it is the name and the commit. Raises ConfigError.
 
         The hash covers the header of a safetensors file and three samples of every tensor. Reading all of a large
         checkpoint would take minutes at every start, and a tensor that was trained further differs in any sample.
+
+        Args:
+            weights: False for a hash of tokenizer and configurations alone.
         """
         if not self.folder.is_dir():
             return f"hub:{self.path}@{self.commit()}"
         digest = hashlib.sha256()
         for file in _files(self.folder, self.field):
+            if not weights and (file.suffix not in _SMALL_FILES or file.name.endswith(".index.json")):
+                continue
             if file.suffix in _SMALL_FILES:
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
             elif file.suffix == ".safetensors":
@@ -378,15 +383,17 @@ class Checkpoint(NamedTuple):
         return UserError(f"{self.field}: given {self.path!r}, which is no folder here and not in the cache, and the hub "
                          f"cannot be reached; allowed: the folder of a downloaded checkpoint, {self.field}=/path/to/folder")
 
-    def local(self) -> Path:
-        """The folder, downloaded if necessary. Raises UserError."""
+    def local(self, weights: bool = True) -> Path:
+        """The folder, downloaded if necessary; without the weights if `weights` is False. Raises UserError."""
         if self.folder.is_dir():
             return self.folder
         import huggingface_hub
 
         offline = not hub.reachable()
         try:
-            return Path(huggingface_hub.snapshot_download(self.path, revision=self.commit(), local_files_only=offline))
+            kept = None if weights else [f"*{suffix}" for suffix in _SMALL_FILES]
+            return Path(huggingface_hub.snapshot_download(self.path, revision=self.commit(), local_files_only=offline,
+                                                          allow_patterns=kept))
         except Exception as error:  # the hub raises a dozen types here; all mean that this checkpoint cannot be loaded
             if offline:
                 raise self.unreachable() from error

@@ -75,12 +75,12 @@ class HFModel(Model):
         """Parameters, hidden size and layers of the checkpoint; see `size_of`. Raises ConfigError."""
         return size_of(self._checkpoint())
 
-    def fingerprint(self) -> str:
-        """Hash of the checkpoint's content, see `Checkpoint.fingerprint`.
+    def fingerprint(self, weights: bool = True) -> str:
+        """Hash of the checkpoint's content, or of its files besides the weights; see `Checkpoint.fingerprint`.
 
         With the date if the chat template asks for the time, and with the marks of thinking if they are given.
         """
-        return " ".join([self._checkpoint().fingerprint(),
+        return " ".join([self._checkpoint().fingerprint(weights),
                          *([f"date:{self.date}"] if self.chat and self._asks_for_the_time() else []),
                          *([f"thinking:{json.dumps(self.thinking)}"] if self.thinking else [])])
 
@@ -98,7 +98,8 @@ class HFModel(Model):
 
     def canonical(self, config: Settings) -> dict[str, object]:
         """The fields that have no effect here, as null. They are not part of the identity."""
-        return {"revision": None, **({} if self.chat else {"enable_thinking": None})}
+        return {"revision": None, **({} if self.chat else {"enable_thinking": None}),
+                **({"dtype": None, "rope_scaling": None} if config.engine.is_remote else {})}
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint("model.path", self.path, self.revision, "Qwen/Qwen3-4B")
@@ -169,10 +170,10 @@ class HFModel(Model):
         _BESIDE[use] = source, model
         return model
 
-    def files(self) -> Files:
+    def files(self, weights: bool = True) -> Files:
         """The folder of the checkpoint, downloaded if necessary. Raises UserError."""
         self._checkpoint().check()
-        return Files(self._checkpoint().local(), self.dtype)
+        return Files(self._checkpoint().local(weights), self.dtype)
 
     def tokenizer(self) -> Any:
         """The tokenizer alone, without the model's weights. It stays loaded, so the model shares it. Raises UserError."""

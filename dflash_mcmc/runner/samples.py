@@ -179,7 +179,8 @@ class SampleWorker(Worker[Record]):
 
     def _record(self, grade: Grade, done: Finished[SampleKey]) -> Record:
         problem, prompt, _ = self._problems[done.tag[0]]
-        return record_of(problem, done.tag[1], prompt, grade, done, self._engine.model, label(self._config.grader))
+        record = record_of(problem, done.tag[1], prompt, grade, done, self._engine.model, label(self._config.grader))
+        return {**record, "bits": "server"} if self._config.engine.is_remote else record
 
     def counters(self) -> dict[str, object]:
         counters = self._engine.counters

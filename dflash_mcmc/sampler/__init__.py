@@ -99,6 +99,10 @@ class Sampler(Component):
         """Whether the current suffix is scored again before each proposal."""
         return False
 
+    def reads_rows(self) -> bool:
+        """Whether operations ask for more than log p and log q of tokens: entropies, further laws, or kept sets."""
+        return False
+
 
 @dataclass(kw_only=True)
 class AtTemperature(Sampler):

@@ -143,6 +143,10 @@ class PowerMH(Redraws, Penalised, ProposesAt):
         """Whether the current suffix is scored again before each proposal."""
         return self.rescore
 
+    def reads_rows(self) -> bool:
+        """Cuts at jumps of the entropy need it."""
+        return self.cut == "entropy"
+
     def source(self) -> str:
         """The logits that q is made from."""
         return "base" if self.proposal == "base" else "blended"

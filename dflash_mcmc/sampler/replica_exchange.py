@@ -82,6 +82,10 @@ class ReplicaExchange(Staged):
         """The number of the output rung, from 0."""
         return len(self.alphas) - 1 if self.output == -1 else self.output - 1
 
+    def reads_rows(self) -> bool:
+        """Each token has log q under the laws of all rungs."""
+        return True
+
     def laws(self) -> tuple[SamplingParams, ...]:
         """The proposal law of each rung."""
         return tuple(SamplingParams(value) for value in self.temperatures or [1.0 / alpha for alpha in self.alphas])

@@ -58,6 +58,10 @@ class Temperature(Penalised, AtTemperature):
         return Penalised.law(self)._replace(top_n_sigma=self.top_n_sigma, typical_p=self.typical_p,
                                             temperature_last=self.order == "temperature_last")
 
+    def reads_rows(self) -> bool:
+        """Kept sets are read from whole rows."""
+        return self.sampling_mask
+
     def canonical(self, config: Settings) -> dict[str, object]:
         """The law depends on the temperature alone, given directly or by alpha."""
         return {**Penalised.canonical(self, config), "alpha": None}

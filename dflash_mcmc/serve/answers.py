@@ -8,6 +8,8 @@ from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from dflash_mcmc.errors import one_line
 from dflash_mcmc.grading.extraction import cut
 from dflash_mcmc.ops import Draw, SamplingParams, Score
@@ -208,7 +210,8 @@ def _choice(chat: bool, reply: Reply, key: str) -> dict[str, Any]:
     content = {key: {**role, "content": text}} if chat else {"text": text}
     ids = {"token_ids": tokens[reply.begin:]} if reply.token_ids else {}
     ids |= {name: sets[reply.begin:] for name, sets in reply.path.sampling_mask().items()}
-    end = {} if answer is None else {"dflash_mcmc": answer.details()}
+    end = {} if answer is None else {"dflash_mcmc": answer.details() | (
+        {"token_log_q": reply.path.log_q.tolist()} if reply.texts and np.isfinite(reply.path.log_q).all() else {})}
     return {"index": reply.number, **content, **ids, "logprobs": reply.texts and listed(reply, reply.texts),
             "finish_reason": None if answer is None else _REASONS[answer.finish_reason], **end}
 

@@ -135,6 +135,8 @@ class Record(TypedDict):
     """One entry per drafted block, if the decoder keeps a trace."""
     measures: NotRequired[dict[str, float]]
     """Diagnostics of the whole chain, by name; only of samplers that have some."""
+    bits: NotRequired[Annotated[str, OneOf(("server",))]]
+    """Whose the last bits are, and so the tokens of a seed: `server` with engine=api; absent where they are the engine's."""
     prompt_tokens: NotRequired[Count]
     """Tokens of a prompt that is too long; only with this verdict."""
     grader: str

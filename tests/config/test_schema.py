@@ -189,6 +189,8 @@ def companions(choice: str) -> list[str]:
         return ["grader=code", "grader.allow_execution=true", "dataset.path=tasks.jsonl"]
     if choice == "grader=judge":
         return ["grader.url=http://localhost:1/v1", "grader.model=judge"]
+    if choice == "engine=api":
+        return ["engine.url=http://localhost:1/v1"]
     if choice == "probe=sampled_verify":
         return ["draft=tiny", "sampler=temperature"]
     if choice == "potential=regex":

@@ -10,28 +10,28 @@ import numpy as np
 
 from dflash_mcmc.engine.batching.interface import Finished
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import VllmSettings, shared
 from dflash_mcmc.engine.vllm.session import VllmEngine
-from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.types import ChainResult
 
 TOLERANCE = 1e-4
 
 
-def target_of(model, folder: Path, stop_ids: Iterable[int], max_positions: int = 192) -> VllmTarget:
+def target_of(model, folder: Path, stop_ids: Iterable[int], max_positions: int = 192) -> UnloadedTarget:
     """The target of a model without a tokenizer, whose checkpoint is written to a folder."""
     model.save_pretrained(folder)
-    return VllmTarget(folder, "float32", "cpu", model.config, None, max_positions, model.config.vocab_size,
+    return UnloadedTarget(folder, "float32", "cpu", model.config, None, max_positions, model.config.vocab_size,
                       tuple(sorted(stop_ids)), ())
 
 
-def saved(model: LanguageModel, folder: Path) -> VllmTarget:
+def saved(model: LanguageModel, folder: Path) -> UnloadedTarget:
     """The target of a loaded model, with its stop ids and forbidden ids, whose checkpoint is in a folder."""
-    return VllmTarget(folder, "float32", "cpu", model.config, model.tokenizer, model.max_positions, model.vocab_size,
+    return UnloadedTarget(folder, "float32", "cpu", model.config, model.tokenizer, model.max_positions, model.vocab_size,
                       model.stop_ids, tuple(np.flatnonzero(model.forbidden.numpy()).tolist()))
 
 
-def engine_of(target: VllmTarget, num_chains: int = 16, skip_identical: bool = True, **changes) -> VllmEngine:
+def engine_of(target: UnloadedTarget, num_chains: int = 16, skip_identical: bool = True, **changes) -> VllmEngine:
     """An engine on the CPU. The same settings share a loaded model."""
     values = dict(model=str(target.folder), dtype=target.dtype, max_model_len=target.max_positions, max_num_seqs=16,
                   forbidden=target.forbidden, kv_cache_bytes=100_000_000, more=(("block_size", 32), ("enforce_eager", True)))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dflash_mcmc.engine.batching.interface import ChainRunner
     from dflash_mcmc.engine.batching.prompt_encoder import PromptEncoder
-    from dflash_mcmc.engine.vllm.starting import VllmTarget
+    from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
     from dflash_mcmc.settings import Settings
 
 _INSTEAD = "or engine=slots"
@@ -78,31 +78,27 @@ class Vllm(Engine):
 
         return starting.plan_cache(self, config, shape).line()
 
-    def load(self, config: Settings, device: str) -> VllmTarget:
+    def load(self, config: Settings, device: str) -> UnloadedTarget:
         """The target without its weights, which vLLM's workers load. Raises UserError."""
-        from dflash_mcmc.engine.vllm import starting
+        from dflash_mcmc.engine.batching import unloaded
 
         files = config.model.files()
         if files is None:
             raise UserError("model: given a model that is loaded already; allowed: the folder or the hub name of a checkpoint "
                             f"with engine=vllm, {_INSTEAD}")
-        return starting.read(files.folder, files.dtype, device, config.model.tokenizer())
+        return unloaded.read(files.folder, files.dtype, device, config.model.tokenizer())
 
-    def resource(self, target: VllmTarget) -> object:
+    def resource(self, target: UnloadedTarget) -> object:
         """This class: a process has one engine of vLLM."""
         return Vllm
 
     def prompt_encoder(self, config: Settings) -> PromptEncoder | None:
         """The tokenizer, and the positions of the model without regard to sliding windows, which vLLM computes."""
-        encoder = config.model.prompt_encoder()
-        shape = None if encoder is None else config.model.shape("cpu")
-        if encoder is None or shape is None:
-            return encoder
-        from dflash_mcmc.engine.vllm import starting
+        from dflash_mcmc.engine.batching import unloaded
 
-        return encoder._replace(max_positions=starting.positions(shape.config))
+        return unloaded.prompt_encoder(config.model)
 
-    def start(self, config: Settings, target: VllmTarget, prompt_length: int, num_chains: int,
+    def start(self, config: Settings, target: UnloadedTarget, prompt_length: int, num_chains: int,
               second: Mapping[bytes, np.ndarray] | None = None) -> ChainRunner:
         """A session of the vLLM engine that stays loaded in this process. Raises UserError for what vLLM refuses."""
         from dflash_mcmc.engine.vllm import starting
@@ -113,6 +109,9 @@ class Vllm(Engine):
         if self.max_model_len is not None and self.max_model_len < needed:
             raise ConfigError("engine.max_model_len", self.max_model_len, f"null, or at least {needed}: {prompt_length} "
                               f"tokens of the longest prompt and {config.dataset.max_new_tokens} of dataset.max_new_tokens")
+        if config.dataset.stop and not target.stop_ids:
+            raise ConfigError("dataset.stop", list(config.dataset.stop), "[] with engine=vllm and a model without stop ids, "
+                              "by which vLLM is told that an answer has ended")
         target = target.stopping_at(config.dataset.stop)
         width, slots = config.sampler.width(), config.hardware.num_slots
         chains = starting.chains_at_once(slots, num_chains, width)

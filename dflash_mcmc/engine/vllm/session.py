@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
+from dflash_mcmc.engine.batching.interface import Finished, MeteredEngine, Tag
+from dflash_mcmc.engine.batching.live_chains import LiveChains
 from dflash_mcmc.engine.batching.rows import split_columns
-from dflash_mcmc.engine.batching.scheduler import Turns
+from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
-from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.ops import Chain, Draw
 from dflash_mcmc.process import bars
-from dflash_mcmc.types import ChainResult, Cost, Trajectory
+from dflash_mcmc.types import Trajectory
 
 _SCORES = 4
 
@@ -41,7 +41,7 @@ class VllmEngine(MeteredEngine):
         skip_identical: whether the tokens that a draw shares with `Draw.along` are taken without a forward.
     """
 
-    def __init__(self, model: VllmTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
+    def __init__(self, model: UnloadedTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
         super().__init__()
         self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
         self._numbers = itertools.count()
@@ -58,12 +58,12 @@ class VllmEngine(MeteredEngine):
         """Like `run`, but also yields None after every step, to let the caller do something else in between."""
         self._meter.reset_clock()
         self._dropped.clear()
-        run = _LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
+        run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
         try:
             yield from run.fill()
             while run.live:
                 for asked, answer in self._step(run) if self._asked else []:  # else all chains wait for a turn
-                    run.end(asked, answer)
+                    run.end(asked.chain, asked.number, answer)
                 run.drop(self._dropped)
                 self._dropped.clear()
                 self._drop([number for number, asked in self._asked.items() if asked.chain.ended])
@@ -72,7 +72,7 @@ class VllmEngine(MeteredEngine):
         finally:
             self.close()
 
-    def _step(self, run: _LiveChains) -> list[tuple[_Asked, Trajectory | None]]:
+    def _step(self, run: LiveChains) -> list[tuple[_Asked, Trajectory | None]]:
         """Steps vLLM. Returns the requests that have ended, and their answers."""
         started, live = time.perf_counter(), len(run.live)
         ended = self._core.step()
@@ -124,75 +124,3 @@ class VllmEngine(MeteredEngine):
             self._core.abort(numbers)
             for number in numbers:
                 del self._asked[number]
-
-
-class _LiveChains:
-    """The chains of one run.
-
-    Attributes:
-        live: chains in progress.
-        more: whether another chain may wait.
-    """
-
-    def __init__(self, chains: Iterator[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
-                 meter: Meter):
-        self.live, self.more = set[LiveChain](), True
-        self._chains, self._num_chains, self._begin, self._meter = chains, num_chains, begin, meter
-        self._turns = Turns(begin, self._end, meter.now)
-        self._finished: list[Finished] = []
-        self._clocks: dict[LiveChain, float] = {}
-
-    def fill(self) -> list[Finished]:
-        """Goes on with chains that have paused, and begins chains while there is room. Returns the chains that have ended."""
-        self._turns.resume()
-        while self.more and len(self.live) < self._num_chains:
-            try:
-                entry = next(self._chains)
-            except StopIteration:
-                self.more = False
-                break
-            if entry is None:  # no chain waits now
-                break
-            self._admit(*entry)
-        finished, self._finished = self._finished, []
-        return finished
-
-    def end(self, asked: _Asked, answer: Trajectory | None) -> None:
-        """Gives a chain an answer; None ends it, since its logits are not numbers."""
-        chain = asked.chain
-        if chain.ended:
-            return
-        if answer is None:
-            self._give_up(chain, NOT_NUMBERS)
-            return
-        chain.note(asked.number, answer)
-        self._turns.advance(chain)
-
-    def drop(self, tags: Collection[Hashable]) -> None:
-        """Ends chains before their end."""
-        for chain in [chain for chain in self.live if chain.tag in tags]:
-            self._give_up(chain, DROPPED)
-
-    def _give_up(self, chain: LiveChain, reason: str) -> None:
-        chain.generator.close()
-        chain.settle()
-        self._end(chain, None, reason)
-
-    def _admit(self, tag: Hashable, generator: Chain) -> None:
-        try:
-            request = next(generator)
-        except StopIteration as stop:
-            self._finished.append(Finished(tag, stop.value, Cost(), 0.0, 0.0))
-            return
-        chain = LiveChain(tag, generator)
-        self.live.add(chain)
-        self._clocks[chain] = self._meter.clock
-        chain.ask(request)
-        self._begin(chain)
-        self._turns.advance(chain)
-
-    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
-        self.live.remove(chain)
-        self._turns.leave(chain)
-        chain.seconds = self._meter.clock - self._clocks.pop(chain)
-        self._finished.append(chain.finished(result, failure))

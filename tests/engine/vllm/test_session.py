@@ -10,8 +10,8 @@ import pytest
 from dflash_mcmc.blend.none import NoBlend
 from dflash_mcmc.engine.batching.interface import NOT_NUMBERS
 from dflash_mcmc.engine.batching.language_model import LanguageModel
+from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.session import VllmEngine
-from dflash_mcmc.engine.vllm.starting import VllmTarget
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import Draw, SamplingParams, Score, Together
 from dflash_mcmc.rng import Key
@@ -34,8 +34,8 @@ def reference(model):
     return RememberingReference(model, LanguageModel(model, stop_ids=STOPS), NoBlend())
 
 
-def target_of(model, stop_ids=STOPS) -> VllmTarget:
-    return VllmTarget(Path("nowhere"), "float32", "cpu", model.config, None, 192, 61, tuple(sorted({*stop_ids, 3})), ())
+def target_of(model, stop_ids=STOPS) -> UnloadedTarget:
+    return UnloadedTarget(Path("nowhere"), "float32", "cpu", model.config, None, 192, 61, tuple(sorted({*stop_ids, 3})), ())
 
 
 def engine_of(model, core=None, num_chains: int = 4, **options) -> tuple[VllmEngine, FakeCore]:
@@ -96,9 +96,10 @@ def test_stop_strings_end_draws_as_in_the_reference(model, stopping, name, chang
     assert core.ledger._stops is None
 
 
-def test_stop_strings_need_a_stop_id(model, stopping):
+def test_stop_strings_need_a_stop_id(make_config, model):
+    config = make_config("engine=vllm", "dataset.stop=[ab]")
     with pytest.raises(UserError, match=r"dataset.stop: given \['ab'\]; allowed: \[\] with engine=vllm and a model without"):
-        stopping[0]._replace(stop_ids=()).stopping_at(["ab"])
+        config.engine.start(config, target_of(model)._replace(stop_ids=()), 4, 1)
 
 
 def test_skipping_and_floors_change_the_cost_alone(model):

@@ -1,0 +1,87 @@
+"""The chains in progress of an engine that carries out their operations elsewhere: in vLLM, or on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator
+
+from dflash_mcmc.engine.batching.chains import LiveChain
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter
+from dflash_mcmc.engine.batching.scheduler import Turns
+from dflash_mcmc.ops import Chain
+from dflash_mcmc.types import ChainResult, Cost, Trajectory
+
+
+class LiveChains:
+    """The chains of one run, for an engine whose operations are carried out elsewhere.
+
+    Args:
+        chains: as of `ChainRunner.run`.
+        num_chains: chains in progress at once.
+        begin: begins the operations of a chain's new request.
+
+    Attributes:
+        live: chains in progress.
+        more: whether another chain may wait.
+    """
+
+    def __init__(self, chains: Iterator[tuple[Hashable, Chain] | None], num_chains: int, begin: Callable[[LiveChain], None],
+                 meter: Meter):
+        self.live, self.more = set[LiveChain](), True
+        self._chains, self._num_chains, self._begin, self._meter = chains, num_chains, begin, meter
+        self._turns = Turns(begin, self._end, meter.now)
+        self._finished: list[Finished] = []
+        self._clocks: dict[LiveChain, float] = {}
+
+    def fill(self) -> list[Finished]:
+        """Goes on with chains that have paused, and begins chains while there is room. Returns the chains that have ended."""
+        self._turns.resume()
+        while self.more and len(self.live) < self._num_chains:
+            try:
+                entry = next(self._chains)
+            except StopIteration:
+                self.more = False
+                break
+            if entry is None:  # no chain waits now
+                break
+            self._admit(*entry)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def end(self, chain: LiveChain, number: int, answer: Trajectory | None, failure: str = NOT_NUMBERS) -> None:
+        """Gives a chain the answer to an operation of its request; None ends it, for this reason."""
+        if chain.ended:
+            return
+        if answer is None:
+            self._give_up(chain, failure)
+            return
+        chain.note(number, answer)
+        self._turns.advance(chain)
+
+    def drop(self, tags: Collection[Hashable]) -> None:
+        """Ends chains before their end."""
+        for chain in [chain for chain in self.live if chain.tag in tags]:
+            self._give_up(chain, DROPPED)
+
+    def _give_up(self, chain: LiveChain, reason: str) -> None:
+        chain.generator.close()
+        chain.settle()
+        self._end(chain, None, reason)
+
+    def _admit(self, tag: Hashable, generator: Chain) -> None:
+        try:
+            request = next(generator)
+        except StopIteration as stop:
+            self._finished.append(Finished(tag, stop.value, Cost(), 0.0, 0.0))
+            return
+        chain = LiveChain(tag, generator)
+        self.live.add(chain)
+        self._clocks[chain] = self._meter.clock
+        chain.ask(request)
+        self._begin(chain)
+        self._turns.advance(chain)
+
+    def _end(self, chain: LiveChain, result: ChainResult | None, failure: str = "") -> None:
+        self.live.remove(chain)
+        self._turns.leave(chain)
+        chain.seconds = self._meter.clock - self._clocks.pop(chain)
+        self._finished.append(chain.finished(result, failure))
