@@ -47,7 +47,7 @@ browser.second.value = String(browser.runs.indexOf("greedy"));
 await browser.filter();
 await browser.select(browser.shown[0]);
 """
-_LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny tracker=none dataset.limit=8"
+_LAYERS = "python -m dflash_mcmc probe=layer_rank draft=tiny dataset.limit=8"
 
 
 def _stored(name: str) -> tuple[str, str]:

@@ -130,4 +130,5 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     """A line whose `python ...` runs in a process that has done its imports already."""
     if not command.startswith("python "):
         return shell(command, folder, **environment)
+    environment = {"WANDB_MODE": "disabled", **environment}  # a page names no tracker
     return processes.run(arguments(command, folder, **environment), folder, **environment)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_mcmc.components import Component
 from dflash_mcmc.errors import reason_of, tell
 from dflash_mcmc.registry import name_of
+from dflash_mcmc.store.described import read_problems
 
 
 class RunInfo(NamedTuple):
@@ -25,6 +26,24 @@ class RunInfo(NamedTuple):
     """Name for people: the condition and the overrides that distinguish the run. If it is empty, the condition is shown."""
     tags: tuple[str, ...] = ()
     """Tags of the form `group=component`."""
+
+
+SAMPLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
+                  "proposals", "accepted", "acceptance", "moved", "seconds", "finish_reason", "question", "prompt", "text")
+
+
+def sample_rows(records: Sequence[dict], folder: Path) -> list[dict]:
+    """The table of all samples of a run, with `SAMPLE_COLUMNS`. Empty for a probe.
+
+    Question and prompt are in the first row of each problem alone: with many chains they would be most of the table.
+    """
+    problems, rows = dict(read_problems(folder)), []
+    for record in (each for each in records if "verdict" in each):
+        acceptance = record["accepted"] / record["proposals"] if record.get("proposals") else None
+        row = {**problems.pop(record["problem"], {}), **record, "correct": record["verdict"] == "correct",
+               "acceptance": acceptance}
+        rows.append({name: row.get(name) for name in SAMPLE_COLUMNS})
+    return rows
 
 
 class TrackedRun:

@@ -18,14 +18,12 @@ from dflash_mcmc.errors import reason_of
 from dflash_mcmc.fields import runtime
 from dflash_mcmc.process import stopping
 from dflash_mcmc.registry import register
-from dflash_mcmc.store.described import PROBLEMS, read_problems
-from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
+from dflash_mcmc.store.described import PROBLEMS
+from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker, sample_rows
 
 if TYPE_CHECKING:
     import wandb
 
-TABLE_COLUMNS = ("problem", "chain", "level", "subject", "verdict", "correct", "answer", "gold", "num_tokens", "log_p",
-                 "proposals", "accepted", "acceptance", "moved", "seconds", "finish_reason", "question", "prompt", "text")
 _UNWRITTEN_SECONDS = 3.0
 """The longest time for which logged metrics may be unwritten. W&B's process writes and sends every one or two seconds."""
 _STEPS = 3
@@ -125,15 +123,10 @@ class WandbRun(TrackedRun):
         self._log(metrics, _STEPS * step)
 
     def summary(self, metrics: dict, records: list[dict]) -> None:
-        """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs.
-
-        Question and prompt are in the first row of each problem alone: with many chains they would be most of the table.
-        """
+        """Sets the summary and logs the table of all samples. `label` in the summary is the run's name in charts over runs."""
         self._finished = len(records)
-        problems = dict(read_problems(self._info.folder))
-        rows = [{**problems.pop(record["problem"], {}), **_row(record)} for record in records if "verdict" in record]
-        if rows:
-            self._log({"samples": _table(rows, TABLE_COLUMNS)}, _STEPS * self._finished + 1)
+        if rows := sample_rows(records, self._info.folder):
+            self._log({"samples": _table(rows)}, _STEPS * self._finished + 1)
         self._run.summary.update({**metrics, "label": self._info.name or self._info.condition})
 
     def publish(self, folder: Path, tables: dict[str, list[dict]], figures: list[Path]) -> None:
@@ -209,16 +202,10 @@ def artifact_name(*parts: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
 
 
-def _row(record: dict) -> dict:
-    acceptance = record["accepted"] / record["proposals"] if record.get("proposals") else None
-    return {**record, "correct": record["verdict"] == "correct", "acceptance": acceptance,
-            "finish_reason": record["finish_reason"]}
-
-
-def _table(rows: list[dict], columns: tuple[str, ...] | None = None) -> wandb.Table:
+def _table(rows: list[dict]) -> wandb.Table:
     import wandb
 
-    columns = columns or tuple(dict.fromkeys(key for row in rows for key in row))
+    columns = dict.fromkeys(key for row in rows for key in row)
     # A column, such as the level, may contain a number in one row and a text in another.
     return wandb.Table(columns=list(columns), data=[[row.get(column) for column in columns] for row in rows],
                        allow_mixed_types=True)

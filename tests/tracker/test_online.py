@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.tracker.wandb import TABLE_COLUMNS
+from dflash_mcmc.tracker import SAMPLE_COLUMNS
 from tests import processes
 from tests.runner.test_tracking import KILLED
 from tests.tracker.loopback import Loopback, Run
@@ -44,7 +44,7 @@ def whole(server: Loopback, name: str, folder: Path, versions: int) -> Run:
         assert run.summary[key] == pytest.approx(summary[key])
         assert samples[-1][f"running/{key}"] == pytest.approx(summary[key])
     table = json.loads(run.files[run.summary["samples"]["path"]])
-    assert table["columns"] == list(TABLE_COLUMNS)
+    assert table["columns"] == list(SAMPLE_COLUMNS)
     assert [row[0] for row in table["data"]] == [record["problem"] for record in records]
     found = [artifact for artifact in server.artifacts.values() if artifact.collection == f"records-{name}"]
     assert [(artifact.version, artifact.committed, artifact.run) for artifact in found] == [

@@ -13,8 +13,8 @@ from statsmodels.stats.proportion import proportion_confint
 from tqdm import tqdm
 
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.tracker import RunInfo
-from dflash_mcmc.tracker.wandb import TABLE_COLUMNS, WandbTracker, artifact_name
+from dflash_mcmc.tracker import SAMPLE_COLUMNS, RunInfo
+from dflash_mcmc.tracker.wandb import WandbTracker, artifact_name
 from tests import processes
 from tests.runs import execute
 
@@ -94,8 +94,8 @@ def test_the_offline_file_has_config_metrics_summary_and_samples(tracked, capsys
     assert not [name for name in kept["summary"] if name.startswith("sample/")]
     (file,) = folder.glob("files/media/table/*.json")
     table = json.loads(file.read_text())
-    assert table["columns"] == list(TABLE_COLUMNS)
-    rows = [dict(zip(TABLE_COLUMNS, row, strict=True)) for row in table["data"]]
+    assert table["columns"] == list(SAMPLE_COLUMNS)
+    rows = [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in table["data"]]
     for row, record in zip(rows, records, strict=True):
         assert row["correct"] == (record["verdict"] == "correct")
         assert row["acceptance"] == pytest.approx(record["accepted"] / record["proposals"])
@@ -108,7 +108,7 @@ def test_the_summary_has_every_way_to_combine_chains(tracked):
     result, folder = tracked("condition=temp", "num_chains=2", "dataset.limit=2", "dataset.max_new_tokens=32",
                              "aggregate=[majority,power,adaptive]")
     (file,) = folder.glob("files/media/table/*.json")
-    rows = [dict(zip(TABLE_COLUMNS, row, strict=True)) for row in json.loads(file.read_text())["data"]]
+    rows = [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in json.loads(file.read_text())["data"]]
     of_problem = [row["problem"] for row in rows]
     later = [problem in of_problem[:place] for place, problem in enumerate(of_problem)]
     assert sum(later) == 2

@@ -1,0 +1,68 @@
+"""The default: W&B for who has an account or asks for it, else the dashboard on this machine, else nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_mcmc.errors import note
+from dflash_mcmc.fields import runtime
+from dflash_mcmc.registry import components, register
+from dflash_mcmc.tracker import RunInfo, TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from dflash_mcmc.settings import Settings
+
+_OF_WANDB = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_IDENTITY_TOKEN_FILE")
+"""Variables of the environment that speak of W&B."""
+
+
+@register("tracker", "auto")
+@dataclass(slots=True, kw_only=True)
+class AutoTracker(Tracker):
+    """`wandb` where W&B has an account or a variable such as `WANDB_MODE`, else `trackio` where it is installed, else `none`.
+
+    Nothing is sent anywhere that was not asked for.
+    """
+
+    project: str = runtime("dflash_mcmc", "project name")
+    folder: str = runtime("outputs", "parent folder of wandb/ or trackio/")
+
+    def resolved(self, config: Settings) -> Any:
+        """The tracker that this machine has."""
+        if os.environ.get("WANDB_MODE") == "disabled":
+            name = "none"
+        elif _has_wandb():
+            name = "wandb"
+        else:
+            name = "trackio" if importlib.util.find_spec("trackio") else "none"
+            if name == "none":
+                _tell()
+        kind = components("tracker")[name].cls
+        return kind() if kind.is_null else kind(project=self.project, folder=self.folder)
+
+    def start(self, info: RunInfo) -> TrackedRun:
+        """Never called: `resolved` takes its place."""
+        raise NotImplementedError
+
+
+def _has_wandb() -> bool:
+    """Whether W&B has a variable of the environment, or an account: without its import, which takes half a second."""
+    if any(os.environ.get(name) for name in _OF_WANDB):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rpartition("//")[2].split("/")[0]
+    try:
+        return netrc.netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+@cache
+def _tell() -> None:
+    """Once in a process."""
+    note("no dashboard: here is neither an account of W&B nor the package trackio (wandb login, or pip install trackio)")
