@@ -18,7 +18,7 @@ from dflash_mcmc.report import figure, page
 from dflash_mcmc.report.parts import ReportPart, ReportTable, Section, csv_of, number, paragraphs, text_of
 from dflash_mcmc.report.published import RUN, beside, source_of
 from dflash_mcmc.report.reading import Found, Run, labelled, read, run_folders
-from dflash_mcmc.report.sections import chains, compared, configuration, guided, mixing, overall, paired, samples, swept
+from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, samples, swept
 from dflash_mcmc.report.study import ProbeRun, Study, named, study_of
 from dflash_mcmc.report.table import table_of
 from dflash_mcmc.statistics.intervals import cautions
@@ -28,9 +28,9 @@ from dflash_mcmc.store.files import write_atomically
 
 _SECTIONS = (
     overall.section, samples.section, paired.section, chains.matched_section, chains.rules_section, paired.strata_section,
-    paired.overlap_section, compared.interaction_section, overall.cost_section, overall.measures_section,
-    chains.agreement_section, guided.section, swept.section, chains.section, mixing.section, compared.section,
-    configuration.section, configuration.setting_section, configuration.provenance_section)
+    paired.overlap_section, compared.interaction_section, overall.cost_section, chains.agreement_section,
+    swept.guided_section, swept.section, chains.section, chains.mixing_section, compared.section, configuration.section,
+    configuration.setting_section, configuration.provenance_section)
 """The sections in their order on the page."""
 _TEXT = """
 Each dataset has a part of this page, and runs are compared only within it. An empty cell means that no such run is here.
@@ -176,7 +176,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
     probes = [run for folder in of_probes if (run := _probe_run(folder)) is not None]
     if len(of_probes) == len(folders):
         left_out = [f"left out: {folder}: not a finished run of a probe" for folder in of_probes
-                    if folder not in [probe.folder for probe in probes]]
+                    if folder not in [run.folder for run in probes]]
         if not probes:
             raise UserError("; ".join(left_out))
         named_runs: dict[str, list[ProbeRun]] = {}
@@ -186,7 +186,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
         parts = [ReportPart("", f"Probes: {', '.join(named_runs)}.", left_out,
                             [_section_of_probe(name, of) for name, of in named_runs.items()])]
     else:
-        known = {probe.folder for probe in probes}
+        known = {run.folder for run in probes}
         of_samples, left_out = read([entry._replace(named=entry.named and entry.folder not in known) for entry in folders],
                                     lenient)
         studies, notes = studies_of(of_samples, baseline, pair, alphas)

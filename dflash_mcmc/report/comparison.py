@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from dflash_mcmc.report.logs import Log
 from dflash_mcmc.report.parts import P_VALUES, Drawing, ReportPart, ReportTable, Section, adjusted, differences
 from dflash_mcmc.statistics.outcomes import accuracy_of, aligned
 from dflash_mcmc.statistics.paired import VarianceParts, compare
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = ("run", "problems", "samples", "accuracy", "accuracy_low", "accuracy_high", "baseline", "common", "difference",
            "difference_low", "difference_high", "won", "lost", "p_value", "p_holm", "test", "verdict", "problems_needed")
@@ -50,7 +47,7 @@ class Comparison(NamedTuple):
         write(folder, "Paired comparison", [ReportPart("", f"{len(self.table.rows)} logs.", self.notes, [section])], ["pdf"])
         return folder / "report.html"
 
-    def _figure(self) -> Figure:
+    def _figure(self) -> figure.Figure:
         base, *rows = self.table.rows
         drawn, (axes,) = figure.panels(figure.rows_size(names := [row["run"] for row in rows]))
         axes.axvline(0.0, color=figure.INK, linewidth=0.8)

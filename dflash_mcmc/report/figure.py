@@ -68,19 +68,6 @@ def legend_below(drawn: Figure, columns: int) -> None:
     drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
-    """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
-    low, high = np.log10(axes.get_ylim())
-    height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
-    gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
-    log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
-    for n in range(1, len(log_ys)):
-        log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
-    for (text, _, colour), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
-        axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=colour,
-                      annotation_clip=False)
-
-
 def save(figure: Figure, folder: Path, name: str, formats: Collection[str] = ()) -> set[Path]:
     """Writes `name.png`, `name.svg` and, if `formats` has it, `name.pdf`. Returns the files; raises UserError."""
     dates: dict[str, dict | None] = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -96,28 +83,38 @@ def rows_size(labels: Sequence[str], panels: int = 1) -> tuple[float, float]:
     return 3.0 + 3.2 * panels + 0.066 * max(map(len, labels), default=0), 1.3 + 0.3 * len(labels)
 
 
-def draw_estimates(axes: Axes, labels: Sequence[str], estimates: Sequence[IntervalEstimate], texts: Sequence[str],
-                   emphasised: Sequence[bool] | None = None) -> None:
-    """Draws one row per estimate, from the top: a point, its interval, and a text at the right edge. Values are in per cent.
+Panel = tuple[str, str, Sequence[IntervalEstimate], Sequence[str]]
+"""Title, label of the x axis, estimates, and a text beside each."""
 
-    An estimate without an interval is drawn as a point only. The row of an estimate without a value is empty. Emphasised
-    points are filled.
+
+def estimates(labels: Sequence[str], *of: Panel, strong: Sequence[bool] = (), line: tuple[float, str] | None = None) -> Figure:
+    """A figure with a row per label, from the top: a point, its interval, and a text at the right edge, in per cent.
+
+    An estimate without an interval is drawn as a point only. The row of an estimate without a value is empty.
+
+    Args:
+        strong: whether each point is filled.
+        line: where a line stands in the first panel, and its style.
     """
-    for row, (estimate, strong) in enumerate(zip(estimates, emphasised or [False] * len(labels), strict=True)):
-        if estimate.value is None:
-            continue
-        if estimate.interval is not None:
-            axes.plot([100.0 * end for end in estimate.interval], [row, row], color=RIGHT, linewidth=2.2, alpha=0.55,
-                      solid_capstyle="butt", zorder=2)
-        axes.plot(100.0 * estimate.value, row, "D" if strong else "o", markersize=6.5, markeredgewidth=1.5, zorder=3,
-                  markerfacecolor=WRONG if strong else "white", markeredgecolor=WRONG if strong else RIGHT)
-    for row, text in enumerate(texts):
-        axes.annotate(text, (1.0, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-                      fontsize=8)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
+    drawn, axes_of = panels(rows_size(labels, len(of)), 1, len(of), sharey=True)
+    for axes, (title, across, values, texts) in zip(axes_of, of, strict=True):
+        for row, (estimate, filled, text) in enumerate(zip(values, strong or [False] * len(labels), texts, strict=True)):
+            axes.annotate(text, (1.0, row), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                          va="center", fontsize=8)
+            if estimate.value is None:
+                continue
+            if estimate.interval is not None:
+                axes.plot([100.0 * end for end in estimate.interval], [row, row], color=RIGHT, linewidth=2.2, alpha=0.55,
+                          solid_capstyle="butt", zorder=2)
+            axes.plot(100.0 * estimate.value, row, "D" if filled else "o", markersize=6.5, markeredgewidth=1.5, zorder=3,
+                      markerfacecolor=WRONG if filled else "white", markeredgecolor=WRONG if filled else RIGHT)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set(ylim=(len(labels) - 0.4, -0.6), title=title, xlabel=across)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+    if line is not None:
+        axes_of[0].axvline(line[0], color=INK, linewidth=0.8, linestyle=line[1], zorder=1)
+    return drawn
 
 
 def plain_ticks(axes: Axes) -> None:

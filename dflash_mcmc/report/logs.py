@@ -11,9 +11,9 @@ import csv
 import json
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,11 +48,8 @@ class Log(NamedTuple):
         return PairedOutcomes(tuple(self.scores), np.array(means), np.array([len(each) for each in self.scores.values()]))
 
 
-class _ScoredSample(NamedTuple):
-    problem: object
-    chain: object
-    scores: Mapping[str, Any]
-    """By the name of the score; empty for a sample that has none."""
+_Sample = tuple[object, object, Mapping[str, Any]]
+"""A problem, the number of a sample, and its scores by their names; no scores for a sample that has none."""
 
 
 def read_all(given: Sequence[str], score: str | None = None) -> list[Log]:
@@ -77,12 +74,12 @@ def read(path: Path, score: str | None = None) -> Log:
     if path.is_dir():
         return _run(path)
     try:
-        samples = list(_samples(path))
+        samples = _samples(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, csv.Error, RecursionError) as error:
         raise UserError(f"{path}: is not {_FORMATS} ({reason_of(error)})") from error
-    names = list(dict.fromkeys(name for sample in samples for name in sample.scores))
+    names = list(dict.fromkeys(name for *_, scores in samples for name in scores))
     if not names:
         raise UserError(f"{path}: has no sample with a score; allowed: {_FORMATS}")
     chosen = [name for name in names if score is None or score in (name, *name.split("/"))]
@@ -91,24 +88,23 @@ def read(path: Path, score: str | None = None) -> Log:
         raise UserError(f"{given}; allowed for {path}: {', '.join(chosen or names)}")
     found: dict[str, dict[object, float]] = {}
     unscored = 0
-    for sample in samples:
-        if (value := sample.scores.get(chosen[0])) is None:
-            unscored += 0 if sample.scores else 1  # of another filter, else without any
+    for problem, number, scores in samples:
+        if (value := scores.get(chosen[0])) is None:
+            unscored += 0 if scores else 1  # of another filter, else without any
             continue
-        of_problem = found.setdefault(str(sample.problem), {})
-        chain = len(of_problem) if sample.chain is None else sample.chain
+        of_problem = found.setdefault(str(problem), {})
+        chain = len(of_problem) if number is None else number
         if chain in of_problem:
-            raise UserError(f"{path}: problem {sample.problem} has sample {chain} twice; allowed: each once")
+            raise UserError(f"{path}: problem {problem} has sample {chain} twice; allowed: each once")
         of_problem[chain] = _number(value, path, chosen[0])
     return Log(path.stem, {problem: list(scores.values()) for problem, scores in found.items()}, unscored)
 
 
 def _number(value: object, path: Path, name: str) -> float:
     """A score as a number. Raises UserError for any other value."""
-    if isinstance(value, str):
-        value = _VALUES.get(value.strip().lower(), value)
+    word = value.strip().lower() if isinstance(value, str) else ""
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(_VALUES.get(word, value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = np.nan
     if not np.isfinite(number):
@@ -128,55 +124,38 @@ def _run(folder: Path) -> Log:
     return Log(runs[0].label, {name: [score(record) for record in records] for name, records in of_problems.items()})
 
 
-def _samples(path: Path) -> Iterator[_ScoredSample]:
-    if path.suffix == ".eval":
-        yield from _inspect(json.loads(_member(path, "summaries.json")))
-    elif path.suffix == ".json":
-        yield from _inspect(json.loads(path.read_text())["samples"])
-    elif path.suffix == ".csv":
+def _samples(path: Path) -> list[_Sample]:
+    if path.suffix in (".eval", ".json"):
+        samples = json.loads(_summaries(path)) if path.suffix == ".eval" else json.loads(path.read_text())["samples"]
+        return [(sample["id"], sample["epoch"], {  # scores are null where an error has ended the sample
+            name: score["value"] for name, score in (sample.get("scores") or {}).items()}) for sample in samples]
+    if path.suffix == ".csv":
         with path.open(newline="") as file:
             csv.field_size_limit(2**31 - 1)
-            yield from _lines(list(csv.DictReader(file)))
+            lines: list[dict[str, Any]] = list(csv.DictReader(file))
     else:
-        yield from _lines([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
-
-
-def _inspect(samples: Iterable[Mapping[str, Any]]) -> Iterator[_ScoredSample]:
-    for sample in samples:
-        scores = sample.get("scores") or {}  # null where an error has ended the sample
-        yield _ScoredSample(sample["id"], sample["epoch"], {name: score["value"] for name, score in scores.items()})
-
-
-def _lines(lines: Sequence[Mapping[str, Any]]) -> Iterator[_ScoredSample]:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     if lines and {"doc_id", "metrics"} <= lines[0].keys():  # lm-evaluation-harness: a line for each document and filter
-        for line in lines:
-            yield _ScoredSample(line["doc_id"], None, {f"{line['filter']}/{name}": line[name] for name in line["metrics"]})
-        return
+        return [(line["doc_id"], None, {f"{line['filter']}/{name}": line[name] for name in line["metrics"]}) for line in lines]
     fields = {field for line in lines for field in line}
     problem, chain = (next((name for name in names if name in fields), None) for names in (PROBLEM, CHAIN))
     if problem is None:
         raise UserError(f"a line has the fields {', '.join(sorted(fields)) or 'none'}; allowed: {', '.join(PROBLEM)} for the "
                         f"problem, and {', '.join(SCORE)} for the score")
     named = [name for name in SCORE if name in fields][:1] or sorted(fields - {problem, chain})
-    for line in lines:
-        yield _ScoredSample(line[problem], None if chain is None else line.get(chain),
-                      {name: line[name] for name in named if line.get(name) not in (None, "")})
+    return [(line[problem], None if chain is None else line.get(chain),
+             {name: line[name] for name in named if line.get(name) not in (None, "")}) for line in lines]
 
 
-def _member(path: Path, name: str) -> bytes:
-    """The content of a file in a zip archive. Inspect compresses with Zstandard, which Python's zipfile reads from 3.14 on."""
+def _summaries(path: Path) -> bytes:
+    """The scores in an archive of Inspect, which compresses with Zstandard; Python's zipfile reads it from 3.14 on."""
     with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo(name)
+        member = archive.getinfo("summaries.json")
         if member.compress_type != _ZSTANDARD:
             return archive.read(member)
-    with path.open("rb") as file:
-        return _decompressed(file, member)
-
-
-def _decompressed(file: IO[bytes], member: zipfile.ZipInfo) -> bytes:
     import pyarrow as pa
 
-    file.seek(member.header_offset + 26)  # of the local header, whose name and extra field have lengths of their own
-    name, extra = struct.unpack("<HH", file.read(4))
-    file.seek(name + extra, 1)
-    return pa.decompress(file.read(member.compress_size), member.file_size, "zstd", asbytes=True)
+    with path.open("rb") as file:
+        file.seek(member.header_offset + 26)  # of the local header, whose name and extra field have lengths of their own
+        file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
+        return pa.decompress(file.read(member.compress_size), member.file_size, "zstd", asbytes=True)

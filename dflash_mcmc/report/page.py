@@ -89,8 +89,6 @@ _NAMES = {"#ffffff": "ground", "#000000": "ink", figure.INK: "ink", figure.RIGHT
 _VARIABLES = {colour.lower(): f"var(--fig-{name})" for colour, name in _NAMES.items()}
 _COLOUR = re.compile(r"(?<=[:\s\"])#[0-9a-fA-F]{6}(?=[;\"])")
 _LEFT_OUT = re.compile(r'<!--.*?-->|<metadata>.*?</metadata>|<style type="text/css">.*?</style>', re.DOTALL)
-_PIXELS = 4.0 / 3.0
-"""Pixels of CSS in a point."""
 
 
 def svg(text: str, name: str, title: str) -> str:
@@ -103,7 +101,7 @@ def svg(text: str, name: str, title: str) -> str:
     start = text.index("<svg")
     body = _LEFT_OUT.sub("", text[start:])
     head, _, rest = body.partition(">")
-    width, height = (_PIXELS * float(points) for points in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))
+    width, height = (4.0 / 3.0 * float(points) for points in re.findall(r" (?:width|height)=\"([\d.]+)pt\"", head))  # pixels
     box = re.findall(r"viewBox=\"([-\d. ]+)\"", head)[0]
     rest = re.sub(r"(\bid=\"|href=\"#|url\(#)", lambda match: f"{match[0]}{name}-", rest)
     rest = _COLOUR.sub(lambda match: _VARIABLES.get(match[0].lower(), match[0]), rest)

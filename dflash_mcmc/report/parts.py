@@ -101,11 +101,6 @@ class ReportPart(NamedTuple):
     verdict: Sequence[str] = ()
     """Which runs differ, by how much, and what would resolve the largest difference that is not resolved."""
 
-    @property
-    def start(self) -> str:
-        """The beginning of an anchor of this part."""
-        return f"{self.name}-" if self.name else ""
-
 
 def framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The rows as a table of pandas whose values are those of the rows; a missing value is None."""
@@ -219,12 +214,8 @@ def differences(paired: Paired) -> dict[str, Any]:
     return {**paired.difference.columns("difference"), "p_value": paired.p_value, "p_holm": None, "verdict": VERDICTS["tie"]}
 
 
-def better_or_worse(row: dict, p: float) -> str:
-    """The verdict on a row with a `difference`, from its adjusted p-value."""
-    return VERDICTS[verdict(row["difference"], p)]
-
-
-def adjusted(rows: list[dict], word: Callable[[dict, float], str] = better_or_worse) -> list[dict]:
+def adjusted(rows: list[dict], word: Callable[[dict, float], str] = lambda row, p: VERDICTS[verdict(row["difference"], p)]
+             ) -> list[dict]:
     """The rows with `p_holm`, their `p_value` adjusted for all of them, and `verdict`: `word(row, p_holm)`."""
     for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         if p is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -16,36 +16,28 @@ DATASET = "math500"
 """The dataset of all published rows."""
 
 
-class Published(NamedTuple):
-    """The published accuracies of a model."""
-
-    model: str
-    source: str
-    """Short name of the source."""
-    text: str
-    """Full reference of the source."""
-    setting: str
-    accuracy: dict[str, IntervalEstimate]
-    """Accuracies by method (base, greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps). They have Wilson's
-    intervals if the counts are known."""
-
-
 def published_settings() -> dict[str, dict[str, object]]:
     """The settings of each source, by the source's name. The settings have the keys of a run's identity."""
     return {source["name"]: dict(source["fields"]) for source in _content("power_sampling")["sources"].values()}
 
 
-def published() -> list[Published]:
-    """The published accuracies of each model, in the order of the file."""
-    content = _content("power_sampling")
-    models: dict[tuple[str, str], Published] = {}
+def sources() -> list[str]:
+    """Full references and settings of the published accuracies."""
+    rows, of = _content("power_sampling")["rows"], _content("power_sampling")["sources"]
+    return [f"{of[name]['text']} ({of[name]['setting']})" for name in dict.fromkeys(row["source"] for row in rows)]
+
+
+def published() -> dict[tuple[str, str], dict[str, IntervalEstimate]]:
+    """The published accuracies by model and short name of the source, in the order of the file.
+
+    Those of a model are by method (base, greedy, temp, ps, grpo, blend_greedy, blend_ps, draft_blend_ps, tempering, vote).
+    They have Wilson's intervals if the counts are known.
+    """
+    content, models = _content("power_sampling"), dict[tuple[str, str], dict[str, IntervalEstimate]]()
     for row in content["rows"]:
-        source = content["sources"][row["source"]]
-        model = models.setdefault((row["source"], row["model"]), Published(row["model"], source["name"], source["text"],
-                                                                           source["setting"], {}))
-        model.accuracy[row["method"]] = (wilson(row["correct"], row["total"]) if "correct" in row else
-                                         IntervalEstimate(float(row["accuracy"]), None, None, 0))
-    return list(models.values())
+        models.setdefault((row["model"], content["sources"][row["source"]]["name"]), {})[row["method"]] = (
+            wilson(row["correct"], row["total"]) if "correct" in row else IntervalEstimate(float(row["accuracy"])))
+    return models
 
 
 @cache

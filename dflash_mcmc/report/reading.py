@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_mcmc.config.identity import configuration_of, hash_of, labels_of
 from dflash_mcmc.errors import UserError
@@ -25,7 +25,6 @@ from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.store.records import sample_schema
 
 if TYPE_CHECKING:
-    from dflash_mcmc.sampler import Sampler
     from dflash_mcmc.store.described import ProblemText
     from dflash_mcmc.store.records import Record
 
@@ -54,53 +53,39 @@ def run_folders(arguments: Sequence[str | Path], outputs: Path = Path("outputs")
     if not arguments:
         raise UserError(f"runs: given nothing; allowed: {_ALLOWED}")
     runs: dict[Path, Found] = {}
-    for argument in arguments:
-        for run in _of_argument(str(argument), outputs):
+    for argument in map(str, arguments):
+        if Path(argument).is_dir():
+            found, nothing = _below(Path(argument)), f"{Path(argument)}: no finished sample here, and no run folder below"
+        elif glob.has_magic(argument):
+            folders = [Path(match) for match in glob.glob(argument, recursive=True) if Path(match).is_dir()]
+            found = [run._replace(named=False) for folder in folders for run in _below(folder)]
+            nothing = f"{argument}: no run folder matches"
+        elif tracked := _TRACKED.fullmatch(argument):
+            pattern = f"{glob.escape(tracked['experiment']) if tracked['experiment'] else '*'}/*{tracked['identity']}"
+            found = [Found(folder, True) for folder in outputs.glob(pattern) if (folder / RUN).is_file()]
+            nothing = f"{argument}: no run with this identity below {outputs}/; it may be on the machine that ran it"
+        else:
+            raise UserError(f"runs: given {argument!r}, which is not a folder; allowed: {_ALLOWED}")
+        if not found:
+            raise UserError(nothing)
+        for run in sorted(found, key=_start):
             runs.setdefault(run.folder.resolve(), run)
     return list(runs.values())
 
 
-def _of_argument(argument: str, outputs: Path) -> list[Found]:
-    path = Path(argument)
-    if path.is_dir():
-        return _of_folder(path)
-    if glob.has_magic(argument):
-        folders = [Path(match) for match in sorted(glob.glob(argument, recursive=True)) if Path(match).is_dir()]
-        runs = [run._replace(named=False) for folder in folders for run in _below(folder)]
-        if not runs:
-            raise UserError(f"{argument}: no run folder matches")
-        return sorted(runs, key=_start)
-    tracked = _TRACKED.fullmatch(argument)
-    if tracked is None:
-        raise UserError(f"runs: given {argument!r}, which is not a folder; allowed: {_ALLOWED}")
-    pattern = f"{glob.escape(tracked['experiment'] or '*') if tracked['experiment'] else '*'}/*{tracked['identity']}"
-    runs = [Found(folder, True) for folder in sorted(outputs.glob(pattern)) if (folder / RUN).is_file()]
-    if not runs:
-        raise UserError(f"{argument}: no run with this identity below {outputs}/; it may be on the machine that ran it")
-    return runs
-
-
-def _of_folder(folder: Path) -> list[Found]:
-    runs = _below(folder)
-    if not runs:
-        raise UserError(f"{folder}: no finished sample here, and no run folder below")
-    return sorted(runs, key=_start)
-
-
 def _below(folder: Path) -> list[Found]:
     """The folder itself if it is a run folder, else all run folders below it."""
-    if _is_run(folder, os.listdir(folder)):
+    def is_run(files: Sequence[str]) -> bool:
+        return RUN in files or any(re.fullmatch(r"records(\.\d+)?\.jsonl", name) for name in files)
+
+    if is_run(os.listdir(folder)):
         return [Found(folder, True)]
     runs = []
     for parent, folders, files in os.walk(folder):
-        if _is_run(Path(parent), files):
+        if is_run(files):
             runs.append(Found(Path(parent), False))
             folders.clear()  # do not descend into a run folder
     return runs
-
-
-def _is_run(folder: Path, files: Sequence[str]) -> bool:
-    return RUN in files or any(re.fullmatch(r"records(\.\d+)?\.jsonl", name) for name in files)
 
 
 def _start(run: Found) -> tuple[str, str]:
@@ -186,19 +171,17 @@ class Run:
 
     @property
     def power(self) -> float | None:
-        """The alpha of a run whose law is p^alpha; None for other laws, potentials among them, and for an older sampler."""
-        return None if self.sampler is None or "potential" in self.identity else self.sampler.power()
+        """The alpha of a run whose law is p^alpha; None for other laws, potentials among them, and for unknown samplers.
 
-    @property
-    def sampler(self) -> Sampler | None:
-        """The sampler with the run's fields; None if it is older than this code's, or not installed here."""
+        A sampler is unknown if it is older than this code's, or not installed here.
+        """
         leaf, fields = components("sampler").get(self.component("sampler")), dict(self.config.get("sampler") or {})
         fields.pop("name", None)
-        if leaf is not None:  # a field that is newer than the run has its default there
-            fields = {each.name: default_of(each) for each in dataclasses.fields(leaf.cls) if spec_of(each).later} | fields
-        if leaf is None or fields.keys() != {field.name for field in dataclasses.fields(leaf.cls)}:
+        if leaf is None or "potential" in self.identity:
             return None
-        return cast("Sampler", restored(leaf.cls, fields))
+        known = dataclasses.fields(leaf.cls)  # a field that is newer than the run has its default there
+        fields = {each.name: default_of(each) for each in known if spec_of(each).later} | fields
+        return restored(leaf.cls, fields).power() if fields.keys() == {each.name for each in known} else None
 
     def component(self, group: str) -> str:
         """Name of the component in the group; `none` if there is none."""
@@ -236,38 +219,40 @@ def read(found: Sequence[Found], lenient: bool = False) -> tuple[list[Run], list
             left_out.append(f"left out: {entry.folder}: {why}")
     if not runs:
         raise UserError("; ".join(left_out) or "runs: given nothing; allowed: at least one run")
-    # Runs that the command line names keep the order in which it names them.
-    if not any(entry.named for entry in found):
-        runs = _ordered(runs)
-    return labelled(runs), left_out
+    conditions = list(dict.fromkeys((run.experiment, run.condition) for run in runs))
+    keys = sorted({key for run in runs for key in run.identity})
+
+    def place(run: Run) -> tuple:
+        values = [run.identity.get(key) for key in keys]
+        return conditions.index((run.experiment, run.condition)), [
+            (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value)) for value in values]
+
+    # A sweep may start in any order. Runs that the command line names keep the order in which it names them.
+    return labelled(runs if any(entry.named for entry in found) else sorted(runs, key=place)), left_out
 
 
 def _read(folder: Path, lenient: bool) -> tuple[Run, list[str]]:
+    """The run, and a sentence for each of the first lines that were left out, and for the number of the others."""
     identity, sessions = described(folder / RUN)
     config = configuration_of(folder)
     left_out: list[str] = []
     records = [] if "probe" in identity else read_records(folder, sample_schema(), left_out if lenient else None)
-    condition = name_of_run(identity, config)
-    return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records,
-               *_expected(folder, config, sessions, records), _asked(folder, left_out if lenient else None)
-               ), _few(left_out, folder)
-
-
-def _asked(folder: Path, left_out: list[str] | None) -> dict[str, ProblemText]:
+    asked: dict[str, ProblemText] = {}
     try:
-        return read_problems(folder)
+        asked = read_problems(folder)
     except UserError as error:
-        if left_out is None:
+        if not lenient:
             raise
         left_out.append(str(error))
-        return {}
-
-
-def _few(messages: list[str], folder: Path) -> list[str]:
-    """The first messages about left out lines, and the number of the others."""
-    more = len(messages) - _MOST_TOLD
-    shown = [f"left out: {message}" for message in messages[:_MOST_TOLD]]
-    return [*shown, f"left out: {folder}: {more:,} more lines"] if more > 0 else shown
+    # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
+    last, condition = sessions[-1] if sessions else {}, name_of_run(identity, config)
+    done = "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records)
+    problems = last.get("num_problems")
+    expected = len(records) if done else problems * int(config.get("num_chains") or 1) if problems else None
+    more = len(left_out) - _MOST_TOLD
+    said = [*left_out[:_MOST_TOLD], *([f"{folder}: {more:,} more lines"] if more > 0 else [])]
+    return Run(folder, str(config["name"]), condition, condition, identity, config, sessions, records, expected, done, asked
+               ), [f"left out: {message}" for message in said]
 
 
 def name_of_run(identity: dict, config: dict) -> str:
@@ -278,36 +263,10 @@ def name_of_run(identity: dict, config: dict) -> str:
     return "_".join(name for group in _NAMED_BY if (name := str(identity.get(group, "none"))) not in ("none", "plain"))
 
 
-def _expected(folder: Path, config: dict, sessions: list[dict], records: list[Record]) -> tuple[int | None, bool]:
-    """`expected` and `summarised` of a run.
-
-    `expected` is the number of records of a finished run, else the number of problems times the number of chains.
-    """
-    last = sessions[-1] if sessions else {}
-    # A start adds its engine statistics to run.json, and then writes the summary, when no sample is pending.
-    if "engine" in last and object_if_readable(folder / "summary.json").get("num_samples") == len(records):
-        return len(records), True
-    problems = last.get("num_problems")
-    return problems * int(config.get("num_chains") or 1) if problems else None, False
-
-
 def blended_layers(run: Run) -> str:
     """The layers of a run's layer blend, in words."""
     layers = run.identity.get("blend.layers")
     return f"layers {', '.join(map(str, layers))}" if layers else f"layer {run.identity.get('blend.layer')}"
-
-
-def _ordered(runs: list[Run]) -> list[Run]:
-    """The runs sorted by condition in order of first start, then by their settings, because a sweep may start in any order."""
-    conditions = list(dict.fromkeys((run.experiment, run.condition) for run in runs))
-    keys = sorted({key for run in runs for key in run.identity})
-
-    def place(run: Run) -> tuple:
-        values = (run.identity.get(key) for key in keys)
-        return conditions.index((run.experiment, run.condition)), [
-            (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value)) for value in values]
-
-    return sorted(runs, key=place)
 
 
 def labelled(runs: Sequence[Run]) -> list[Run]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_mcmc.errors import UserError, did_you_mean
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 _MOST_DRAWN = 30
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Entry:
     """A row of the comparison tables: the samples of a run, or one answer per problem combined from all its chains."""
 
     run: Run
@@ -38,8 +41,16 @@ class Entry(NamedTuple):
     shown: str
     records: Sequence[Record] | Sequence[Combined]
     """One record per sample. For a vote, one record per problem, with the cost of all chains that the vote uses."""
-    outcomes: PairedOutcomes
-    accuracy: IntervalEstimate
+
+    @cached_property
+    def outcomes(self) -> PairedOutcomes:
+        """The outcomes of the records."""
+        return outcomes(self.records)
+
+    @cached_property
+    def accuracy(self) -> IntervalEstimate:
+        """The share of correct records."""
+        return accuracy_of(self.outcomes)
 
     @property
     def voted(self) -> bool:
@@ -114,17 +125,14 @@ def same_but(run: Run, other: Run, *groups: str) -> bool:
     also ignored if one of them is greedy, because greedy decoding draws nothing at random.
     """
     ignored = {*groups, *(["seed"] if "greedy" in (run.component("sampler"), other.component("sampler")) else [])}
+
+    def has_no_effect(of: Run, key: str) -> bool:
+        group, _, name = key.partition(".")
+        option = components(group).get(of.component(group)) if name else None
+        return of.identity[key] is None and not (option and takes_null(option.cls, name))
+
     return all(key.partition(".")[0] in ignored or run.identity[key] == other.identity[key]
-               or _has_no_effect(run, key) or _has_no_effect(other, key)
-               for key in run.identity.keys() & other.identity.keys())
-
-
-def _has_no_effect(run: Run, key: str) -> bool:
-    if run.identity.get(key, "off") is not None:
-        return False
-    group, _, name = key.partition(".")
-    option = components(group).get(run.component(group)) if name else None
-    return not (option and takes_null(option.cls, name))
+               or has_no_effect(run, key) or has_no_effect(other, key) for key in run.identity.keys() & other.identity.keys())
 
 
 def votes(run: Run) -> bool:
@@ -156,46 +164,30 @@ def rules_asked_for(run: Run) -> list[VoteRule]:
 
 def _entries(run: Run, runs: Sequence[Run]) -> list[Entry]:
     """The entries of a run: its samples, its chains combined in each possible way, and votes at the cost of other runs."""
-    entries, records, alpha = [_entry(run, "sample", run.shown, run.records)], run.full, None
-    if _has_weights(run):
-        alpha = (run.config.get("sampler") or {}).get("alpha")
+    records, size = run.full, run.num_chains
+    ways: list[tuple[str, str, Sequence[Combined]]] = []
     if not records:  # no problem has all chains
-        return entries
+        return [Entry(run, "sample", run.shown, run.records)]
     if votes(run):
-        sizes = [k for k in matched(run, records, runs) if 1 < k < run.num_chains]
-        entries += [_entry(run, "majority", f"{run.shown}, majority of {k}", aggregated(records, chains=k))
-                    for k in (*sizes, run.num_chains)]
-    entries += [_entry(run, rule.name, f"{run.shown}, {rule.shown} of {run.num_chains}", aggregated(records, rule))
-                for rule in rules_asked_for(run)]
-    if has_examples(records):
-        entries += [_entry(run, rule, f"{run.shown}, {IN_WORDS[rule]} of {run.num_chains}", aggregated(records, rule))
-                    for rule in PROGRAM_RULES if run.num_chains > 1]
-    if run.num_chains > 1:
-        entries.append(_entry(run, "log_p", f"{run.shown}, best by log p of {run.num_chains}", aggregated(records, "log_p")))
-        if alpha:
-            shown = f"{run.shown}, weighed by p^{alpha:g} of {run.num_chains}"
-            entries.append(_entry(run, "drawn", shown, aggregated(records, "power", alpha)))
-    return entries
-
-
-def matched(run: Run, records: Sequence[Record], runs: Sequence[Run], cost: CostField = "token_forwards") -> list[int]:
-    """The numbers of chains that cost as much as one sample of another run, without duplicates.
-
-    The list is empty unless the chains of the run are independent draws.
-    """
-    if run.component("sampler") != "temperature":
-        return []
-    return sorted({affordable(records, cost_of(other.records, cost), cost) for other in runs
-                   if other is not run and other.component("sampler") not in ("temperature", "greedy")})
+        independent = run.component("sampler") == "temperature"  # they vote at the cost of a sample of other runs, too
+        sizes = sorted({k for other in runs if independent and other.component("sampler") not in ("temperature", "greedy")
+                        if 1 < (k := affordable(records, cost_of(other.records, "token_forwards"))) < size})
+        ways += [("majority", f"majority of {k}", aggregated(records, chains=k)) for k in (*sizes, size)]
+    ways += [(rule.name, f"{rule.shown} of {size}", aggregated(records, rule)) for rule in rules_asked_for(run)]
+    if size > 1:
+        if has_examples(records):
+            ways += [(rule, f"{IN_WORDS[rule]} of {size}", aggregated(records, rule)) for rule in PROGRAM_RULES]
+        ways.append(("log_p", f"best by log p of {size}", aggregated(records, "log_p")))
+        alpha = (run.config.get("sampler") or {}).get("alpha")
+        if alpha and _has_weights(run):
+            ways.append(("drawn", f"weighed by p^{alpha:g} of {size}", aggregated(records, "power", alpha)))
+    return [Entry(run, "sample", run.shown, run.records),
+            *(Entry(run, by, f"{run.shown}, {words}", combined) for by, words, combined in ways)]
 
 
 def cost_of(records: Sequence[Outcome], cost: CostField) -> float:
     """Mean of a cost over records."""
     return sum(record[cost] for record in records) / len(records)
-
-
-def _entry(run: Run, by: str, shown: str, records: Sequence[Record] | Sequence[Combined]) -> Entry:
-    return Entry(run, by, shown, records, of := outcomes(records), accuracy_of(of))
 
 
 def _has_weights(run: Run) -> bool:
@@ -284,15 +276,9 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
             for session in run.sessions if isinstance(session.get("packages"), dict)],
          "the same seed may give different tokens"),
     ):
-        mixed = _different(runs, of)
-        if mixed:
+        values = list(dict.fromkeys(json.dumps(value) for run in runs for value in of(run) if value is not None))
+        if len(values) > 1:
+            texts = [text if len(text := str(json.loads(value))) <= 48 else text[:45] + "..." for value in values[:4]]
+            mixed = "; ".join([*texts, *([f"and {len(values) - 4} more"] if len(values) > 4 else [])])
             warnings.append(f"the runs differ in {what} ({mixed}): {why}")
     return warnings
-
-
-def _different(runs: Sequence[Run], of: Callable[[Run], list]) -> str:
-    """The distinct values as text if there are several, else an empty text."""
-    values = list(dict.fromkeys(json.dumps(value) for run in runs for value in of(run) if value is not None))
-    shown = [json.loads(value) for value in values[:4]]
-    texts = [text if len(text := str(value)) <= 48 else text[:45] + "..." for value in shown]
-    return "; ".join([*texts, *([f"and {len(values) - 4} more"] if len(values) > 4 else [])]) if len(values) > 1 else ""

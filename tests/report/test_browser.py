@@ -67,7 +67,7 @@ def test_the_page_fits_and_logs_nothing(page, tmp_path, width, scheme):
     assert (seen["width"], seen["scroll"], seen["wide"]) == (width, width, [])
     assert seen["scrolled"] == seen["hints"]
     if width == 1280:
-        assert seen["scrolled"] == ["problems", "Differences of configuration", "Settings that differ"]
+        assert seen["scrolled"] == ["problems", "Differences of configuration"]
     else:
         assert {"All runs", "Compared with greedy",
                 "Accuracy of every run with its 95 % interval. Diamond: the highest."} <= set(seen["scrolled"])

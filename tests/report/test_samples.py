@@ -39,7 +39,7 @@ def test_a_packed_sample_has_what_its_record_has(tmp_path, monkeypatch):
     write(tmp_path / "demo", "ps", [record(problem, verdict, text=f"text {problem}", trace=STEPS, ended=problem == "a")
                                     for problem, verdict in zip("abc", ("correct", "wrong", "not_drawn"), strict=True)])
     write(tmp_path / "demo", "greedy", [record("b", chain=chain) for chain in (1, 0)])
-    packed = samples.samples_of(runs_of(tmp_path), {"b": samples.AskedProblem("b?", [("prompt b", [1])])})
+    packed = samples.samples_of(runs_of(tmp_path), {"b": ("b?", [("prompt b", [1])])})
     overview, found = unpacked(packed.overview), problems_of(packed)
     assert len(packed.parts) > 1
     assert (packed.num_chains, packed.longest) == (2, None)

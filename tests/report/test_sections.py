@@ -12,7 +12,7 @@ from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure
 from dflash_mcmc.report.parts import count, paragraphs, percent, points, probability
 from dflash_mcmc.report.reading import read, run_folders
-from dflash_mcmc.report.sections import chains, compared, configuration, guided, overall, paired, swept
+from dflash_mcmc.report.sections import chains, compared, configuration, overall, paired, swept
 from dflash_mcmc.report.study import ProbeRun, Study, study_of
 from dflash_mcmc.statistics.outcomes import wilson
 from tests.refusals import refused
@@ -105,7 +105,7 @@ class TestGuided:
         return study_over(tmp_path)
 
     def test_the_gain_of_each_point_and_the_best_beta(self, study):
-        section = guided.section(study)
+        section = swept.guided_section(study)
         found = {(row["source"], row["beta"]): row for row in rows(section, "guided")}
         assert {key: row["gain"] for key, row in found.items()} == pytest.approx({
             ("layer", -0.1): -0.3, ("layer", 0.1): 0.3, ("layer", 0.2): 0.0, ("layer direction=random", 0.1): 0.0})
@@ -123,14 +123,14 @@ class TestGuided:
         assert (other["resolved"], other["p"]) == ("no", 1.0)
 
     def test_the_trend_is_the_slope_over_all_betas(self, study):
-        best = {row["source"]: row for row in rows(guided.section(study), "guided_best")}
+        best = {row["source"]: row for row in rows(swept.guided_section(study), "guided_best")}
         # accuracies 0.2, 0.5, 0.8, 0.5 at -0.1, 0, 0.1, 0.2: (-0.15 * 0.2 - 0.05 * 0.5 + 0.05 * 0.8 + 0.15 * 0.5) / 0.05 = 1.2
         assert best["layer"]["trend"] == pytest.approx(0.12)
         assert best["layer"]["trend_low"] < 0.12 < best["layer"]["trend_high"] < 0.2
         assert best["layer"]["p_trend"] < 0.01
         other = best["layer direction=random"]
         assert (other["trend"], other["p_trend"], other["problems"]) == (0.0, 1.0, 40)
-        (gain,) = (row for row in rows(guided.section(study), "guided") if row["source"] == "layer direction=random")
+        (gain,) = (row for row in rows(swept.guided_section(study), "guided") if row["source"] == "layer direction=random")
         assert (other["trend_low"], other["trend_high"]) == pytest.approx((gain["gain_low"], gain["gain_high"]))
         assert other["trend_low"] < 0 < other["trend_high"]
 
@@ -138,12 +138,12 @@ class TestGuided:
         made = identity("blend_greedy", blend__beta=0.4)
         others = [{**record, "problem": f"other-{record['problem']}"} for record in solved(3)]
         write(tmp_path / "demo", "blend_greedy", others, made)
-        best = {row["source"]: row for row in rows(guided.section(study_over(tmp_path)), "guided_best")}
+        best = {row["source"]: row for row in rows(swept.guided_section(study_over(tmp_path)), "guided_best")}
         assert (best["layer"]["betas"], best["layer"]["problems"]) == (3, 40)
         assert best["layer"]["trend"] == pytest.approx(0.12)
 
     def test_figures_have_a_line_for_each_source_and_fill_what_is_resolved(self, study):
-        over_beta, over_agreement = (drawing.make() for drawing in guided.section(study).drawings)
+        over_beta, over_agreement = (drawing.make() for drawing in swept.guided_section(study).drawings)
         (axes,) = over_beta.axes
         filled = [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_markerfacecolor() not in ("white", "None")
                   and line.get_marker() == "o"]
@@ -168,7 +168,7 @@ class TestGuided:
         """Only the layer itself: the turned layer, another norm, and a probe of another model have no KL."""
         for probes, known in (((probe(),), True), ((), False), ((probe(**{"model.content": "z"}),), False),
                               ((probe(**{"dataset.content": "z"}),), False)):
-            section = guided.section(study._replace(probes=probes))
+            section = swept.guided_section(study._replace(probes=probes))
             found = {(row["source"], row["beta"]): (row["kl"], row["rank_correlation"]) for row in rows(section, "guided")}
             own = (0.5, 1.5) if known else (None, None)
             assert found == {("layer", -0.1): own, ("layer", 0.1): own, ("layer", 0.2): own,
@@ -180,18 +180,18 @@ class TestGuided:
             assert axes.get_xlabel().startswith("KL") is known
             assert len(axes.texts) == (3 if known else 4)
         normed = dataclasses.replace(study.runs[1], identity={**study.runs[1].identity, "blend.norm": "final"})
-        assert guided._probed(normed, [probe()]) is None
-        assert guided._probed(normed, [probe(**{"probe.norm": "final"})])["kl"] == 0.5
+        assert swept._probed(normed, [probe()]) is None
+        assert swept._probed(normed, [probe(**{"probe.norm": "final"})])["kl"] == 0.5
 
     def test_a_probe_of_the_same_blend_gives_its_agreement_at_every_beta(self, study, probe):
         turned = {"blend.direction": "random", "blend.beta": -0.3}
-        section = guided.section(study._replace(probes=(probe("blend", **turned),)))
+        section = swept.guided_section(study._replace(probes=(probe("blend", **turned),)))
         assert {row["source"] for row in rows(section, "guided") if row["kl"] is not None} == {"layer direction=random"}
 
     def test_a_single_point_is_no_section(self, tmp_path):
         for condition in ("greedy", "blend_greedy"):
             write(tmp_path / "demo", condition, solved(5))
-        assert guided.section(study_over(tmp_path)) is None
+        assert swept.guided_section(study_over(tmp_path)) is None
 
 
 class TestSeveralChains:
@@ -483,33 +483,18 @@ def test_the_diagram_has_the_values_of_the_run(tmp_path, name, expected):
 
 
 def test_published_rows_equal_the_papers():
-    from dflash_mcmc.report.published import published
+    from dflash_mcmc.report.published import published, sources
 
-    found = {(paper.model, paper.source): paper for paper in published()}
-    paper = found["Qwen2.5-Math-7B", "Karan & Du 2025"]
-    assert {name: of.value for name, of in paper.accuracy.items()} == {"base": 0.496, "temp": 0.69, "ps": 0.748, "grpo": 0.785}
-    assert "arXiv 2510.14901, Table 1" in paper.text
-    assert found["Qwen3-4B", "guided power sampling document"].accuracy["blend_ps"] == wilson(81, 104)
-    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "its project later"].accuracy.items()} == {
-        "greedy": 83.0, "blend_greedy": 82.4, "ps": 85.4, "blend_ps": 86.6, "draft_blend_ps": 85.2}
-    assert {name: round(100 * of.value, 1) for name, of in found["Qwen3-4B", "power tempering"].accuracy.items()} == {
-        "base": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}
-    assert all(0.0 < estimate.value < 1.0 for paper in found.values() for estimate in paper.accuracy.values())
-
-
-class TestMeasures:
-    def test_each_number_of_a_sampler_has_a_row(self, tmp_path):
-        values = [-1.0, -2.0, -6.0]
-        write(tmp_path / "smc", "ps", [record(f"p{place}", measures={"log_z": value}) for place, value in enumerate(values)])
-        write(tmp_path / "greedy", "greedy", solved(3, 3))
-        row, = rows(overall.measures_section(study_over(tmp_path)), "sampler_measures")
-        assert (row["number"], row["samples"], row["mean"]) == ("log_z", 3, -3.0)
-        assert (row["least"], row["greatest"]) == (-6.0, -1.0)
-        assert -6.0 <= row["mean_low"] < -3.0 < row["mean_high"] <= -1.0
-
-    def test_runs_without_numbers_have_no_section(self, tmp_path):
-        write(tmp_path / "greedy", "greedy", solved(3, 3))
-        assert overall.measures_section(study_over(tmp_path)) is None
+    found = {of: {name: share.value for name, share in accuracy.items()} for of, accuracy in published().items()}
+    assert found["Qwen2.5-Math-7B", "Karan & Du 2025"] == {"base": 0.496, "temp": 0.69, "ps": 0.748, "grpo": 0.785}
+    assert "arXiv 2510.14901, Table 1" in sources()[0]
+    assert published()["Qwen3-4B", "guided power sampling document"]["blend_ps"] == wilson(81, 104)
+    shares = {source: {name: round(100 * share, 1) for name, share in found["Qwen3-4B", source].items()}
+              for source in ("its project later", "power tempering")}
+    assert shares == {
+        "its project later": {"greedy": 83.0, "blend_greedy": 82.4, "ps": 85.4, "blend_ps": 86.6, "draft_blend_ps": 85.2},
+        "power tempering": {"base": 83.3, "temp": 85.1, "ps": 83.5, "tempering": 86.0, "vote": 89.2}}
+    assert all(0.0 < share < 1.0 for accuracy in found.values() for share in accuracy.values())
 
 
 def option_fields(group: str, name: str) -> dict:

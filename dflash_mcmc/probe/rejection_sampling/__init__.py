@@ -26,6 +26,7 @@ from dflash_mcmc.store.schema import Count, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.settings import Settings
@@ -153,7 +154,7 @@ class RejectionSampling(Probe):
         """
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG, label_lines
+        from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
 
         right_one, wrong_one = "speculative_rejection", "speculative_rejection argmax_proposal"
         tokens, course = summary.data["tokens"], summary.data["course"]
@@ -191,7 +192,7 @@ class RejectionSampling(Probe):
         axes.plot(draws, [row["standard_error"] for row in course], color=INK, linestyle="--", linewidth=1.0)
         labels.append(("standard error", course[-1]["standard_error"], INK))
         axes.set(title="Largest deviation of any token", xlabel="draws", xscale="log", yscale="log")
-        label_lines(figure, axes, draws[-1], labels)
+        _label_lines(figure, axes, draws[-1], labels)
         figure.legend(loc="outside upper left", ncols=5)
         return {"rejection_sampling": figure}
 
@@ -296,3 +297,16 @@ def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float | None:
         return None
     cells = [np.concatenate([[column[order[:pooled]].sum()], column[order[pooled:]]]) for column in (counts, expected)]
     return float(stats.chisquare(*cells).pvalue)
+
+
+def _label_lines(figure: Figure, axes: Axes, x: float, labels: list[tuple[str, float, str]]) -> None:
+    """Writes labels (text, y, colour) to the right of x on a logarithmic axis, moved apart vertically if they overlap."""
+    low, high = np.log10(axes.get_ylim())
+    height = axes.get_position().height * figure.get_size_inches()[1] * 72.0
+    gap = 11.0 * (high - low) / height  # 11 points: text of 8 points and its line spacing
+    log_ys = [np.log10(max(y, 10.0**low)) for _, y, _ in sorted(labels, key=lambda label: label[1])]
+    for n in range(1, len(log_ys)):
+        log_ys[n] = max(log_ys[n], log_ys[n - 1] + gap)
+    for (text, _, colour), log_y in zip(sorted(labels, key=lambda label: label[1]), log_ys, strict=True):
+        axes.annotate(text, (x, 10.0**log_y), (5, 0), textcoords="offset points", va="center", fontsize=8, color=colour,
+                      annotation_clip=False)

@@ -1,4 +1,4 @@
-"""Several chains of a problem: their votes and passes, weighted votes, votes at equal cost, and equal laws."""
+"""Several chains of a problem: votes and passes, weighted votes, votes at equal cost, equal laws, and how chains mix."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.registry import components
 from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, listed
 from dflash_mcmc.report.reading import Run
 from dflash_mcmc.report.study import Study, cost_of, rules_asked_for, same_but, votes, weighted_rules
+from dflash_mcmc.statistics import mixing
 from dflash_mcmc.statistics.chains import affordable, aggregated, majority, majority_curve, pass_curve, weighted_curve
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
-from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, outcomes
+from dflash_mcmc.statistics.outcomes import accuracy_of, aligned, by_problem, forwards_together, outcomes
 from dflash_mcmc.statistics.paired import LEVEL, agreement, compare
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+    from dflash_mcmc.statistics.mixing import StepChain, Window
     from dflash_mcmc.statistics.outcomes import Combined, CostField
 
 _MOST_DRAWN, _MOST_PANELS = 7, 3
@@ -91,7 +92,7 @@ def _diagnosed(run: Run) -> dict:
             "law_error": max(record["law_error"] for record in run.records)}
 
 
-def _figure(curves: dict[str, list[dict]]) -> Figure:
+def _figure(curves: dict[str, list[dict]]) -> figure.Figure:
     names = 1 if max(map(len, curves)) > 40 else 2  # in a line of the legend
     drawn, panels = figure.panels((8.6, 3.4 + 0.17 * -(-len(curves) // names)), 1, 2, sharey=True)
     for axes, key, title in zip(panels, ("pass_at_k", "majority_at_k"), ("pass@k", "majority@k"), strict=True):
@@ -102,7 +103,8 @@ def _figure(curves: dict[str, list[dict]]) -> Figure:
     return drawn
 
 
-def _over_chains(axes: Axes, curves: Mapping[str, list[dict]], key: str, step: float, names: Sequence[str] = ()) -> None:
+def _over_chains(axes: figure.Axes, curves: Mapping[str, list[dict]], key: str, step: float,
+                 names: Sequence[str] = ()) -> None:
     """A line for each curve over the number of chains, moved aside by `step`. `names` are all lines of the figure."""
     names = names or list(curves)
     for name, rows in curves.items():
@@ -122,11 +124,11 @@ def _over_chains(axes: Axes, curves: Mapping[str, list[dict]], key: str, step: f
 
 _MAJORITY = "majority vote"
 _TEXT = """
-Each rule combines the same recorded chains into one answer per problem. The power vote weighs a chain by
-exp(alpha log p - log q), so that an answer's summed weight estimates its probability under p^alpha. The adaptive vote draws
-chains until the leading answer is likely enough. A chain without an answer has no weight, and a tie counts as the expected
-value of a uniform draw among the winners. Differences, intervals and p are those of the paired table, against the majority
-vote of the same run; p (Holm) is adjusted for the rows of the table.
+Each rule combines the same recorded chains into one answer per problem. The power vote weighs a chain by exp(alpha log p - log
+q), so that an answer's summed weight estimates its probability under p^alpha. The adaptive vote draws chains until the leading
+answer is likely enough. A chain without an answer has no weight, and a tie counts as the expected value of a uniform draw
+among the winners. Differences, intervals and p are those of the paired table, against the majority vote of the same run; p
+(Holm) is adjusted for the rows of the table.
 
 Effective chains are (sum of weights)^2 / (sum of squared weights), averaged over problems. If one chain has more than half of
 the weight on most problems, the vote is little more than the answer of that chain.
@@ -174,7 +176,7 @@ def rules_section(study: Study) -> Section | None:
                             partial(_rules_figure, dict(list(curves.items())[:_MOST_PANELS])))])
 
 
-def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> Figure:
+def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> figure.Figure:
     """One panel per run, one line per rule."""
     names = list(dict.fromkeys(rule for rules in curves.values() for rule in rules))
     drawn, panels = figure.panels((1.4 + 3.9 * len(curves), 3.8), 1, len(curves), sharey=True)
@@ -191,11 +193,10 @@ _MATCHED_TEXT = """
 A sampler that costs as much as k independent draws should beat their vote: the majority vote, and the weighted votes that
 `aggregate` names in the run of these draws. Each run is compared with votes over k chains of a run of sampler=temperature. k
 is the largest number of chains that cost at most as much as one sample of the compared run; they read their prompt once. It is
-at least 1 and at most the
-recorded number of chains. One table matches token-forwards, the other device seconds. If the vote costs much less than the
-run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean over all ways to choose k of
-a problem's chains, or over 1,000 of them for weighted votes with more ways. Differences, intervals and p are those of the
-paired table; p (Holm) is adjusted for the rows of each table.
+at least 1 and at most the recorded number of chains. One table matches token-forwards, the other device seconds. If the vote
+costs much less than the run, a fair vote would need more chains than are recorded. The accuracy of a vote of k is the mean
+over all ways to choose k of a problem's chains, or over 1,000 of them for weighted votes with more ways. Differences,
+intervals and p are those of the paired table; p (Holm) is adjusted for the rows of each table.
 """
 
 
@@ -262,3 +263,104 @@ def agreement_section(study: Study) -> Section | None:
     parts.adjusted(rows, lambda _, p: "differ" if p <= LEVEL else "agree")
     return Section("agreement", "Samplers of one law", parts.paragraphs(_AGREEMENT_TEXT), [
         ReportTable("agreement", "Samplers of one law", columns, rows)]) if rows else None
+
+
+_LIMIT = 1.1
+_MOST_LAGS = 20
+_SHOWN = "last half"
+_MIXING_TEXT = f"""
+Log p of the state after each step is what these numbers are of. R-hat compares the chains of a problem (rank-normalised,
+split; Vehtari et al. 2021); chains that are all stuck at one value have none. *of independent draws* is the share of problems
+that independent draws in equally few chains and steps put above {_LIMIT}. A stuck chain never changes its state after the
+first step of the window. The effective sample size (ESS) needs {mixing.LEAST_STEPS_OF_ESS} steps in the window; it is at most
+the number of states that are visited, and a stuck chain adds none. The windows are all steps, the last half of them, and the
+steps of the last stage, in which alone the target is always the same. Accepted and moved are shares of the steps in the
+window. Intervals come from a bootstrap over problems.
+"""
+
+
+def mixing_section(study: Study) -> Section | None:
+    """Tables of convergence and autocorrelation, and the figure of the latter. None without traces of steps."""
+    rows, lags = list[dict[str, Any]](), list[dict[str, Any]]()
+    for run in study.runs:
+        chains: dict[str, list[StepChain]] = {}
+        for record in run.records:
+            if chain := mixing.chain_of(record):
+                chains.setdefault(chain.problem, []).append(chain)
+        spent = {problem: forwards_together(own) for problem, own in by_problem(run.records).items()} if chains else {}
+        for name in mixing.WINDOWS if chains else ():
+            steps = {problem: mixing.window(own, name) for problem, own in chains.items()}
+            rows.append({"run": run.shown, "window": name, **_converged(steps, spent)})
+            lags += [{"run": run.shown, "window": name, **row} for row in _lags(steps)]
+    if not rows:
+        return None
+    tables, drawings = [ReportTable("mixing", "Convergence of parallel chains", {
+        "run": "run", "window": "window", "problems": ("problems", "count"), "chains": ("chains", "count"),
+        "steps": ("steps", "count"), "accepted": ("accepted", "share"), "moved": ("moved", "share"),
+        "stuck chains": ("stuck", "share"), "median R-hat": ("rhat", ".3f"), f"R-hat above {_LIMIT}": ("above", "share"),
+        "of independent draws": ("independent", "share"), "ESS a step": ("ess", "share"),
+        "ESS for 1,000 token-forwards": ("ess_per_1000", ".2f")}, rows)], list[Drawing]()
+    if shown := [row for row in lags if row["window"] == _SHOWN]:
+        tables.append(ReportTable("autocorrelation", f"Autocorrelation of log p, {_SHOWN} of the steps", {
+            "run": "run", "lag": ("lag", "count"), "moving chains": ("chains", "count"),
+            "autocorrelation": ("autocorrelation", ".2f"), "of independent draws": ("independent", ".2f")},
+            [row for row in shown if row["lag"] in (1, 2, 4, 8, 16)], lags))
+        drawings.append(Drawing(f"fig_{study.dataset}_autocorrelation", "Autocorrelation of log p over steps, and of "
+                                "independent draws in chains of the same length (dotted).", partial(_lags_figure, shown)))
+    return Section("mixing", "Mixing", parts.paragraphs(_MIXING_TEXT), tables, drawings)
+
+
+def _converged(steps: dict[str, Window], spent: dict[str, float]) -> dict[str, Any]:
+    """The columns of the first table for the steps in a window, by problem.
+
+    Args:
+        spent: token-forwards of all chains of a problem together.
+    """
+    windows, every = list(steps.values()), Clusters(list(steps))
+    sizes = [window.log_p.size for window in windows]
+    num_chains, lengths = zip(*(window.log_p.shape for window in windows), strict=True)
+    rhats = {problem: value for problem, window in steps.items() if (value := mixing.rhat(window)) is not None}
+    expected = [np.mean(mixing.independent_rhats(*steps[problem].log_p.shape) > _LIMIT) for problem in rhats]
+    effective = {problem: value for problem, window in steps.items() if (value := mixing.ess(window)) is not None}
+    long = Clusters(list(effective))
+    return {
+        "problems": len(windows), "chains": min(num_chains), "steps": min(lengths),
+        **every.ratio([window.accepted.sum() for window in windows], sizes).columns("accepted"),
+        **every.ratio([window.moved.sum() for window in windows], sizes).columns("moved"),
+        **every.ratio([window.stuck.sum() for window in windows], num_chains).columns("stuck"), "rhat_problems": len(rhats),
+        "rhat": float(np.median(list(rhats.values()))) if rhats else None,
+        **Clusters(list(rhats)).mean([value > _LIMIT for value in rhats.values()]).columns("above"),
+        "independent": float(np.mean(expected)) if expected else None, "ess_problems": len(effective),
+        **long.ratio(list(effective.values()), [steps[problem].log_p.size for problem in effective]).columns("ess"),
+        **long.ratio([1000.0 * value for value in effective.values()],
+                     [spent[problem] for problem in effective]).columns("ess_per_1000")}
+
+
+def _lags(steps: dict[str, Window]) -> list[dict[str, Any]]:
+    curves = [(problem, mixing.autocorrelation(row)) for problem, window in steps.items()
+              if window.log_p.shape[1] >= mixing.LEAST_STEPS for row in window.log_p[~window.stuck]]
+    rows = []
+    for lag in range(1, 1 + _MOST_LAGS):
+        pairs = [(problem, curve) for problem, curve in curves if lag < len(curve)]
+        if pairs:
+            value = Clusters([problem for problem, _ in pairs]).mean([curve[lag] for _, curve in pairs])
+            independent = np.mean([mixing.independent_autocorrelation(len(curve), lag) for _, curve in pairs])
+            rows.append({"lag": lag, "chains": len(pairs), **value.columns("autocorrelation"),
+                         "independent": float(independent)})
+    return rows
+
+
+def _lags_figure(rows: Sequence[dict[str, Any]]) -> figure.Figure:
+    drawn, (axes,) = figure.panels((7.2, 3.8))
+    for index, run in enumerate(dict.fromkeys(row["run"] for row in rows)):
+        own = [row for row in rows if row["run"] == run]
+        lags, colour = [row["lag"] for row in own], figure.PALETTE[index % len(figure.PALETTE)]
+        axes.plot(lags, [row["autocorrelation"] for row in own], color=colour,
+                  marker=figure.MARKERS[index % len(figure.MARKERS)], markersize=4, label=run)
+        axes.plot(lags, [row["independent"] for row in own], color=colour, linestyle=":")
+    axes.axhline(0.0, color="0.8", linewidth=0.8)
+    axes.set_xticks(range(1, 1 + max(row["lag"] for row in rows), 2))
+    axes.set_xlabel("steps apart")
+    axes.set_ylabel("autocorrelation of log p")
+    axes.legend()
+    return drawn

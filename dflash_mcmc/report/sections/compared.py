@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.figure import RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, percent, points
-from dflash_mcmc.report.published import DATASET, published
+from dflash_mcmc.report.published import DATASET, published, sources
 from dflash_mcmc.report.reading import Run, blended_layers
 from dflash_mcmc.report.study import Study, same_but
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.statistics.outcomes import aligned, restricted
 from dflash_mcmc.statistics.paired import compare, two_by_two
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {"base": "base (temperature 1)", "greedy": "greedy", "temp": "low temperature", "ps": "power sampling",
            "grpo": "GRPO (trained)", "blend_greedy": "blend, greedy", "blend_ps": "blend, power sampling",
@@ -41,65 +37,62 @@ Published values are quoted without change: {sources}. The first row of the pape
 
 def section(study: Study) -> Section | None:
     """Accuracies, improvements and blends; None if fewer than two runs have a published counterpart."""
-    roles = _roles(study)
+    roles, several = _roles(study)
     if len(roles) < 2:
         return None
     beside = study.runs[0].component("dataset") == DATASET  # accuracies on other problems cannot be compared
-    accuracies = {(paper.model, paper.source): paper.accuracy for paper in published()} if beside else {}
+    accuracies = published() if beside else {}
     accuracies[_HERE, study.dataset] = {role: study.entry(run).accuracy for role, run in roles.items()}
     text, tables, drawings = parts.paragraphs(_TEXT), list[ReportTable](), list[Drawing]()
     if beside:
-        sources = "; ".join(dict.fromkeys(f"{paper.text} ({paper.setting})" for paper in published()))
-        text += parts.paragraphs(_QUOTED.format(sources=sources))
+        text += parts.paragraphs(_QUOTED.format(sources="; ".join(sources())))
         tables.append(_accuracies(accuracies))
         drawings.append(Drawing(f"fig_{study.dataset}_paper_comparison", "Accuracies of these runs next to published ones.",
                                 partial(_figure, accuracies)))
-    several = [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(_candidates(study)[role]) > 1]
     if several:
         text.append(f"If several runs have the same method, this section uses one of them: {parts.listed(several)}.")
     tables.append(_improvements(study, accuracies, roles))
     blends = [roles[name] for name in ("ps", "draft_blend_ps", "blend_ps") if name in roles]
     if "draft_blend_ps" in roles and len(blends) > 1:
-        rows = []
-        for run in blends:  # table 6.3 of the guided-power-sampling document
-            share, source = study.entry(run).accuracy, {"layer": blended_layers(run), "draft": "draft"}
-            rows.append({"run": run.shown, "correct": round(share.known * share.n), "total": share.n,
-                         **share.columns("accuracy"), **_acceptance(run).columns("acceptance"),
-                         "blend_source": source.get(run.component("blend"), "-")})
-        tables.append(ReportTable("blend_sources", "Power sampling by blend", {
+        labels, shares, rates = [run.shown for run in blends], [study.entry(run).accuracy for run in blends], []
+        for run in blends:
+            proposals = [record["proposals"] for record in run.records]
+            rates.append(Clusters([record["problem"] for record in run.records]).ratio(
+                [record["accepted"] for record in run.records], proposals))
+        rows = [{"run": run.shown, "correct": round(share.known * share.n), "total": share.n, **share.columns("accuracy"),
+                 **rate.columns("acceptance"), "blend_source": {"layer": blended_layers(run), "draft": "draft"}.get(
+                     run.component("blend"), "-")} for run, share, rate in zip(blends, shares, rates, strict=True)]
+        tables.append(ReportTable("blend_sources", "Power sampling by blend", {  # table 6.3 of guided power sampling
             "condition": "run", "correct": ("correct", "count"), "total": ("total", "count"),
             "accuracy": ("accuracy", "share"), "MH accept": lambda row: percent(row["acceptance"]),
             "blend source": "blend_source"}, rows))
-        drawings.append(Drawing(f"fig_{study.dataset}_draft_comparison",
-                                "Accuracy and MH acceptance of power sampling by blend.",
-                                partial(_draft_figure, study, blends)))
+        drawings.append(Drawing(
+            f"fig_{study.dataset}_draft_comparison", "Accuracy and MH acceptance of power sampling by blend.", partial(
+                figure.estimates, labels, ("Accuracy by blend", "correct answers, %, with 95 % intervals", shares,
+                                           [f"{percent(share.value)}, n = {share.n:,}" for share in shares]),
+                ("MH acceptance", "proposals accepted, %, with 95 % intervals", rates, [percent(of.value) for of in rates]))))
     return Section("published", "Comparison with published results" if beside else "Improvements", text, tables, drawings)
 
 
-def _candidates(study: Study) -> dict[str, list[Run]]:
-    """The runs that could represent each method. The base has temperature 1, and a low-temperature run one below."""
+def _roles(study: Study) -> tuple[dict[str, Run], list[str]]:
+    """The run that represents each method, and what others could. The runs differ only in sampler, blend and draft.
+
+    The base has temperature 1, and a low-temperature run one below. If several settings are possible, the one that covers the
+    most methods is used. In a tie, the first one is used.
+    """
     candidates = {role: study.role(*made_of) for role, made_of in _ROLES.items()}
     drawn = [(run, float(run.identity.get("sampler.temperature") or 1.0)) for run in candidates["temp"]]
     candidates["base"] = [run for run, temperature in drawn if temperature == 1.0]
     candidates["temp"] = [run for run, temperature in drawn if temperature < 1.0]
-    return {role: runs for role, runs in candidates.items() if runs}
-
-
-def _roles(study: Study) -> dict[str, Run]:
-    """The run that represents each method. The chosen runs differ only in sampler, blend and draft.
-
-    If several settings are possible, the one that covers the most methods is used. In a tie, the first one is used.
-    """
-    candidates = _candidates(study)
     power = {role: runs for role, runs in candidates.items() if role.endswith("ps")}
-    settings: list[dict[str, Run]] = []
-    for first in (run for runs in power.values() for run in runs):
-        alike = {role: [run for run in runs if same_but(run, first, "blend", "draft")] for role, runs in power.items()}
-        settings.append({role: matching[0] for role, matching in alike.items() if matching})
+    settings = [{role: alike[0] for role, runs in power.items()
+                 if (alike := [run for run in runs if same_but(run, first, "blend", "draft")])}
+                for firsts in power.values() for first in firsts]
     best: dict[str, Run] = max(settings, key=len, default={})
-    others = {role: [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())]
-              for role, runs in candidates.items() if role not in power}
-    return {**{role: runs[0] for role, runs in others.items() if runs}, **best}
+    others = {role: alike[0] for role, runs in candidates.items() if role not in power and (
+        alike := [run for run in runs if all(same_but(run, each, "sampler", "blend", "draft") for each in best.values())])}
+    roles = {**others, **best}
+    return roles, [f"{run.label} for {METHODS[role]}" for role, run in roles.items() if len(candidates[role]) > 1]
 
 
 def _accuracies(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> ReportTable:
@@ -142,12 +135,7 @@ def _improvements(study: Study, accuracies: dict[tuple[str, str], dict[str, Inte
     return ReportTable("improvements", "Improvements (percentage points)", columns, wide, data=rows)
 
 
-def _acceptance(run: Run) -> IntervalEstimate:
-    of = Clusters([record["problem"] for record in run.records])
-    return of.ratio([record["accepted"] for record in run.records], [record["proposals"] for record in run.records])
-
-
-def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> Figure:
+def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> figure.Figure:
     methods = [method for method in METHODS if method not in _OF_ONE_SOURCE
                and any(method in of for of in accuracies.values())]
     drawn, (axes,) = figure.panels((11.4, 4.2))
@@ -173,25 +161,13 @@ def _figure(accuracies: dict[tuple[str, str], dict[str, IntervalEstimate]]) -> F
     return drawn
 
 
-def _draft_figure(study: Study, blends: list[Run]) -> Figure:
-    labels = [run.shown for run in blends]
-    shares, rates = [study.entry(run).accuracy for run in blends], [_acceptance(run) for run in blends]
-    drawn, (left, right) = figure.panels(figure.rows_size(labels, 2), 1, 2, sharey=True)
-    figure.draw_estimates(left, labels, shares, [f"{percent(share.value)}, n = {share.n:,}" for share in shares])
-    figure.draw_estimates(right, labels, rates, [percent(rate.value) for rate in rates])
-    left.set(title="Accuracy by blend", xlabel="correct answers, %, with 95 % intervals")
-    right.set(title="MH acceptance", xlabel="proposals accepted, %, with 95 % intervals")
-    return drawn
-
-
 _CELLS = ("00", "01", "10", "11")
 """The first digit is 1 if the blend is on, the second is 1 if the sampler is on."""
-_MOST_DRAWN = 6
 _INTERACTION_TEXT = """
 The four cells of each row differ only in the blend and the sampler. A number in parentheses is the effect of the blend in
-points. The interaction is the gain from the sampler with the blend minus the gain from the sampler without it. It is 0 if
-the two effects add up. If its interval includes 0, the runs do not show an interaction. The interval is Student's over
-problems, each with all four runs, adjusted for few problems.
+points. The interaction is the gain from the sampler with the blend minus the gain from the sampler without it. It is 0 if the
+two effects add up. If its interval includes 0, the runs do not show an interaction. The interval is Student's over problems,
+each with all four runs, adjusted for few problems.
 """
 
 
@@ -200,7 +176,7 @@ def interaction_section(study: Study) -> Section | None:
     def counterpart(run: Run, sampler: str, blend: str, *groups: str) -> Run | None:
         return next((other for other in study.role(sampler, blend) if same_but(other, run, *groups)), None)
 
-    rows, titles = list[dict[str, Any]](), list[list[str]]()
+    rows = list[dict[str, Any]]()
     for both in study.runs:
         sampler, blend = both.component("sampler"), both.component("blend")
         if sampler == "greedy" or blend == "none":
@@ -217,7 +193,6 @@ def interaction_section(study: Study) -> Section | None:
         shared = [problem for problem in outcomes[0].problems if problem in in_all]
         found = two_by_two(*(restricted(of, shared) for of in outcomes))
         neither, drawn, blended, together = (found.cells[name].known for name in _CELLS)
-        titles.append([runs[0].condition, runs[1].condition])
         rows.append({
             "sampler": runs[1].label, "blend": runs[2].label, "both_on": both.label, "problems": len(shared),
             "left_out": len(in_any) - len(shared),
@@ -226,8 +201,6 @@ def interaction_section(study: Study) -> Section | None:
             "sampler_without_blend": drawn - neither, "sampler_under_blend": together - blended,
             "sum_of_both": blended + drawn - 2.0 * neither, "together": together - neither,
             **found.effect.columns("interaction")})
-    if not rows:
-        return None
     columns = {"blend and sampler": "both_on", "problems": ("problems", "count"),
                "greedy": lambda row: percent(row["accuracy_00"]),
                "greedy, blend": lambda row: f"{percent(row['accuracy_10'])} ({points(row['blend_on_greedy'])})",
@@ -235,31 +208,5 @@ def interaction_section(study: Study) -> Section | None:
                "sampler, blend": lambda row: f"{percent(row['accuracy_11'])} ({points(row['blend_on_sampler'])})",
                "interaction (points)": ("interaction", "points"), "sum of the two effects (points)": ("sum_of_both", "points"),
                "effect of both (points)": ("together", "points"), "problems left out": ("left_out", "count")}
-    return Section("interaction", "Interaction of blend and sampler", parts.paragraphs(_INTERACTION_TEXT),
-                   [ReportTable("interaction", "Blend and sampler", columns, rows)],
-                   [Drawing(f"fig_{study.dataset}_interaction", "Accuracy of greedy decoding and of the sampler, without and "
-                            "with the blend. The number above each panel is the interaction in points.",
-                            partial(_interaction_figure, rows[:_MOST_DRAWN], titles))])
-
-
-def _interaction_figure(rows: list[dict], titles: list[list[str]]) -> Figure:
-    columns = min(3, len(rows))
-    lines = -(-len(rows) // columns)
-    drawn, panels = figure.panels((max(4.6, 3.4 * columns), 3.4 * lines), lines, columns, sharey=True)
-    looks: tuple[tuple[str, str, dict[str, Any], float], ...] = (
-        ("00 01", "no blend", {"color": RIGHT, "marker": "o", "linestyle": "-"}, -0.03),
-        ("10 11", "blend", {"color": WRONG, "marker": "s", "linestyle": "--"}, 0.03))
-    for axes, row, names in zip(panels, rows, titles, strict=False):
-        for cells, text, style, shift in looks:
-            estimates = [IntervalEstimate.of(row, f"accuracy_{name}") for name in cells.split()]
-            axes.errorbar([shift, 1.0 + shift], [100.0 * cell.known for cell in estimates], figure.error_bars(estimates),
-                          capsize=3, label=text, **style)
-        axes.set_xticks([0, 1], names)
-        axes.set_xlim(-0.35, 1.35)
-        axes.set_title(f"{row['both_on']}\n{parts.number(row, 'interaction', 'points')}", fontsize=8.5)
-        axes.set_xlabel(f"n = {row['problems']:,} problems")
-    for axes in panels[len(rows) :]:
-        axes.set_visible(False)
-    panels[0].set_ylabel("correct answers, %")
-    panels[0].legend(loc="best")
-    return drawn
+    return Section("interaction", "Interaction of blend and sampler", parts.paragraphs(_INTERACTION_TEXT), [
+        ReportTable("interaction", "Blend and sampler", columns, rows)]) if rows else None

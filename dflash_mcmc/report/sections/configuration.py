@@ -6,21 +6,19 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_mcmc.config.identity import followed
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import restored, specs_of
 from dflash_mcmc.grading.verdicts import NOT_DRAWN, TOO_LONG
 from dflash_mcmc.registry import components
+from dflash_mcmc.report import figure
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section, count, paragraphs
 from dflash_mcmc.report.published import published_settings
 from dflash_mcmc.report.reading import Run, blended_layers
 from dflash_mcmc.report.study import Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TEXT = """
 The table of configuration has the settings in which the runs differ from each other or from a published setting. A hyphen
@@ -29,8 +27,6 @@ means that the setting does not exist there, or that the source does not state i
 Extra parameters are those that a condition adds to the target. A blend of a layer reuses the target's head. A draft adds its
 own network; the number is unknown if the draft's checkpoint is not on this machine.
 """
-_LEFT_OUT = ("version", "draft.content", "model.content", "dataset.content", "dataset.prompt")
-"""Fields that a reader cannot compare: hashes and long texts. The section on provenance has them."""
 _BASES = {"none": "p(token)", "layer": "p blended with a layer", "draft": "p blended with the draft"}
 
 
@@ -69,7 +65,7 @@ def _settings(run: Run) -> dict[str, object]:
     return {"model": str(model.get("path") or run.component("model")).rstrip("/").rpartition("/")[2],
             "problems": len(run.problems), "chains": run.num_chains,
             "tokens per block": horizon // blocks if isinstance(horizon, int) and isinstance(blocks, int) else None,
-            **{key: value for key, value in run.identity.items() if key not in (*_LEFT_OUT, "model")}}
+            **{key: value for key, value in run.identity.items() if key != "model"}}
 
 
 def extra_parameters(run: Run) -> int | None:
@@ -100,7 +96,7 @@ def setting_section(study: Study) -> Section | None:
         [Drawing(f"fig_{study.dataset}_architecture", f"How {run.label} draws a sample.", partial(_figure, run))])
 
 
-def _figure(run: Run) -> Figure:
+def _figure(run: Run) -> figure.Figure:
     from matplotlib.figure import Figure
 
     def value(key: str) -> str:
@@ -149,7 +145,7 @@ from the records. To complete an interrupted run, repeat its command.
 
 
 def provenance_section(study: Study) -> Section:
-    """Four tables: the runs, the settings in which they differ, the settings that they share, and the package versions."""
+    """Three tables: the runs, the settings that those share which have them, and the package versions."""
     def joined(run: Run, of: Callable[[dict], str | None]) -> str | None:  # the distinct values over the starts of a run
         return ", ".join(dict.fromkeys(str(value) for start in run.sessions if (value := of(start)))) or None
 
@@ -166,10 +162,9 @@ def provenance_section(study: Study) -> Section:
                      "device": joined(run, lambda start: start.get("device")), "python": last.get("python"),
                      "folder": str(run.folder)})
     keys = list(dict.fromkeys(key for run in study.runs for key in run.identity))
-    varying = [key for key in keys if len({json.dumps(run.identity.get(key)) for run in study.runs}) > 1]
-    shared = [{"field": key, "value": json.dumps(study.runs[0].identity.get(key), ensure_ascii=False)}
-              for key in keys if key not in varying]
-    differing = [{"run": run.label, **{key: run.identity.get(key) for key in varying}} for run in study.runs]
+    values = {key: {json.dumps(value, ensure_ascii=False): None for run in study.runs
+                    if (value := run.identity.get(key)) is not None} for key in keys}
+    shared = [{"field": key, "value": next(iter(of), "null")} for key, of in values.items() if len(of) < 2]
     versions: dict[str, dict[str, None]] = {}
     for session in (session for run in study.runs for session in run.sessions):
         for name, version in (session.get("packages") or {}).items():
@@ -181,8 +176,6 @@ def provenance_section(study: Study) -> Section:
     tables = [ReportTable("provenance", "Runs", {
         "run": "run", "experiment": "experiment", "identity": "identity", **counts, "first start": "started", "state": "state",
         "commit (* modified)": "commit", "host": "host", "device": "device", "Python": "python"}, shown, runs)]
-    if varying:
-        tables.append(ReportTable("identities", "Settings that differ", {name: name for name in ("run", *varying)}, differing))
     return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), [
-        *tables, ReportTable("shared", "Settings that all runs share", {"field": "field", "value": "value"}, shared),
+        *tables, ReportTable("shared", "Settings with one value", {"field": "field", "value": "value"}, shared),
         ReportTable("packages", "Packages", {"package": "package", "versions": "versions"}, packages)])

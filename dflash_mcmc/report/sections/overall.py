@@ -1,4 +1,4 @@
-"""Accuracy, cost and measures of every run."""
+"""Accuracy and cost of every run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from dflash_mcmc.report import figure, parts
 from dflash_mcmc.report.parts import Drawing, ReportTable, Section
 from dflash_mcmc.report.study import Study, cost_of
 from dflash_mcmc.report.table import COLUMNS, DRAFTED
-from dflash_mcmc.statistics.intervals import Clusters, cautions
+from dflash_mcmc.statistics.intervals import cautions
 from dflash_mcmc.statistics.summaries import TIMES, summarise, times
 from dflash_mcmc.store import finishes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from dflash_mcmc.statistics.outcomes import CostField
 
 _TEXT = """
@@ -34,10 +32,10 @@ _VOTES = """
 A majority or best-of-N row combines the given number of chains into one answer per problem, for the problems that have all
 chains. A tied vote counts as its expected value. If a vote uses fewer chains than are recorded, the row is the mean over all
 ways to choose them. Its tokens and token-forwards are sums over its chains. Its time is that of the slowest chain, for an
-adaptive vote the sum over the chains until it stops. Answers
-count as the same vote if their normalised strings are equal; the gold answer has no influence. Independent draws have a row
-for each number of chains that costs as much as another run, as a baseline of equal compute. The weighted votes that a run's
-`aggregate` names have rows too; the section on rules of votes explains them and compares all of them.
+adaptive vote the sum over the chains until it stops. Answers count as the same vote if their normalised strings are equal; the
+gold answer has no influence. Independent draws have a row for each number of chains that costs as much as another run, as a
+baseline of equal compute. The weighted votes that a run's `aggregate` names have rows too; the section on rules of votes
+explains them and compares all of them.
 """
 _ENDS = {finishes.STOP_ID: "stop id", finishes.STOP_STRING: "stop string", finishes.LENGTH: "cut off"}
 
@@ -70,24 +68,16 @@ def section(study: Study) -> Section:
         ReportTable("ends", "Why answers ended", {
             "run": "run", **{_ENDS.get(reason, reason.replace("_", " ")): (f"finish_reason/{reason}", "count")
                              for reason in finishes.REASONS}}, ends)]
-    return Section("overall", "Overall", text, tables, [Drawing(
-        f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval. Diamond: the highest.",
-        partial(_figure, study))])
-
-
-def _figure(study: Study) -> Figure:
     labels, estimates = [entry.shown for entry in study.drawn], [entry.accuracy for entry in study.drawn]
     same = set(study.baseline.problems)  # runs over other, maybe easier, problems are not ranked
     ranked = [entry.run.complete and set(entry.outcomes.problems) == same for entry in study.drawn]
     best = max((estimate.known for estimate, counts in zip(estimates, ranked, strict=True) if counts), default=None)
-    drawn, (axes,) = figure.panels(figure.rows_size(labels))
-    texts = [f"{parts.percent(of.value)}   {parts.count(of.known * of.n)} of {of.n:,}" for of in estimates]
-    figure.draw_estimates(axes, labels, estimates, texts, [
-        counts and estimate.value == best for estimate, counts in zip(estimates, ranked, strict=True)])
-    axes.axvline(100.0 * study.entry(study.baseline).accuracy.known, color=figure.INK, linewidth=0.8, linestyle=":", zorder=1)
-    axes.set_title(f"Accuracy on {study.dataset}")
-    axes.set_xlabel(f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}")
-    return drawn
+    panel = (f"Accuracy on {study.dataset}", f"correct answers, %, with 95 % intervals; dotted: {study.baseline.label}",
+             estimates, [f"{parts.percent(of.value)}   {parts.count(of.known * of.n)} of {of.n:,}" for of in estimates])
+    return Section("overall", "Overall", text, tables, [Drawing(
+        f"fig_{study.dataset}_accuracy", "Accuracy of every run with its 95 % interval. Diamond: the highest.", partial(
+            figure.estimates, labels, panel, line=(100.0 * study.entry(study.baseline).accuracy.known, ":"),
+            strong=[counts and estimate.value == best for estimate, counts in zip(estimates, ranked, strict=True)]))])
 
 
 _MOST_NAMED = 10
@@ -139,7 +129,7 @@ def cost_section(study: Study) -> Section:
                             partial(_cost_figure, study, rows))])
 
 
-def _cost_figure(study: Study, rows: list[dict]) -> Figure:
+def _cost_figure(study: Study, rows: list[dict]) -> figure.Figure:
     """Accuracy over each cost: a line for each method over its budgets, with its name at the end of the line."""
     varies = varying([run.identity for run in study.runs])
     budgets = {key.partition(".")[2] for key in varies if key.startswith("sampler.num_")}
@@ -177,28 +167,3 @@ def _cost_figure(study: Study, rows: list[dict]) -> Figure:
     ends = {name: max((row["share_seconds"], 100.0 * row["accuracy"]) for row in methods[name]) for name in named}
     figure.name_lines(drawn, panels[1], [(name, *ends[name], looks[name][0]) for name in named])
     return drawn
-
-
-_MEASURES_TEXT = """
-Some samplers add numbers of their own to each record. The documentation of a sampler says what they mean. Means are over the
-samples of a run, with 95 % bootstrap intervals over problems.
-"""
-
-
-def measures_section(study: Study) -> Section | None:
-    """One row per run and number. None if no sampler adds numbers."""
-    rows = []
-    for run in study.runs:
-        for name in dict.fromkeys(name for record in run.records for name in record.get("measures", {})):
-            records = [record for record in run.records if name in record.get("measures", {})]
-            values = [record["measures"][name] for record in records]
-            mean = Clusters([record["problem"] for record in records]).mean(values)
-            rows.append({"run": run.shown, "number": name, "samples": len(values), **mean.columns("mean"),
-                         "least": min(values), "greatest": max(values)})
-    def interval(row: dict) -> str:
-        return "-" if row["mean_low"] is None else f"{row['mean_low']:.4g} - {row['mean_high']:.4g}"
-
-    columns = {"run": "run", "number": "number", "samples": ("samples", "count"), "mean": ("mean", ".4g"),
-               "95 % interval": interval, "least": ("least", ".4g"), "greatest": ("greatest", ".4g")}
-    return Section("measures", "Numbers of the samplers", parts.paragraphs(_MEASURES_TEXT), [
-        ReportTable("sampler_measures", "Numbers of the samplers", columns, rows)]) if rows else None

@@ -17,8 +17,6 @@ from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned, p
 from dflash_mcmc.statistics.paired import Paired, VarianceParts, compare
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from dflash_mcmc.statistics.outcomes import Outcome
 
 SOUGHT = 0.03
@@ -31,9 +29,9 @@ _NOTHING = ("both", "only_run", "only_baseline", "neither", "difference", "diffe
 _TEXT = """
 Each run is compared with {baseline} on the problems that both have. The difference is in percentage points of accuracy; each
 problem counts once. Its 95 % interval is Student's over problems, adjusted for few problems (Bonett & Price 2012). p comes
-from the exact McNemar test if every problem has one chain in both runs, else from a paired permutation test over problems.
-p (Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05; else the
-difference is not resolved.
+from the exact McNemar test if every problem has one chain in both runs, else from a paired permutation test over problems. p
+(Holm) is adjusted for all rows of the table. A run is called better or worse if p (Holm) is at most 0.05; else the difference
+is not resolved.
 
 Four columns help to plan the next experiment, for a single comparison at p = 0.05 with 80 % power: the smallest difference
 that is detected with as many problems and chains as in this comparison; the number of problems with as many chains, and the
@@ -69,11 +67,16 @@ def section(study: Study) -> Section | None:
     few = sum(row["problems"] < _FEWEST for row in parts.adjusted(rows))
     shown = [row for row in rows if row["run"] in names and row["problems"] >= _FEWEST] or rows
     rest = f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
+    panel = (title, "difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)",
+             [IntervalEstimate.of(row, "difference") for row in shown],
+             [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   p {probability(row['p_holm'])}"
+              f"   {row['verdict']}   n {row['problems']:,}" for row in shown])
     return Section("paired", "Compared with the baseline",
                    parts.paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
                    [ReportTable("paired", f"Compared with {study.baseline.label}", columns, rows)],
-                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{rest}.",
-                            partial(_figure, title, shown))])
+                   [Drawing(f"fig_{study.dataset}_paired", f"{title} with its 95 % interval{rest}.", partial(
+                       figure.estimates, [row["run"] for row in shown], panel, line=(0.0, "-"),
+                       strong=[row["verdict"] in ("better", "worse") for row in shown]))])
 
 
 def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
@@ -119,19 +122,6 @@ def _planned(entry: Entry, own: PairedOutcomes, other: PairedOutcomes, sought: f
                             "problems" if by_problems <= by_chains else "chains"), strict=True))
 
 
-def _figure(title: str, rows: list[dict]) -> Figure:
-    labels = [row["run"] for row in rows]
-    texts = [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   "
-             f"p {probability(row['p_holm'])}   {row['verdict']}   n {row['problems']:,}" for row in rows]
-    drawn, (axes,) = figure.panels(figure.rows_size(labels))
-    figure.draw_estimates(axes, labels, [IntervalEstimate.of(row, "difference") for row in rows], texts,
-                          [row["verdict"] in ("better", "worse") for row in rows])
-    axes.axvline(0.0, color=figure.INK, linewidth=0.8, zorder=1)
-    axes.set_title(title)
-    axes.set_xlabel("difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)")
-    return drawn
-
-
 _LOOKS = ((figure.PALE, ""), (figure.RIGHT, "///"), (figure.WRONG, "..."), (figure.OTHER, ""))
 """Colours and hatches of the four bars."""
 
@@ -171,7 +161,7 @@ def overlap_section(study: Study) -> Section | None:
                             partial(_overlap_figure, rows, paired))])
 
 
-def _overlap_figure(rows: list[dict], paired: Paired) -> Figure:
+def _overlap_figure(rows: list[dict], paired: Paired) -> figure.Figure:
     drawn, (axes,) = figure.panels((7.4, 2.7))
     for bar, (row, (colour, hatch)) in enumerate(zip(rows, _LOOKS, strict=True)):
         axes.barh(bar, row["problems"], color=colour, hatch=hatch, edgecolor="white" if hatch else figure.INK, height=0.66,
@@ -242,15 +232,15 @@ def _strata(study: Study, name: str, title: str, stratum_of: Mapping[str, str], 
     return ReportTable(name, title, {"run": "run", **columns}, [row for row in wide if len(row) > 1], rows)
 
 
-def _strata_figure(study: Study, table: ReportTable) -> Figure:
-    labels, rows = [entry.shown for entry in study.drawn], table.data or ()
-    drawn, panels = figure.panels(figure.rows_size(labels, 2), 1, 2, sharey=True)
-    for axes, stratum in zip(panels, _BY_GREEDY, strict=True):
-        of = {row["run"]: row for row in rows if row["stratum"] == stratum}
-        estimates = [IntervalEstimate.of(of[label], "accuracy") if label in of else IntervalEstimate() for label in labels]
-        texts = [f"{count(of[label]['correct'])}/{of[label]['n']:,}" if label in of else "-" for label in labels]
-        figure.draw_estimates(axes, labels, estimates, texts)
-        axes.set_title(f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}")
-        axes.set_xlabel("correct answers, %, with 95 % intervals")
+def _strata_figure(study: Study, table: ReportTable) -> figure.Figure:
+    labels, panels = [entry.shown for entry in study.drawn], list[figure.Panel]()
+    for stratum in _BY_GREEDY:
+        of = {row["run"]: row for row in table.data or () if row["stratum"] == stratum}
+        panels.append((f"{stratum}, n = {max((row['problems'] for row in of.values()), default=0):,}",
+                       "correct answers, %, with 95 % intervals",
+                       [IntervalEstimate.of(of[label], "accuracy") if label in of else IntervalEstimate() for label in labels],
+                       [f"{count(of[label]['correct'])}/{of[label]['n']:,}" if label in of else "-" for label in labels]))
+    drawn = figure.estimates(labels, *panels)
+    for axes in drawn.axes:
         axes.set_xlim(-4, 104)
     return drawn

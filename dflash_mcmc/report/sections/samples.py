@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any
 
 from dflash_mcmc.grading.verdicts import VERDICTS
 from dflash_mcmc.report.parts import EmbeddedSamples, Section, listed, paragraphs
@@ -24,24 +25,43 @@ MOST_CHARACTERS = 64_000_000
 """Characters of answers in a page. A browser holds all of them while it searches."""
 _PART = 300_000
 """Characters of a part. Opening a problem unpacks one part."""
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SHARE = 1_000
 """Values of log p are whole numbers of thousandths of a nat, as differences: most of them are 0."""
 _DECISIONS: dict[object, str] = {"accept": "a", "identical": "i", "reject": "r", "abandon": "x", "keep": "k", "leave": "l"}
 """Letters of the decisions in a trace; `samples.js` has them too."""
 
-Prompts = Sequence[tuple[str, list[int]]]
-"""Different prompts of a problem, each with the numbers of the runs that had it."""
+Asked = tuple[str, Sequence[tuple[str, list[int]]]]
+"""The question of a problem, and its different prompts, each with the numbers of the runs that had it."""
+_TEXT = """
+Every problem has a row and every run a column. A row opens the problem: question, prompt, gold answer, and the answers side by
+side, each with its verdict and the grading rule, the reason why it ended, and log p after each step of the sampler, block by
+block. The browser needs JavaScript and no network.
+"""
 
 
-class AskedProblem(NamedTuple):
-    """What the runs asked."""
+def section(study: Study) -> Section:
+    """The browser over all runs of the study."""
+    known: dict[str, tuple[str, dict[str, list[int]]]] = {}
+    for index, run in enumerate(study.runs):
+        for problem, of in run.asked.items():
+            known.setdefault(problem, (of["question"], {}))[1].setdefault(of["prompt"], []).append(index)
+    recorded = {problem for run in study.runs for problem in run.problems}
+    asked = {problem: (question, list(prompts.items())) for problem, (question, prompts) in known.items()
+             if problem in recorded}
+    embedded, text = samples_of(study.runs, asked), paragraphs(_TEXT)
+    most = max(run.num_chains for run in study.runs)
+    if embedded.num_chains < most:
+        text.append(f"The browser has the first {embedded.num_chains:,} of {most:,} chains of each problem; all are in the "
+                    "run folders.")
+    if embedded.longest is not None:
+        text.append(f"Answers are cut after {embedded.longest:,} characters here; they are whole in the run folders.")
+    if without := [run.label for run in study.runs if not (run.asked or set(run.problems) <= asked.keys())]:
+        text.append("Questions and prompts of these runs are not shown, since their folders have no problems.jsonl: "
+                    f"{listed(without)}.")
+    return Section("samples", "Samples", text, samples=embedded)
 
-    question: str
-    prompts: Prompts
 
-
-def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem]) -> EmbeddedSamples:
+def samples_of(runs: Sequence[Run], asked: Mapping[str, Asked]) -> EmbeddedSamples:
     """The samples of runs over one dataset.
 
     Args:
@@ -55,17 +75,22 @@ def samples_of(runs: Sequence[Run], asked: Mapping[str, AskedProblem]) -> Embedd
     parts, rows, waiting, size = list[str](), [], list[str](), 0
     for problem in ids:
         samples = [records.get(problem, []) for records in of_run]
-        content = json.dumps(_content(samples, asked.get(problem), longest))
+        first: Mapping[str, Any] = next((own[0] for own in samples if own), {})  # type: ignore[assignment]
+        question, prompts = asked.get(problem, (None, []))
+        content = json.dumps({"q": question, "p": prompts, "g": first.get("gold"),
+                              "r": [[_sample(record, longest) for record in own] for own in samples]})
         if waiting and size + len(content) > _PART:
             parts.append(_packed(f"[{','.join(waiting)}]"))
             waiting, size = [], 0
-        first = next((own[0] for own in samples if own), None)
-        rows.append([problem, len(parts), len(waiting), *([first["level"], first["subject"]] if first else [None, None])])
+        rows.append([problem, len(parts), len(waiting), first.get("level"), first.get("subject")])
         waiting.append(content)
         size += len(content)
     parts.append(_packed(f"[{','.join(waiting)}]"))
+    letters = [["".join(ascii_lowercase[place] for record in records.get(problem, []) for place in (  # two for each sample
+        VERDICTS.index(record["verdict"]), finishes.REASONS.index(record["finish_reason"]))) for problem in ids]
+        for records in of_run]
     overview = {"runs": [run.label for run in runs], "verdicts": VERDICTS, "reasons": finishes.REASONS, "problems": rows,
-                "samples": [["".join(map(_letters, records.get(problem, []))) for problem in ids] for records in of_run]}
+                "samples": letters}
     return EmbeddedSamples(_packed(json.dumps(overview)), parts, chains, longest)
 
 
@@ -84,18 +109,6 @@ def _within(runs: Sequence[Run], most: int) -> tuple[int, int | None]:
         if total > most:
             return chains, most // sum(record["chain"] < chains for run in runs for record in run.records)
     return chains, None
-
-
-def _letters(record: Record) -> str:
-    """Verdict and reason of the end, a letter each."""
-    return _LETTERS[VERDICTS.index(record["verdict"])] + _LETTERS[finishes.REASONS.index(record["finish_reason"])]
-
-
-def _content(samples: Sequence[Sequence[Record]], asked: AskedProblem | None, longest: int | None) -> dict[str, Any]:
-    """A problem: question, prompts, gold answer, and the samples of each run."""
-    golds = [record["gold"] for chains in samples for record in chains[:1]]
-    return {"q": asked and asked.question, "p": asked.prompts if asked else [], "g": golds[0] if golds else None,
-            "r": [[_sample(record, longest) for record in chains] for chains in samples]}
 
 
 def _sample(record: Record, longest: int | None) -> dict[str, Any]:
@@ -121,38 +134,3 @@ def _series(trace: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _packed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
-
-
-_TEXT = """
-Every problem has a row and every run a column. A row opens the problem: question, prompt, gold answer, and the answers side by
-side, each with its verdict and the grading rule, the reason why it ended, and log p after each step of the sampler, block by
-block. The browser needs JavaScript and no network.
-"""
-
-
-def section(study: Study) -> Section:
-    """The browser over all runs of the study."""
-    asked = _asked(study.runs)
-    embedded = samples_of(study.runs, asked)
-    text = paragraphs(_TEXT)
-    most = max(run.num_chains for run in study.runs)
-    if embedded.num_chains < most:
-        text.append(f"The browser has the first {embedded.num_chains:,} of {most:,} chains of each problem; all are in the "
-                    "run folders.")
-    if embedded.longest is not None:
-        text.append(f"Answers are cut after {embedded.longest:,} characters here; they are whole in the run folders.")
-    if without := [run.label for run in study.runs if not (run.asked or set(run.problems) <= asked.keys())]:
-        text.append("Questions and prompts of these runs are not shown, since their folders have no problems.jsonl: "
-                    f"{listed(without)}.")
-    return Section("samples", "Samples", text, samples=embedded)
-
-
-def _asked(runs: Sequence[Run]) -> dict[str, AskedProblem]:
-    """Question and prompts of each problem that a run's folder has."""
-    asked: dict[str, tuple[str, dict[str, list[int]]]] = {}
-    for index, run in enumerate(runs):
-        for problem, text in run.asked.items():
-            asked.setdefault(problem, (text["question"], {}))[1].setdefault(text["prompt"], []).append(index)
-    recorded = {problem for run in runs for problem in run.problems}
-    return {problem: AskedProblem(question, list(prompts.items()))
-            for problem, (question, prompts) in asked.items() if problem in recorded}
