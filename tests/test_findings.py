@@ -466,28 +466,28 @@ def test_the_page_of_evidence_follows_from_the_records():
         drawn = runs[folders[f"temperature 0.25, {benchmark}"]].draws
         assert len(others[0]) == {"HumanEval": 164, "MBPP": 123}[benchmark]
         for rule, number, right, *cells, forwards in (re.split(r" *\| *", line.strip("| ")) for line in table.splitlines()):
-            if rule == "`greedy`":
-                costs = [record["token_forwards"] for record in bases[benchmark][0].records.values()]
-                assert (int(right), forwards) == (sum(others[0].values()), f"{statistics.mean(costs):.0f}")
-                continue
-            mine, costs = {}, []
-            for problem in others[0]:
+            rule, mine, costs = rule.strip("`"), {}, []
+            if f"{rule}, {benchmark}" in folders:
+                records = runs[folders[f"{rule}, {benchmark}"]].records
+                mine = {problem: record["verdict"] == "correct" for problem, record in records.items()}
+                costs = [record["token_forwards"] for record in records.values()]
+            for problem in [] if mine else others[0]:
                 draws = [drawn[problem][chain] for chain in range(int(number))]
-                record, used = kept(draws, rule.strip("`"))
+                record, used = kept(draws, rule)
                 mine[problem] = record["verdict"] == "correct"
                 costs.append(draws[0]["prompt_forwards"]
                              + sum(each["token_forwards"] - each["prompt_forwards"] for each in draws[:used]))
-            shares[benchmark, rule.strip("`"), int(number)] = mine
+            shares[benchmark, rule, int(number)] = mine
             assert (int(right), forwards) == (sum(mine.values()), f"{statistics.mean(costs):,.0f}")
             for other, (pair, p) in zip(others, zip(cells[::2], cells[1::2], strict=True), strict=True):
+                if rule == "greedy":
+                    continue
                 won, lost = (sum(mine[each] == side and other[each] != side for each in other) for side in (True, False))
                 assert (pair, float(p)) == (f"{won}, {lost}", pytest.approx(mcnemar(won, lost), rel=0.06))
     registered = re.findall(r"^\| `examples` of 4 over `(\w+)`.* \| (\d+), (\d+) \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
-    assert [name for name, *_ in registered] == ["greedy", "log_p"]
+    assert [name for name, *_ in registered] == ["greedy", "log_p", "ps", "ps_examples"]
     for rank, (name, won, lost, p, holm) in enumerate(registered):
-        first, other = shares["MBPP", "examples", 4], shares["MBPP", "log_p", 4]
-        if name == "greedy":
-            other = {problem: record["verdict"] == "correct" for problem, record in bases["MBPP"][0].records.items()}
+        first, other = shares["MBPP", "examples", 4], shares["MBPP", name, 4 if name == "log_p" else 1]
         assert (int(won), int(lost)) == (sum(first[each] > other[each] for each in other),
                                          sum(first[each] < other[each] for each in other))
         assert float(p) == pytest.approx(mcnemar(int(won), int(lost)), rel=0.06)

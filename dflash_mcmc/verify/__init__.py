@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dflash_mcmc.hardware import Hardware
     from dflash_mcmc.verify.audit import Audit
+    from dflash_mcmc.verify.evidence import LawFunction
 
 
 def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, tokenizer: Any = None,
-           hardware: Hardware | None = None, level: float = 1e-3, **law: float) -> Audit:
+           hardware: Hardware | None = None, level: float = 1e-3, function: LawFunction | None = None,
+           **law: float) -> Audit:
     """Audits the tokens that an engine drew against the law that it states.
 
     Args:
@@ -27,11 +29,14 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         hardware: a component, such as `dm.Local(device="cuda")`, whose device computes; None takes the CPU. A loaded model
             stays where it is.
         level: the probability of a false alarm that is allowed, whenever one looks, in (0, 1).
+        function: any other law of a token, in place of `law`: from float32 logits (vocabulary,) and the ids before the token
+            to log weights (vocabulary,), -inf for a token that cannot be drawn.
         law: the stated fields of `SamplingParams`, such as `temperature` and `top_p`; temperature 1 without truncation unless
             given. Temperature 0 may have penalties.
 
     Raises:
-        UserError: for ids that the model does not know, another level, and a field that the law does not have.
+        UserError: for ids that the model does not know, another level, a field that the law does not have, and a function
+            that fails.
     """
     from numbers import Real
 
@@ -47,6 +52,8 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
         raise ConfigError(unknown[0], law[unknown[0]], f"a field of the law: {', '.join(SamplingParams._fields)}")
     if not isinstance(level, Real) or not 0.0 < level < 1.0:
         raise ConfigError("level", level, "a probability between 0 and 1")
+    if function is not None and law:
+        raise ConfigError("function", function, f"without {', '.join(law)}: it is the whole law")
     greedy = law.get("temperature") == 0.0  # which the sampler's temperature cannot state; other fields are checked alike
     fields = {"temperature": 1.0, **law, **({"temperature": 1.0} if greedy else {})}
     counts = "prompt+answer" if fields.pop("counts_prompt", False) else "answer"
@@ -55,4 +62,5 @@ def verify(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Seque
     pairs = pairs_of(prompts, answers, target.vocab_size, target.max_positions)
     texts = (DrawnText(f"answer {index}", pair.prompt, pair.answer) for index, pair in enumerate(pairs))
     with evaluating(target.decoder):
-        return audit(target, texts, stated._replace(temperature=0.0) if greedy else stated, float(level))
+        law_of_token = stated._replace(temperature=0.0) if greedy else stated
+        return audit(target, texts, law_of_token, float(level), function=function)

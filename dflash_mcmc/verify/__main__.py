@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_mcmc.model.hf import HFModel
     from dflash_mcmc.verify.audit import Audit
     from dflash_mcmc.verify.drawn import DrawnText
+    from dflash_mcmc.verify.evidence import LawFunction
     from dflash_mcmc.verify.report import FurtherPart
 
 RED = 1
@@ -46,6 +48,8 @@ what explains it, and report.html and verify.json in the folder. Exit code: 0 gr
 
   --level LEVEL     the probability of a false alarm that is allowed, whenever one looks; default 0.001
   --out FOLDER      default: OUTPUTS/verify/NAME
+  --law FILE:FUNC   any other law, for a file of texts: a function of logits (vocabulary,) and the ids before the token that
+                    returns log weights (vocabulary,), -inf for what cannot be drawn
   --against OTHER   how often, where and by how much the texts part from a run folder or a file that should have the same
   --distance N      total variation a token between the law of this package's engine in model.dtype and that of float32,
                     from N places of the texts
@@ -68,6 +72,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--distance", type=int)
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--law")
     given, overrides = options_of(parser, arguments)
     if not 0.0 < given.level < 1.0:
         raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
@@ -80,6 +85,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"TARGET: given {given.target!r}, which does not exist; allowed: a run folder, a JSON Lines file, or "
                         "the address of a server")
     config = _of_run(path, overrides) if path.is_dir() else _stated(overrides)
+    if given.law and (is_server or path.is_dir() or given.distance or given.against
+                      or _token_law(config) != SamplingParams()):
+        raise UserError(f"--law: given {given.law!r} with a server, a run, --distance, --against or fields of sampler; "
+                        "allowed: with a file of texts, whose whole law it is")
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
     server = given.target.rstrip("/") if is_server else None
@@ -125,7 +134,8 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        audited = audit(model, counted(bar), law, given.level, config.blend)._replace(
+        function = _function(given.law) if given.law else None
+        audited = audit(model, counted(bar), law, given.level, config.blend, function)._replace(
             left_out=left_out, defaults=_defaults(config, read))
     if given.distance is not None:
         from dflash_mcmc.verify.distance import distances
@@ -137,6 +147,18 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
                              config.blend)
         more.append(report.of_distances(measured, given.level))
     return audited, more
+
+
+def _function(path: str) -> LawFunction:
+    """The function of `FILE:FUNCTION`. Raises UserError."""
+    file, _, name = path.rpartition(":")
+    try:
+        found = runpy.run_path(file).get(name) if Path(file).is_file() else None
+    except Exception as error:  # it is another person's file
+        raise UserError(f"--law: {file} cannot be run: {type(error).__name__}: {reason_of(error)}") from error
+    if not callable(found):
+        raise UserError(f"--law: given {path!r}; allowed: FILE:FUNCTION, a file of Python that exists and a function in it")
+    return found
 
 
 def _defaults(config: Config, law: SamplingParams) -> str:

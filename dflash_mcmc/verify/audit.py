@@ -13,7 +13,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.forcing.layers import pieces
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.registry import name_of
-from dflash_mcmc.verify.evidence import Evidence, Repeats, Rounding, Steps, bets_of, payments, shift_of
+from dflash_mcmc.verify.evidence import Evidence, LawFunction, Repeats, Rounding, Steps, bets_of, payments, shift_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.blend import Blend
@@ -82,13 +82,14 @@ class Audit(NamedTuple):
 
 
 def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams | None, level: float,
-          blend: Blend | None = None) -> Audit:
+          blend: Blend | None = None, function: LawFunction | None = None) -> Audit:
     """Audits texts against a law.
 
     Args:
         law: how each token was drawn from the target's logits, as it is stated; None compares log p alone.
         level: the probability of a false alarm that is allowed.
         blend: a change of the target's last hidden state by its layers.
+        function: a law that `SamplingParams` cannot state; `law` is then the target itself.
 
     Raises:
         ConfigError: for a blend that needs a draft or mixes logits.
@@ -101,7 +102,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     evidence = Evidence([*bets_of(read), *(learned.bets if learned else ()), *(steps.bets if steps else ())], level)
     course, tops, outside, errors, again, kept_otherwise = [], [], [], [], 0, True
     for text in texts:
-        paid = read_text(model, text, read, blend)
+        paid = read_text(model, text, read, blend, function)
         more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
         more += [steps.payments(text.steps, paid.top, paid.expected_top)] if steps else []
         evidence.add(np.hstack([paid.log, *more]))
@@ -128,7 +129,8 @@ def near_of(model: LanguageModel, temperature: float) -> float:
 
 
 @torch.no_grad()
-def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None) -> Payments:
+def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend: Blend | None,
+              function: LawFunction | None = None) -> Payments:
     """What the tokens of a text pay, and their log p."""
     layers = () if blend is None else blend.tapped_layers(len(model.layers))
     sequence = torch.from_numpy(np.concatenate([text.prompt, text.tokens])).to(model.device)
@@ -142,4 +144,4 @@ def read_text(model: LanguageModel, text: DrawnText, law: SamplingParams, blend:
         return sequences.checked(model.logits(state))
 
     near = Rounding(near_of(model, law.temperature or 1.0), _MASS_BFLOAT16 if model.dtype == torch.bfloat16 else _MASS)
-    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))), near)
+    return payments(logits, text.prompt, text.tokens, law, list(pieces(model, len(text.tokens))), near, function)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from dflash_mcmc.engine.batching.logits_processor import History, counts_of, process
+from dflash_mcmc.errors import UserError, reason_of
 from dflash_mcmc.forcing.layers import log_probability
 from dflash_mcmc.ops import SamplingParams
 
@@ -205,9 +206,14 @@ class Rounding(NamedTuple):
 NO_ROUNDING = Rounding(0.0, 0.0)
 
 
+LawFunction = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+"""Any law of a token: float32 logits (vocabulary,) and the ids before the token, int64, to log weights (vocabulary,) of any
+normalisation. -inf stands for a token that cannot be drawn."""
+
+
 @torch.no_grad()
 def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams,
-             pieces: Sequence[slice], near: Rounding = NO_ROUNDING) -> Payments:
+             pieces: Sequence[slice], near: Rounding = NO_ROUNDING, function: LawFunction | None = None) -> Payments:
     """What the tokens of one text pay.
 
     Args:
@@ -216,16 +222,35 @@ def payments(logits: Callable[[slice], torch.Tensor], prompt: np.ndarray, tokens
         tokens: token ids of the answer, int64 (tokens,).
         pieces: the pieces, in order, that cover the tokens.
         near: the rounding of engines.
+        function: takes the place of `law`, which is then the target itself.
+
+    Raises UserError if the function fails or returns something else.
     """
-    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near) for piece in pieces]
+    of_pieces = [_of_piece(logits(piece), prompt, tokens, law, piece, near, function) for piece in pieces]
     return Payments(*(np.concatenate(arrays) for arrays in zip(*of_pieces, strict=True)))
 
 
+def _by_function(function: LawFunction, logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray,
+                 piece: slice) -> torch.Tensor:
+    """The log weights of each place of a piece, (n, vocabulary)."""
+    text, rows = np.concatenate([prompt, tokens]), []
+    for row, place in zip(logits, range(len(prompt) + piece.start, len(prompt) + piece.stop), strict=False):
+        try:
+            weights = torch.as_tensor(function(row.clone(), text[:place]), dtype=row.dtype, device=row.device)
+        except Exception as error:  # it is another person's function
+            raise UserError(f"--law: fails at token {place}: {type(error).__name__}: {reason_of(error)}") from error
+        if weights.shape != row.shape or not weights.isfinite().any() or not (weights < torch.inf).all():
+            raise UserError(f"--law: returns {tuple(weights.shape)} at token {place}, or nothing that can be drawn; allowed: "
+                            f"{len(row)} log weights, finite or -inf")
+        rows.append(weights)
+    return torch.stack(rows)
+
+
 def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law: SamplingParams, piece: slice,
-              near: Rounding) -> Payments:
+              near: Rounding, function: LawFunction | None) -> Payments:
     drawn = torch.from_numpy(tokens[piece]).to(logits.device)
     history = history_of(logits, prompt, tokens, law, piece)
-    kept = process(logits, law, history)
+    kept = process(logits, law, history) if function is None else _by_function(function, logits, prompt, tokens, piece)
     log_p = torch.log_softmax(kept.double() if len(kept) * kept.shape[1] < 2**24 else kept, dim=-1)
     best = kept.argmax(dim=-1)
     of_drawn = log_p.gather(1, drawn[:, None])[:, 0].double()
@@ -234,7 +259,9 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     # llama.cpp truncates at temperature 1; transformers and vLLM truncate what the temperature has made
     turned = law._replace(temperature_last=not law.temperature_last)
     other_way = process(logits, turned, history) if _order_matters(law) else kept
-    if not possible.all():
+    if function is not None:
+        beyond = torch.where(possible, 0.0, torch.inf)  # its logits do not say how far a token is from those that it keeps
+    elif not possible.all():
         whole = process(logits, law.untruncated()._replace(temperature=law.temperature or 1.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
         beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())

@@ -30,7 +30,7 @@ def verdict(found: Audit) -> str:
     impossible = len(found.outside) - found.near_ties
     if impossible:
         name, place, distance = max(found.outside, key=lambda each: each[2])
-        farthest = f"{distance:.2f} nats below those that it keeps" if math.isfinite(distance) else "an id that has no token"
+        farthest = f"{distance:.2f} nats below those that it keeps" if math.isfinite(distance) else "no token of the law"
         return (f"RED: {impossible:,} of {size} are tokens that the stated law cannot draw; the farthest is {farthest} "
                 f"({name}, token {place})"
                 + (f"; it can draw all of them if {other_order(found.law)}" if found.law and found.kept_otherwise else ""))

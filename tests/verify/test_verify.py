@@ -251,7 +251,7 @@ def test_tokens_outside_of_the_support_are_red_at_once_and_near_ties_are_not(war
     assert "before the temperature, as in llama.cpp" in verdict(cut._replace(kept_otherwise=True))
     padded = verify(tiny, PROMPTS[:1], [np.array([5, 511, 17])])  # a row of the head that has no token
     assert padded.outside == (("answer 0", 1, np.inf),)
-    assert "the farthest is an id that has no token (answer 0, token 1)" in verdict(padded)
+    assert "the farthest is no token of the law (answer 0, token 1)" in verdict(padded)
     near = cut._replace(outside=cut.outside[:2], near_ties=2, log_p_error=None, together=clean.together)
     assert not near.is_red
     for outcome, first in (("wrong", "RED besides the law: log p. The law: "), ("differs", "")):
@@ -591,6 +591,22 @@ def test_a_wrong_command_is_one_line(arguments, says, capsys):
     assert code == 2
     assert says in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_law_of_ones_own(tmp_path, capsys):
+    """A function that forbids the token that was drawn is red, one that allows it is green, and `outside` says it."""
+    file, law = tmp_path / "texts.jsonl", tmp_path / "law.py"
+    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n')
+    law.write_text("def same(logits, text):\n    return logits\n\n"
+                   "def never(logits, text):\n    logits[1:] = -float('inf')\n    return logits\n")
+    given = [str(file), "model=tiny", f"paths.outputs={tmp_path}"]
+    assert told([*given, "--law", f"{law}:same"], capsys)[0] == 0
+    code, out, _ = told([*given, "--law", f"{law}:never"], capsys)
+    assert (code, "RED: 1 of 1 tokens" in out, "no token of the law" in out) == (1, True, True)
+    for more, says in ((["--law", f"{law}:other"], "allowed: FILE:FUNCTION"), (["--law", "no:f"], "allowed: FILE:FUNCTION"),
+                       (["--law", f"{law}:same", "sampler.top_p=0.5"], "allowed: with a file of texts, whose whole law")):
+        code, _, err = told([*given, *more], capsys)
+        assert (code, says in err) == (2, True)
 
 
 def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
