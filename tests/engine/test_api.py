@@ -17,9 +17,11 @@ from dflash_mcmc.engine.api.session import ApiEngine, seed_of
 from dflash_mcmc.engine.oracle.tabular import TabularModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.rng import Key
+from tests import laws
 from tests.engine.api.standing import Listening, Standing
-from tests.engine.api.test_law import TARGET, TOY, drawn
+from tests.engine.api.test_law import TARGET, TOY, drawn, p_value
 
 URL = "engine.url=http://127.0.0.1:1/v1"
 
@@ -218,6 +220,37 @@ def test_faults_that_pass_change_no_sample_and_cost_time_alone(monkeypatch, answ
     with Listening(Standing(TOY), answer) as server:
         fields = {"timeout_seconds": 0.5} if answer is silence else {}
         assert drawn(engine_at(server.url, **fields), dm.Temperature(temperature=1.0), chains=40) == alike
+
+
+def test_a_retry_does_not_choose_short_answers(monkeypatch):
+    """Long answers are cut off on their first try, as by a proxy with a limit of time. The law stays."""
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 1e-4)
+    begun = set()
+
+    def cut_off(number: int, body: dict, reply: dict) -> dict:
+        if len(reply["choices"][0]["token_ids"]) > 1 and body["seed"] not in begun:
+            begun.add(body["seed"])
+            raise NoReplyError("half a reply")
+        return reply
+
+    answering(monkeypatch, Standing(TOY, spoil=cut_off))
+    found = drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=2_000)
+    assert begun
+    assert p_value(found, laws.product_law(TOY, 3)) > 1e-4
+
+
+def test_tokens_past_the_end_are_cut(monkeypatch):
+    """Of a server that knows other stop ids."""
+    def longer(number: int, body: dict, reply: dict) -> dict:
+        (choice,) = reply["choices"]
+        if (ids := choice["token_ids"])[-1] == 2 and len(ids) < 3:
+            choice["token_ids"] = [*ids, 1]
+            choice["logprobs"]["token_logprobs"].append(-1.0)
+        return reply
+
+    answering(monkeypatch, Standing(TOY, spoil=longer))
+    found = drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=200)
+    assert found.keys() <= laws.product_law(TOY, 3).keys()
 
 
 def test_a_request_that_is_refused_is_not_sent_again(monkeypatch):

@@ -93,7 +93,9 @@ class Endpoint:
             self.model = next(iter(named)) if engine.model is None else engine.model
             if self.model not in named:
                 raise ConfigError("engine.model", self.model, f"a model of this server: {', '.join(named)}")
-            self.kind, self.longest = str(named[self.model].get("owned_by", "")), named[self.model].get("max_model_len")
+            mine = named[self.model]
+            self.kind, self.longest = str(mine.get("owned_by", "")), mine.get("max_model_len") or (
+                mine.get("meta") or {}).get("n_ctx")
         except (LookupError, TypeError, AttributeError, StopIteration) as error:
             raise ConfigError("engine.url", engine.url, "an OpenAI-style server: its /models names no model") from error
 
@@ -144,8 +146,8 @@ class Endpoint:
         """
         def of(choice: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             told = choice["logprobs"]
-            if not len(sequence) <= len(told["token_logprobs"]) <= len(sequence) + 1:
-                raise WrongReply(f"{len(told['token_logprobs'])} log probabilities for {len(sequence)} tokens")
+            if not len(sequence) <= len(told.get("token_logprobs") or ()) <= len(sequence) + 1:  # llama.cpp ignores `echo`
+                raise Refusal(f"engine.url: {self._url} scores no given tokens; allowed: a server with echo and logprobs")
             values = _numbers(told["token_logprobs"][len(sequence) - count : len(sequence)])
             rows = (told["top_logprobs"] or [])[len(sequence) - count : len(sequence)] if top else []
             return values, np.array([value >= max(row.values()) for value, row in zip(values, rows, strict=False)], bool)

@@ -26,7 +26,7 @@ class Standing:
         model: the toy.
         kind: what the server calls itself.
         processed: whether log p is that of the law of the request.
-        echoes: whether given tokens are scored.
+        echoes: whether given tokens are scored; llama.cpp ignores that they are asked for.
         law: parameters that the server sets by itself, whatever is asked for.
         spoil: changes a reply, given its number and the request; what it returns is sent.
         text: the text of tokens.
@@ -49,7 +49,7 @@ class Standing:
         with self._lock:
             self.bodies.append(body)
             number = len(self.bodies)
-        if body.get("echo") and not self.echoes:
+        if body.get("echo") and not self.echoes and self.kind != "llamacpp":
             raise NoReplyError("status 400: echo is not supported", 400)
         return self.spoil(number, body, {"choices": [self._choice(body)]})
 
@@ -76,8 +76,8 @@ class Standing:
             if drawn[-1] in stops:
                 reason = "stop"
                 break
-        shown = [*prompt, *drawn] if body.get("echo") else drawn
-        first = len(prompt) if not body.get("echo") else 0
+        echoes = body.get("echo") and self.echoes
+        shown, first = ([*prompt, *drawn], 0) if echoes else (drawn, len(prompt))
         values, top = list[float | None](), list[dict[str, float] | None]()
         for place, token in enumerate(shown, start=first):
             prefix = (*prompt, *drawn)[:place]

@@ -10,6 +10,9 @@ import dflash_mcmc as dm
 from dflash_mcmc.engine.api import endpoint
 from dflash_mcmc.engine.api.session import ApiEngine
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.store.reading import each_record
+from dflash_mcmc.store.records import key_of
+from tests import processes, runs
 from tests.engine.api.test_law import drawn, moved, p_value
 from tests.serving import Served
 
@@ -24,21 +27,22 @@ def served():
         yield f"http://127.0.0.1:{server.port}/v1"
 
 
-def law_of_tiny(prompt: np.ndarray, temperature: float) -> tuple[dict, dict]:
-    """p and q of all sequences among the `TOP` most likely tokens at each place, from whole forwards."""
+def law_of_tiny(prompt: np.ndarray, temperature: float, top: int = TOP, horizon: int = HORIZON) -> tuple[dict, dict]:
+    """p and q of all sequences among the `top` most likely tokens at each place, from whole forwards."""
     target, p, q = dm.component("model", "tiny").load("cpu"), dict[tuple, float](), dict[tuple, float]()
 
     def grow(tokens: tuple[int, ...], of_p: float, of_q: float) -> None:
-        if len(tokens) == HORIZON or (tokens and tokens[-1] in target.stop_ids):
+        if len(tokens) == horizon or (tokens and tokens[-1] in target.stop_ids):
             p[tokens], q[tokens] = of_p, of_q
             return
         with torch.inference_mode():
             logits = target.logits(target.hidden(torch.tensor([[*prompt.tolist(), *tokens]]))[0, -1:])[0].double()
         logits = logits.masked_fill(target.forbidden, -torch.inf)
-        log_p, kept = logits.log_softmax(-1), logits.topk(TOP)
+        log_p, kept = logits.log_softmax(-1), logits.topk(top)
         of_kept = (kept.values / temperature).softmax(-1)
         for token, share in zip(kept.indices.tolist(), of_kept.tolist(), strict=True):
-            grow((*tokens, token), of_p * float(log_p[token].exp()), of_q * share)
+            if share:
+                grow((*tokens, token), of_p * float(log_p[token].exp()), of_q * share)
 
     grow((), 1.0, 1.0)
     return p, q
@@ -56,3 +60,70 @@ def test_the_law_through_our_own_server(served, make_config, chains):
     found = drawn(ApiEngine(target, endpoint.Endpoint(engine), "raw", 16, 64), sampler, prompt, HORIZON, chains)
     assert p_value(found, moved(p, q, 2.0, 1)) > 1e-4
     assert p_value(found, q) < 1e-6
+
+
+def records(config) -> dict[tuple[str, int], dict]:
+    result = runs.execute(config)
+    return {key_of(record): record for record in each_record(result.folder)}
+
+
+def test_greedy_answers_of_the_demo_are_those_of_slots(served, make_config):
+    """Token by token, with log p, and with stop strings in half of them."""
+    for more in ((), ("dataset.stop=['+']",)):
+        demo = ("experiment=demo", "condition=greedy", "dataset.max_new_tokens=64", *more)
+        here, there = records(make_config(*demo)), records(make_config(*demo, "engine=api", f"engine.url={served}"))
+        assert len(there) == 64
+        assert {key: one["tokens"] for key, one in there.items()} == {key: one["tokens"] for key, one in here.items()}
+        assert {one["finish_reason"] for one in there.values()} >= ({"stop_string"} if more else {"stop_id"})
+        for key, one in there.items():
+            assert one["log_p"] == pytest.approx(here[key]["log_p"], abs=1e-3)
+            assert one["tokens_drawn"] == one["num_tokens"]
+            assert one["bits"] == "server"
+            assert "bits" not in here[key]
+
+
+def test_the_demo_is_within_the_interval_of_slots(served, make_config):
+    demo = ("experiment=demo", *runs.QUICK, "sampler.proposal_temperature=0.5")
+    here = runs.execute(make_config(*demo)).summary
+    there = runs.execute(make_config(*demo, "engine=api", f"engine.url={served}")).summary
+    assert there["num_samples"] == here["num_samples"] == 64
+    assert here["accuracy_low"] <= there["accuracy"] <= here["accuracy_high"]
+
+
+def test_potentials_and_votes_are_those_of_any_engine(served, make_config):
+    """A chain that weighs answers by a pattern finds it more often than one that does not."""
+    few = ("experiment=demo", "sampler=best_of_n", "sampler.num_candidates=4", "sampler.temperature=1.0", "num_chains=2",
+           "dataset.limit=4", "dataset.max_new_tokens=40", "engine=api", f"engine.url={served}")
+    tilted = records(make_config(*few, "potential=regex", "potential.pattern=9", "potential.beta=50.0"))
+    assert all(one["measures"]["potential_calls"] >= 1 for one in tilted.values())
+    found = [one["measures"]["potential"] for one in tilted.values()]
+    plain = records(make_config(*few, "aggregate=majority"))
+    assert sum(found) > sum("9" in one["text"] for one in plain.values())
+    summary = runs.execute(make_config(*few, "aggregate=majority")).summary
+    assert summary["majority/num_samples"] == 4
+
+
+def test_a_killed_run_goes_on_with_the_same_samples(served, make_config, tmp_path):
+    overrides = ("experiment=demo", *runs.QUICK, *runs.WHOLE, "engine=api", f"engine.url={served}")
+    whole = records(make_config(*overrides))
+    arguments = [*runs.held(5, *overrides), f"paths.outputs={tmp_path / 'killed'}"]
+    with processes.start(arguments, tmp_path) as program:
+        processes.wait_until(lambda: sum(len(file.read_bytes().splitlines()) for file in
+                                         (tmp_path / "killed").rglob("records.jsonl")) >= 5)
+        program.kill()
+        assert program.wait(processes.HANG) == -9
+    resumed = records(make_config(*overrides, f"paths.outputs={tmp_path / 'killed'}"))
+    assert len(resumed) == runs.NUM_WHOLE
+    assert {key: one["tokens"] for key, one in resumed.items()} == {key: one["tokens"] for key, one in whole.items()}
+
+
+def test_the_python_api_samples_and_scores(served):
+    with dm.Engine("tiny", engine=dm.Api(url=served)) as engine, dm.Engine("tiny") as own:
+        prompts = ["What is 7*6?", "Ann has 3 pens. Ann buys 4 more. How many pens?"]
+        there, here = (each.sample(prompts, sampler="greedy", max_new_tokens=16, progress=False) for each in (engine, own))
+        assert [one.tokens for one in there] == [one.tokens for one in here]
+        ids = [[5, 17, 200], [31, 9]]
+        there, here = (each.score(ids, [[17, 18], [277, 470, 3]], progress=False) for each in (engine, own))
+        for one, other in zip(there, here, strict=True):
+            np.testing.assert_allclose(one.log_p, other.log_p, atol=1e-4)
+            assert one.is_greedy == other.is_greedy
