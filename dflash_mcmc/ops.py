@@ -265,7 +265,8 @@ Chain: TypeAlias = Steps[ChainResult]
 def stopping(chain: Steps[Result], stop: tuple[str, ...]) -> Steps[Result]:
     """The chain with strings of its own. Its draws end at these strings instead of those of the engine.
 
-    `engine=slots` and the reference engine carry out operations with strings of their own, and `engine=vllm` does not.
+    `engine=slots` and the reference engine carry out operations with strings of their own. `engine=vllm` and `engine=api` do
+    not.
     """
     return _relayed(chain, lambda operation: operation._replace(stop=stop), lambda path: path)
 

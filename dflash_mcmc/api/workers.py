@@ -1,8 +1,8 @@
 """Chains that wait, and the thread that draws them in one continuous batch.
 
 Chains of any sampler share the batch. An engine has a number of sets of stop strings that its chains may have: many, or with
-`engine=vllm` one. Chains with further sets are drawn in another round, by an engine that is started again. In a round, a chain
-overtakes one with a further set only if it had arrived before the round began.
+`engine=vllm` and `engine=api` one. Chains with further sets are drawn in another round, by an engine that is started again. In
+a round, a chain overtakes one with a further set only if it had arrived before the round began.
 """
 
 from __future__ import annotations

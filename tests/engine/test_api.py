@@ -61,6 +61,8 @@ REFUSED = {
     ("condition=entropy_ps",): "sampler: given 'power_mh'; allowed: one that needs log p of its own tokens alone",
     ("sampler=replica_exchange",): "sampler: given 'replica_exchange'; allowed: one that needs log p of its own tokens alone",
     ("sampler=temperature", "sampler.sampling_mask=true", "sampler.top_k=4"): "sampler: given 'temperature'; allowed: one",
+    ("model.rope_scaling={rope_type:yarn,factor:2.0}",): "model.rope_scaling: given {'rope_type': 'yarn', 'factor': 2.0}; "
+                                                         "allowed: null with engine=api, or engine=slots: the server's own",
     ("engine.body=3",): "engine.body: given 3; allowed: null, or a mapping",
     ("engine.patience_seconds=0",): "engine.patience_seconds: given 0.0; allowed: a number > 0",
 }

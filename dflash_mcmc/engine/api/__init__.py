@@ -59,6 +59,8 @@ class Api(Engine):
             if not getattr(config, group).is_null:
                 raise ConfigError(group, name_of(getattr(config, group)), f"none {instead}, which reads layers and runs "
                                   "drafts")
+        if config.model.rope_override() is not None:
+            raise ConfigError("model.rope_scaling", config.model.rope_override(), f"null {instead}: the server's own holds")
         check_plain(config, instead.removeprefix("with "))
         if config.sampler.needs_draft or config.sampler.source() == "draft":
             raise ConfigError("sampler", name_of(config.sampler), f"one without a draft {instead}")

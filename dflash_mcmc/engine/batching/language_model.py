@@ -61,7 +61,8 @@ def refuse(model: Any) -> None:
 def refused(model: Any, what: str, allowed: str) -> UserError:
     """The error for a model, in one line."""
     name = type(model).__name__
-    return UserError(f"model.path: {name} {what}; allowed with engine=slots: {allowed}, or engine=vllm, if vLLM has {name}")
+    return UserError(f"model.path: {name} {what}; allowed with engine=slots: {allowed}, or engine=vllm, if vLLM has {name}, "
+                     "or engine=api with a server that has it")
 
 
 def _refused_layers(model: Any, config: Any) -> str | None:

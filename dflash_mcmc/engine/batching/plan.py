@@ -256,7 +256,8 @@ def plan(work: Workload, num_slots: int | None, num_draws: int, memory_gb: float
     if not most:
         least = predict(work, 1).total
         raise ConfigError("hardware.memory_gb", memory_gb or source, f"at least {least / _GB:.3g} ({_size(least)}), for one "
-                          f"slot of up to {work.max_length} tokens; or engine=vllm, whose memory follows the text")
+                          f"slot of up to {work.max_length} tokens; or engine=vllm, whose memory follows the text, or "
+                          "engine=api, with a server's memory")
     if num_slots is None:
         return predict(work, most)._replace(limit=limit)
     raise ConfigError("hardware.num_slots", num_slots, f"at most {most} ({wanted} slots of up to {work.max_length} tokens "

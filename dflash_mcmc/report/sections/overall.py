@@ -89,8 +89,8 @@ seconds are the answer's share of the engine's time in its batch. Prefill and dr
 prefixes, and everything else. The grader works beside the engine; its seconds are no part of the device seconds. Seconds to
 the answer are the time from its start to its end, while other answers run in the same batch. A vote costs what the engine
 evaluated for its chains together, which read their prompt once. Its seconds to the answer are those of its slowest chain, and
-an adaptive vote adds those of its chains. A dash means that the seconds were not measured: engine=vllm measures no prefill,
-and a vote has no parts of its own.
+an adaptive vote adds those of its chains. A dash means that the seconds were not measured: engine=vllm and engine=api
+measure no prefill, and a vote has no parts of its own.
 
 A finished run is on the Pareto front if no other run is at least as accurate at a lower cost, or more accurate at the same
 cost. The front uses the measured accuracies; neighbouring points may differ by chance. It includes only runs over the same

@@ -262,7 +262,7 @@ def test_a_refused_family_is_one_line_that_names_the_layers_and_vllm(family):
         LanguageModel(model)
     assert str(caught.value).startswith(f"model.path: {name} ")
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith(f", or engine=vllm, if vLLM has {name}")
+    assert str(caught.value).endswith(f", or engine=vllm, if vLLM has {name}, or engine=api with a server that has it")
 
 
 def test_weights_that_are_not_numbers_are_called_so():
