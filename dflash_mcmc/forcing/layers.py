@@ -100,15 +100,12 @@ def draft_source(model: LanguageModel, draft: DFlashDrafter, answer: Answer) -> 
 
     It has no law for anchors or for tokens after the last whole block.
     """
-    block, prompt, n = draft.num_drafted + 1, len(answer.prompt), len(answer.tokens)
-    tokens = torch.from_numpy(answer.sequence).to(model.device)
+    block, n = draft.num_drafted + 1, len(answer.tokens)
     speaks = torch.zeros(n, dtype=torch.bool, device=model.device)
     states = torch.zeros(n, model.config.hidden_size, dtype=draft.dtype, device=model.device)
-    anchors = torch.tensor(sequences.whole_blocks(prompt, n, block), dtype=torch.int64, device=model.device)
-    if len(anchors):
-        hidden = sequences.drafted_along(draft, sequences.read(model, tokens[None], draft.tapped_layers), tokens, anchors)
-        slots = (anchors[:, None] - prompt + torch.arange(1, block, device=model.device)).flatten()
-        speaks[slots], states[slots] = True, hidden.flatten(0, 1)
+    if n >= block:
+        slots = torch.arange(n // block * block, device=model.device).view(-1, block)[:, 1:]
+        speaks[slots], states[slots] = True, sequences.forced_blocks(draft, answer.prompt, answer.tokens).draft
     return Source(states, draft.logits, speaks)
 
 

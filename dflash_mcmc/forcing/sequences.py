@@ -121,18 +121,37 @@ def drafted(draft: DFlash, model: LanguageModel, features: torch.Tensor, tokens:
                                  None if seen is None else seen[:, piece])[:, :, first_row:] for piece in pieces], dim=1)
 
 
-def drafted_along(drafter: DFlashDrafter, reading: Reading, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Hidden states (blocks, num_drafted, hidden) of blocks whose input is the anchor's token, then masks, as in speculation.
+class ForcedBlocks(NamedTuple):
+    """Target and draft along the whole blocks of an answer, at least one.
 
-    Args:
-        reading: the reading of the sequence, with the drafter's layers.
-        tokens: int64 (length,). anchors: int64 (blocks,).
+    Attributes:
+        reading: the target's states along prompt and answer.
+        anchors: positions of the blocks' known tokens.
+        target: (blocks, n, hidden), the target's states that predict the drafted tokens of the blocks.
+        draft: (blocks, n, hidden), the draft's, whose input is the anchor's token and then masks, as in speculation.
+        labels: int64 (blocks, n), the answer's tokens there.
     """
-    masks = torch.full((1, len(anchors), drafter.num_drafted + 1), drafter.network.shape.mask_token_id, device=tokens.device)
-    masks[0, :, 0] = tokens[anchors]
-    features = reading.features(drafter.target, drafter.tapped_layers)
-    length = torch.tensor([len(tokens)], device=tokens.device)
-    return drafted(drafter.network, drafter.target, features, tokens[None], length, anchors[None], masks)[0]
+
+    reading: Reading
+    anchors: list[int]
+    target: torch.Tensor
+    draft: torch.Tensor
+    labels: torch.Tensor
+
+
+def forced_blocks(drafter: DFlashDrafter, prompt: np.ndarray, answer: np.ndarray, keep_cache: bool = False) -> ForcedBlocks:
+    """Reads a prompt and an answer, token ids int64, and drafts the answer's whole blocks."""
+    size, network, model = drafter.num_drafted + 1, drafter.network, drafter.target
+    tokens = torch.from_numpy(np.concatenate([prompt, answer])).to(model.device)
+    anchors = whole_blocks(len(prompt), len(answer), size)
+    reading, at = read(model, tokens[None], drafter.tapped_layers, keep_cache), torch.tensor(anchors, device=model.device)
+    windows = tokens.unfold(0, size, 1)[at]
+    masks = torch.full_like(windows, network.shape.mask_token_id)
+    masks[:, 0] = windows[:, 0]
+    states = drafted(network, model, reading.features(model, drafter.tapped_layers), tokens[None],
+                     torch.tensor([len(tokens)], device=model.device), at[None], masks[None])[0]
+    before = at[:, None] + torch.arange(size - 1, device=model.device)
+    return ForcedBlocks(reading, anchors, reading.hidden[0, before], states, windows[:, 1:])
 
 
 _BLOCK_ROWS = 512

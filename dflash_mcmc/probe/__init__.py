@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from dflash_mcmc.chains import cost
 from dflash_mcmc.components import Component
 from dflash_mcmc.draft import check_features, load_feature_drafter
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import answers, check_source
 from dflash_mcmc.registry import name_of
@@ -133,32 +134,33 @@ class ProblemProbe(Probe):
         return config.num_chains if self.measures_chains else 1
 
 
-@dataclass(kw_only=True)
-class AnswerProbe(ProblemProbe):
+class ForcedProbe(ProblemProbe):
     """Base class of probes that teacher-force an answer to every problem, in the target and in a draft.
 
-    A subclass defines `recorder`. An answer that cannot be measured has its reason as record.
+    A subclass defines `recorder`. An answer that cannot be measured has its reason as record. The answers are the target's
+    own greedy ones, unless the subclass has another `source`.
     """
 
-    __slots__ = ()  # the field is a slot of the leaf
-
-    answers: Literal["gold", "greedy"] = identity(
-        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
+    __slots__ = ()
 
     uses = ("model", "draft", "dataset")
     unit = "problem"
     is_timed: ClassVar[bool] = True
-    """Whether a record has the seconds of its measurement."""
+    """Whether a record has the seconds since the record before it: of its drawing and its measurement."""
+
+    def source(self) -> str:
+        """The answers to teacher-force: `greedy`, or `gold` for the dataset's solutions."""
+        return "greedy"
+
+    def draws_answers(self) -> bool:
+        """Whether the answers are the target's own."""
+        return self.source() == "greedy"
 
     def check(self, config: Settings) -> None:
         """Checks that the dataset has the answers, and that the draft reads features if there is one. Raises ConfigError."""
         if not config.draft.is_null:
             check_features(config, f"probe={name_of(self)}")
-        check_source(config, self.answers)
-
-    def draws_answers(self) -> bool:
-        """Whether the answers are the target's own."""
-        return self.answers == "greedy"
+        check_source(config, self.source())
 
     def expected_cost(self, config: Settings) -> UnitCost:
         """The cost of drawing the answer and reading it once. A draft adds a second reading and the drafting of each block.
@@ -178,14 +180,33 @@ class AnswerProbe(ProblemProbe):
 
         model = config.model.load(work.device)
         draft = None if config.draft.is_null else load_feature_drafter(config, model)
-        record = self.recorder(config, model, draft, work)
-        for unit, answer in answers(config, model, work, self.answers):
-            if reason := answer.skipped(draft.num_drafted + 1 if draft and self.needs_draft else 1):
-                yield unit, {"skipped": reason}
-                continue
-            started = time.perf_counter()
+        record, begun = self.recorder(config, model, draft, work), time.perf_counter()
+        for unit, answer in answers(config, model, work, self.source()):
             try:
-                found = record(unit, answer)
+                reason = answer.skipped(draft.num_drafted + 1 if draft and self.needs_draft else 1)
+                found = {"skipped": reason} if reason else record(unit, answer)
             except NotNumbers as none:
                 found = {"skipped": str(none)}
-            yield unit, {**found, "seconds": round(time.perf_counter() - started, 6)} if self.is_timed else found
+            ended = time.perf_counter()
+            yield unit, {**found, "seconds": round(ended - begun, 6)} if self.is_timed else found
+            begun = ended
+
+
+@dataclass(kw_only=True)
+class AnswerProbe(ForcedProbe):
+    """Base class of such probes that choose between the dataset's solutions and greedy answers."""
+
+    __slots__ = ()  # the field is a slot of the leaf
+
+    answers: Literal["gold", "greedy"] = identity(
+        "gold", "answers to teacher-force: gold = the dataset's solutions; greedy = the target's own greedy answers")
+
+    def source(self) -> str:
+        """See `ForcedProbe.source`."""
+        return self.answers
+
+
+def check_block(config: Settings, block_size: int) -> None:
+    """Checks that an answer may have the tokens of a block. Raises ConfigError."""
+    if config.dataset.max_new_tokens < block_size:
+        raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")

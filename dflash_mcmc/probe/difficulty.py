@@ -13,9 +13,9 @@ same answers. The selection favours both, and the intervals, which resample prob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -26,8 +26,8 @@ from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.grading import settled
 from dflash_mcmc.grading.extraction import continued
 from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Table
+from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work, check_block
+from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Observations, Table, measured
 from dflash_mcmc.registry import name_of, options_with, register
 from dflash_mcmc.report.figure import INK, RIGHT, WRONG
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
@@ -123,9 +123,7 @@ class Difficulty(ProblemProbe):
         problems = {problem.id: problem for problem in config.dataset.problems()}
         model = config.model.load(work.device)
         drafter = load_feature_drafter(config, model)
-        block_size = drafter.num_drafted + 1
-        if config.dataset.max_new_tokens < block_size:
-            raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
+        check_block(config, drafter.num_drafted + 1)
         prompts = build.prompts(config, model, [problems[unit.problem] for unit in work.units])
         engine = config.engine.start(config, model, max(map(len, prompts.values())), len(work.units))
         chains = ((unit, build.chain(config, config.sampler, unit.problem, unit.chain, prompts[unit.problem], model))
@@ -134,9 +132,9 @@ class Difficulty(ProblemProbe):
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """AUROC of each signal, and its difference from the best one without a draft. All right or all wrong: None."""
-        found = Detected(records)
-        return Summary(VALUES.row(records, found), {"outcomes": OUTCOMES.rows([found]),
-                                                    "answers": [ANSWERS.row(found, each) for each in found.detectors]}, {})
+        found = detected(records)
+        return Summary(VALUES.row(found), {"outcomes": OUTCOMES.rows([found["answers"]]),
+                                           "answers": ANSWERS.rows({**found, **each} for each in found["detectors"])}, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """AUROC of all signals: the mean over tokens is filled, the maximum hollow. Without AUROCs a text says why."""
@@ -173,11 +171,11 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
             along: Callable[[Trajectory], dict]) -> Iterator[tuple[Unit, dict]]:
     """Yields the record of each chain, `along(answer)` and the grade, as soon as the grading processes have decided."""
     pool = config.grader.start()
-    measured: dict[Unit, dict] = {}
+    waiting: dict[Unit, dict] = {}
 
     def decided(wait: bool = False) -> Iterator[tuple[Unit, dict]]:
         for unit, grade in settled(pool, wait):
-            yield unit, {"level": problems[unit.problem].level, "verdict": grade.verdict, **measured.pop(unit)}
+            yield unit, {"level": problems[unit.problem].level, "verdict": grade.verdict, **waiting.pop(unit)}
 
     try:
         for done in engine.steps(chains):
@@ -188,7 +186,7 @@ def _graded(config: Settings, engine: ChainRunner, problems: dict[str, Problem],
                     yield unit, {"level": problem.level, "verdict": NOT_DRAWN, "num_tokens": 0, "skipped": done.failure}
                 else:
                     answer = done.result.trajectory
-                    measured[unit] = along(answer)
+                    waiting[unit] = along(answer)
                     text = engine.model.decode(answer.tokens)
                     pool.submit(unit, continued(build.ending(engine.model, answer.prompt), text, config.model.thinking),
                                 problem.answer, problem.question)
@@ -222,18 +220,12 @@ def along(model: LanguageModel, drafter: DFlashDrafter, prompt: np.ndarray, answ
     """
     import torch
 
-    from dflash_mcmc.forcing import sequences
+    from dflash_mcmc.forcing import layers, sequences
 
     with torch.no_grad():
-        tokens = torch.from_numpy(np.concatenate([prompt, answer])).to(model.device)
-        block_size = drafter.num_drafted + 1
-        anchors = torch.tensor(sequences.whole_blocks(len(prompt), len(answer), block_size), device=model.device)
-        reading = sequences.read(model, tokens[None], drafter.tapped_layers)
-        drafted = sequences.drafted_along(drafter, reading, tokens, anchors).flatten(0, 1)
-        positions = (anchors[:, None] + torch.arange(1, block_size, device=model.device)).flatten()
-        before, step = reading.hidden[0, positions - 1], sequences.positions_at_once(model.vocab_size)
-        pieces = [of_tokens(model.logits(before[start : start + step]), drafter.logits(drafted[start : start + step]),
-                            tokens[positions[start : start + step]]) for start in range(0, len(positions), step)]
+        target, draft, labels = (part.flatten(0, 1) for part in sequences.forced_blocks(drafter, prompt, answer)[2:])
+        pieces = [of_tokens(model.logits(target[piece]), drafter.logits(draft[piece]), labels[piece])
+                  for piece in layers.pieces(model, len(labels))]
     return {name: torch.cat([piece[name] for piece in pieces]).double().cpu().numpy() for name in pieces[0]}
 
 
@@ -261,156 +253,118 @@ def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -
 _NO_ESTIMATE = IntervalEstimate(None, None, None, 0)
 
 
-class Answers:
-    """Answers, right or wrong, grouped by problem.
+class Answers(Observations):
+    """Answers, whether they are `wrong`, and their values of each detector of wrong answers, which are other columns.
 
-    Args:
-        problems: the problem of each answer.
-        wrong: whether each answer is wrong.
+    Without both right and wrong answers nothing has an AUROC.
     """
 
-    def __init__(self, problems: Sequence[str], wrong: Sequence[bool] | np.ndarray):
-        self.wrong, names = np.asarray(wrong, bool), list(dict.fromkeys(problems))
-        index_of = {name: index for index, name in enumerate(names)}
-        self._place, self._count = np.array([index_of[name] for name in problems], np.int64), len(names)
-        # All statistics need only sums over a problem's answers, so that each problem is one observation.
-        self._clusters = Clusters(names)
+    def __init__(self, columns: dict[str, Any]):
+        super().__init__(columns)
+        self.wrong = self.values["wrong"].astype(bool)
+        self.decided = bool(self.wrong.any() and not self.wrong.all())
+        # AUROCs need only numbers of pairs of problems, so that each problem is one observation.
+        names = list(dict.fromkeys(self.values["problem"].tolist()))
+        self._place = np.array([names.index(name) for name in self.values["problem"]], np.int64)
+        self._problems = Clusters(names)
 
-    def pairs(self, scores: np.ndarray) -> np.ndarray:
-        """The number of pairs in which the wrong answer has the larger score, float64 (problems, problems).
+    def pairs(self, label: str) -> np.ndarray:
+        """The number of pairs in which the wrong answer has the larger value, float64 (problems, problems).
 
         The wrong answer is from the first problem, the right one from the second. Ties count half. The sum over all problems
         is Mann-Whitney's U.
         """
+        scores, size = self.values[label].astype(np.float64), self._problems.size
         wrong, right = np.flatnonzero(self.wrong), np.flatnonzero(~self.wrong)
         order = right[np.argsort(scores[right], kind="stable")]
-        upto = np.zeros((len(right) + 1, self._count))  # number of right answers of each problem among the first n
+        upto = np.zeros((len(right) + 1, size))  # number of right answers of each problem among the first n
         upto[np.arange(1, len(right) + 1), self._place[order]] = 1.0
         upto = upto.cumsum(axis=0)
         below, not_above = (np.searchsorted(scores[order], scores[wrong], side=side) for side in ("left", "right"))
-        pairs = np.zeros((self._count, self._count))
+        pairs = np.zeros((size, size))
         np.add.at(pairs, self._place[wrong], 0.5 * (upto[below] + upto[not_above]))
         return pairs
 
-    def auroc(self, pairs: np.ndarray) -> IntervalEstimate:
-        """The AUROC of pairs. The difference of two signals' pairs gives the paired difference of their AUROCs."""
-        wrong, right = (self._sums(kind) for kind in (self.wrong, ~self.wrong))
+    def auroc(self, label: str | None, *minus: str | None) -> IntervalEstimate:
+        """The AUROC of a detector, or its paired difference from that of another one."""
+        if not self.decided or label is None or not {None, label}.isdisjoint(minus):
+            return _NO_ESTIMATE
+        pairs = self.pairs(label) - sum(self.pairs(other) for other in minus if other)
+        wrong, right = (np.bincount(self._place, kind, self._problems.size) for kind in (self.wrong, ~self.wrong))
 
         def of(counts: np.ndarray) -> np.ndarray:
             return divided(((counts @ pairs) * counts).sum(axis=1), (counts @ wrong) * (counts @ right))
 
-        return self._clusters.statistic(of)._replace(n=len(self.wrong))
-
-    def mean(self, values: np.ndarray, among: np.ndarray) -> IntervalEstimate:
-        """Mean over the answers that `among`, bool (answers,), selects."""
-        return self._clusters.ratio(self._sums(values * among), self._sums(among))
-
-    def _sums(self, values: np.ndarray) -> np.ndarray:
-        """Sum over each problem's answers, float64 (problems,)."""
-        return np.bincount(self._place, values, self._count)
+        return self._problems.statistic(of)._replace(n=len(self.wrong))
 
 
-class Detector(NamedTuple):
-    """A value of each answer that may predict whether it is wrong."""
+def detected(records: list[dict]) -> dict[str, Any]:
+    """The measured `answers`, the `detectors` (names of the rows of `ANSWERS`), and the best ones with and without a draft."""
+    kept = measured(records)
+    values = {"problem": [record["problem"] for record in kept], "wrong": [record["verdict"] != "correct" for record in kept]}
+    rows = [(name, kind, statistic) for kind, names in SIGNALS.items() for name in names for statistic in ("mean", "max")]
+    values |= {f"{name} {statistic}": [record[statistic][name] for record in kept] for name, _, statistic in rows}
+    for name in ("num_tokens", "level"):
+        values[name] = [record[name] for record in kept]
+        if all(isinstance(value, int) for value in values[name]):  # a level may be a word, or unknown
+            rows.append((name, OTHER, None))  # type: ignore[arg-type]
+    answers = Answers(values)
+    detectors = []
+    for name, kind, statistic in rows:
+        label = name if statistic is None else f"{name} {statistic}"
+        detectors.append({"signal": name, "kind": kind, "statistic": statistic, "label": label, "auroc": answers.auroc(label)})
 
-    name: str
-    kind: str
-    statistic: str | None
-    """`mean` or `max` over the answer's tokens; None for what is not computed from tokens."""
-    values: np.ndarray
-    """float64 (answers,)."""
-    pairs: np.ndarray
-    auroc: IntervalEstimate
+    def best(among: bool) -> dict[str, Any] | None:
+        """The detector with the largest AUROC, the first one in a tie."""
+        mine: list[Any] = [each for each in detectors if (each["kind"] == DRAFT) == among]
+        return max(mine, key=lambda each: each["auroc"].value or 0.0) if answers.decided else None
 
-    @property
-    def label(self) -> str:
-        """Name and statistic."""
-        return self.name if self.statistic is None else f"{self.name} {self.statistic}"
+    return {"records": records, "kept": kept, "answers": answers, "detectors": detectors, "draft": best(True),
+            "baseline": best(False)}
 
 
-class Detected:
-    """The measured answers and the AUROC of every signal. Without both right and wrong answers no signal has one."""
+def _mean(label: str, wrong: bool, minus: bool = False) -> Callable[[Answers], IntervalEstimate]:
+    """The mean of a detector, or of 1 minus it, over the wrong or the right answers."""
+    return lambda of: of.row(of.wrong == wrong).mean(1.0 - of.values[label] if minus else label)
 
-    def __init__(self, records: Sequence[dict]):
-        self.measured = measured = [record for record in records if "skipped" not in record]
-        self.answers = Answers([record["problem"] for record in measured], [one["verdict"] != "correct" for one in measured])
-        self.wrong = self.answers.wrong
-        self.decided = bool(self.wrong.any() and not self.wrong.all())
-        self.detectors = [self._detector(name, kind, statistic, [record[statistic][name] for record in measured])
-                          for kind, names in SIGNALS.items() for name in names for statistic in ("mean", "max")]
-        for name in ("num_tokens", "level"):
-            values = [record[name] for record in measured]
-            if all(isinstance(value, int) for value in values):  # a level may be a word, or unknown
-                self.detectors.append(self._detector(name, OTHER, None, values))
-        self.by_label = {each.label: each for each in self.detectors}
-        self.best_draft, self.best_baseline = self._best(DRAFT), self._best(TARGET, OTHER)
 
-    def _detector(self, name: str, kind: str, statistic: str | None, values: Sequence[float]) -> Detector:
-        scores = np.array(values, np.float64)
-        pairs = self.answers.pairs(scores) if self.decided else np.empty((0, 0))
-        return Detector(name, kind, statistic, scores, pairs, self.answers.auroc(pairs) if self.decided else _NO_ESTIMATE)
-
-    def _best(self, *kinds: str) -> Detector | None:
-        """The detector of these kinds with the largest AUROC, the first one in a tie."""
-        return max((each for each in self.detectors if each.kind in kinds),
-                   key=lambda each: each.auroc.value or 0.0) if self.decided else None
-
-    def difference(self, one: Detector | None, other: Detector | None) -> IntervalEstimate:
-        """The paired difference of two AUROCs; none unless there are two signals."""
-        if not self.decided or one is None or other is None or one is other:
-            return _NO_ESTIMATE
-        return self.answers.auroc(one.pairs - other.pairs)
-
-    def mean(self, label: str, among: np.ndarray, minus: bool = False) -> IntervalEstimate:
-        """The mean of a detector, or of 1 minus it, over some answers."""
-        if not len(among):
-            return _NO_ESTIMATE
-        values = self.by_label[label].values
-        return self.answers.mean(1.0 - values if minus else values, among)
+def _of_best(best: str, field: str) -> Callable[[dict], Any]:
+    return lambda of: of[best] and of[best][field]
 
 
 OUTCOMES = Table("outcomes", (
-    ("share_wrong", "share of wrong answers",
-     lambda found: found.answers.mean(found.wrong, np.ones(len(found.wrong))) if len(found.wrong) else _NO_ESTIMATE),
+    ("share_wrong", "share of wrong answers", lambda of: of.mean("wrong")),
     ("acceptance_right", "mean expected acceptance of the draft, 1 - total variation, over right answers",
-     lambda found: found.mean("total_variation mean", ~found.wrong, minus=True)),
-    ("entropy_right", "mean entropy of the target over right answers, nats",
-     lambda found: found.mean("target_entropy mean", ~found.wrong)),
-    ("acceptance_wrong", "the same acceptance over wrong answers",
-     lambda found: found.mean("total_variation mean", found.wrong, minus=True)),
-    ("entropy_wrong", "the same entropy over wrong answers, nats",
-     lambda found: found.mean("target_entropy mean", found.wrong)),
-    ("wrong", "wrong answers", lambda found: int(found.wrong.sum())),
-    ("n", "measured answers", lambda found: len(found.wrong)),
+     _mean("total_variation mean", False, minus=True)),
+    ("entropy_right", "mean entropy of the target over right answers, nats", _mean("target_entropy mean", False)),
+    ("acceptance_wrong", "the same acceptance over wrong answers", _mean("total_variation mean", True, minus=True)),
+    ("entropy_wrong", "the same entropy over wrong answers, nats", _mean("target_entropy mean", True)),
+    ("wrong", "wrong answers", lambda of: int(of.wrong.sum())),
+    ("n", "measured answers", lambda of: of.n),
 ))
 ANSWERS = Table("answers", (
-    ("signal", "name of the signal; larger values should mean wrong", lambda found, row: row.name),
-    ("kind", "what the signal needs: `draft`, `target`, or `other` for neither", lambda found, row: row.kind),
-    ("statistic", "mean or maximum over the tokens of an answer; empty for a signal of the whole answer",
-     lambda found, row: row.statistic),
-    ("auroc", "share of pairs of a wrong and a right answer that the signal orders correctly; 0.5 is chance",
-     lambda found, row: row.auroc),
+    ("signal", "name of the signal; larger values should mean wrong"),
+    ("kind", "what the signal needs: `draft`, `target`, or `other` for neither"),
+    ("statistic", "mean or maximum over the tokens of an answer; empty for a signal of the whole answer"),
+    ("auroc", "share of pairs of a wrong and a right answer that the signal orders correctly; 0.5 is chance"),
     ("minus_best", "`auroc` minus that of the best signal that needs no draft, on the same answers",
-     lambda found, row: found.difference(row, found.best_baseline)),
+     lambda of: of["answers"].auroc(of["label"], of["baseline"] and of["baseline"]["label"])),
     ("minus_entropy", "`auroc` minus that of the target's entropy with the same statistic",
-     lambda found, row: found.difference(row, found.by_label[f"target_entropy {row.statistic or 'mean'}"])),
+     lambda of: of["answers"].auroc(of["label"], f"target_entropy {of['statistic'] or 'mean'}")),
 ))
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
     ("num_skipped_not_correct", "answers among them that are not correct",
-     lambda records, found: sum("skipped" in record and record["verdict"] != "correct" for record in records)),
+     lambda of: sum("skipped" in record and record["verdict"] != "correct" for record in of["records"])),
     ("num_no_answer", "measured answers without a final answer",
-     lambda records, found: sum(record["verdict"] == NO_ANSWER for record in found.measured)),
-    ("num_wrong", "measured answers that are wrong", lambda records, found: int(found.wrong.sum())),
-    ("best_draft", "signal of the draft with the largest AUROC, chosen on these answers",
-     lambda records, found: found.best_draft and found.best_draft.label),
-    ("best_draft_auroc", "its AUROC", lambda records, found: found.best_draft.auroc if found.best_draft else _NO_ESTIMATE),
-    ("best_baseline", "signal without a draft with the largest AUROC, chosen on these answers",
-     lambda records, found: found.best_baseline and found.best_baseline.label),
-    ("best_baseline_auroc", "its AUROC",
-     lambda records, found: found.best_baseline.auroc if found.best_baseline else _NO_ESTIMATE),
+     lambda of: sum(record["verdict"] == NO_ANSWER for record in of["kept"])),
+    ("num_wrong", "measured answers that are wrong", lambda of: int(of["answers"].wrong.sum())),
+    ("best_draft", "signal of the draft with the largest AUROC, chosen on these answers", _of_best("draft", "label")),
+    ("best_draft_auroc", "its AUROC", lambda of: (of["draft"] or {"auroc": _NO_ESTIMATE})["auroc"]),
+    ("best_baseline", "signal without a draft with the largest AUROC, chosen on these answers", _of_best("baseline", "label")),
+    ("best_baseline_auroc", "its AUROC", lambda of: (of["baseline"] or {"auroc": _NO_ESTIMATE})["auroc"]),
     ("difference", "difference of the two AUROCs",
-     lambda records, found: found.difference(found.best_draft, found.best_baseline)),
+     lambda of: of["answers"].auroc(*(best and best["label"] for best in (of["draft"], of["baseline"])))),
 ))
 ALL = (VALUES, OUTCOMES, ANSWERS)
 

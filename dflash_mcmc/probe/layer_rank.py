@@ -25,9 +25,9 @@ from typing_extensions import TypedDict
 
 from dflash_mcmc.fields import identity
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import SKIPPED, Each, Table
+from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import register
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
@@ -84,13 +84,14 @@ class LayerRank(AnswerProbe):
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The tables of layers and of norms, over all tokens and over hard ones."""
-        kept, tables = [record for record in records if "skipped" not in record], dict[str, list[dict]]()
+        kept, tables = measured(records), dict[str, list[dict]]()
         for part in LAYERS:
-            ranked = Ranked(kept, hard_only=bool(part))
-            tables[f"{part}layers"] = LAYERS[part].rows((ranked, name) for name in ranked.ranks)
-            layers = sorted({found[0] for found in map(_layer, ranked.ranks) if found})
-            tables[f"{part}norms"] = NORMS[part].rows((ranked, layer) for layer in layers)
-        return Summary(VALUES.row(records, kept, tables["layers"]), tables, {})
+            of = [row_of(kept, name, bool(part)) for name in (kept[0]["ranks"] if kept else ())]
+            tables[f"{part}layers"] = LAYERS[part].rows(of)
+            raw, normed = ({row["layer"]: row for row in of if row["norm"] == norm} for norm in ("none", "final"))
+            tables[f"{part}norms"] = NORMS[part].rows(
+                raw[layer].row(raw=raw[layer], normed=normed[layer]) for layer in sorted(raw))
+        return Summary(VALUES.row({"records": records, "kept": kept, "layers": tables["layers"]}), tables, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_layer_probe_ranks`: mean and median rank by layer, for all tokens and for hard ones, on a logarithmic axis."""
@@ -197,83 +198,61 @@ def median_of(ranks: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     return median
 
 
-class Ranked:
-    """The ranks in the records, of all tokens or of the hard ones.
+def row_of(records: list[dict], name: str, hard: bool) -> Observations:
+    """The tokens of a row, `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`, summed by problem.
 
-    A row is `target`, `3 none` (a layer and its norm), `draft` or `target where drafted`.
+    Columns: the number `n` of tokens, and sums of ranks, of ranks 1, of log p and of agreements. The name `ranks` has float64
+    arrays, one for each problem.
 
     Args:
         records: results of `record`, one per problem, at least one.
+        hard: whether the row is about hard tokens alone.
     """
-
-    def __init__(self, records: list[dict], hard_only: bool):
-        self._records, self._part = records, int(hard_only)
-        self.problems, self.ranks = Clusters(range(len(records))), dict[str, list[np.ndarray]]()
-        """The ranks of each problem, float64, by row."""
-        kept = [np.isin(np.arange(record["num_tokens"]), record["hard"]) if hard_only else slice(None) for record in records]
-        for name in records[0]["ranks"] if records else ():
-            every = [np.array(record["ranks"][name], np.float64)[mine] for record, mine in zip(records, kept, strict=True)]
-            self.ranks[name] = [values[~np.isnan(values)] for values in every]
-
-    def mean(self, name: str, values: list) -> IntervalEstimate:
-        """Mean over the tokens of a row, from the sums of the problems."""
-        return self.problems.ratio(values, [len(ranks) for ranks in self.ranks[name]])
-
-    def mean_of(self, field: str, name: str) -> IntervalEstimate:
-        """Mean of a sum of the records, `log_p` or `agreements`."""
-        return self.mean(name, [record[field][name][self._part] for record in self._records])
-
-    def sums(self, name: str) -> list:
-        """The sum of the ranks of each problem."""
-        return [ranks.sum() for ranks in self.ranks[name]]
-
-    def median(self, name: str) -> IntervalEstimate:
-        """Median rank, with an interval if two problems have tokens."""
-        median, with_tokens = self.problems.statistic(median_of(self.ranks[name])), sum(len(of) > 0 for of in self.ranks[name])
-        return median if with_tokens > 1 else median._replace(low=None, high=None)
-
-    def better(self, one: str, other: str) -> IntervalEstimate:
-        """Share of tokens with a better rank in the first row."""
-        return self.mean(one, [(a < b).sum() for a, b in zip(self.ranks[one], self.ranks[other], strict=True)])
-
-    def n(self, name: str) -> int:
-        """Tokens of a row."""
-        return sum(map(len, self.ranks[name]))
+    every = [np.array(record["ranks"][name], np.float64)[record["hard"] if hard else slice(None)] for record in records]
+    ranks, (layer, _, norm) = [values[~np.isnan(values)] for values in every], name.partition(" ")
+    columns = {
+        "problem": [record["problem"] for record in records], "n": [len(values) for values in ranks],
+        "rank": [values.sum() for values in ranks], "first": [(values == 1).sum() for values in ranks],
+        "log_p": [record["log_p"][name][hard] for record in records],
+        "agreement": [record["agreements"][name][hard] for record in records]}
+    source, layer, norm = ("layer", int(layer), norm) if layer.isdecimal() else (name, None, None)  # type: ignore[assignment]
+    return Observations(columns, source=source, layer=layer, norm=norm, ranks=ranks)
 
 
-def _layer(name: str) -> tuple[int, str] | None:
-    """The layer and the norm that a row is named by."""
-    layer, _, norm = name.partition(" ")
-    return (int(layer), norm) if layer.isdecimal() else None
+def _median(of: Observations) -> IntervalEstimate:
+    """Median rank, with an interval if two problems have tokens."""
+    median = of.clusters.statistic(median_of(of["ranks"]))
+    return median if (of.values["n"] > 0).sum() > 1 else median._replace(low=None, high=None)
 
 
+def _better(of: Observations, one: str, other: str) -> IntervalEstimate:
+    """Share of tokens with a better rank in the first row."""
+    return of.mean([(a < b).sum() for a, b in zip(of[one]["ranks"], of[other]["ranks"], strict=True)])
+
+
+_N = ("n", "tokens of the row", lambda of: of.n)
 _LAYERS = (
     ("source", "`layer` (the head on a layer's output), `target`, `draft`, or `target where drafted`: the target on the "
-               "tokens that the draft predicts", lambda ranked, name: "layer" if _layer(name) else name),
-    ("layer", "number of the layer, from 0", lambda ranked, name: (_layer(name) or (None,))[0]),
-    ("norm", "`none`: the raw output; `final`: after the target's final norm",
-     lambda ranked, name: (_layer(name) or (None,))[-1]),
-    ("mean_rank", "mean rank of the answer's tokens", lambda ranked, name: ranked.mean(name, ranked.sums(name))),
-    ("median_rank", "median rank of the answer's tokens", lambda ranked, name: ranked.median(name)),
-    ("mean_log_p", "mean log-probability of the answer's tokens, nats", lambda ranked, name: ranked.mean_of("log_p", name)),
-    ("share_rank_1", "share of tokens with rank 1",
-     lambda ranked, name: ranked.mean(name, [(values == 1).sum() for values in ranked.ranks[name]])),
-    ("agreement", "share of tokens at which the most likely token is also the target's",
-     lambda ranked, name: ranked.mean_of("agreements", name)),
-    ("n", "tokens of the row", lambda ranked, name: ranked.n(name)),
+               "tokens that the draft predicts"),
+    ("layer", "number of the layer, from 0"),
+    ("norm", "`none`: the raw output; `final`: after the target's final norm"),
+    ("mean_rank", "mean rank of the answer's tokens", lambda of: of.mean("rank")),
+    ("median_rank", "median rank of the answer's tokens", _median),
+    ("mean_log_p", "mean log-probability of the answer's tokens, nats", lambda of: of.mean("log_p")),
+    ("share_rank_1", "share of tokens with rank 1", lambda of: of.mean("first")),
+    ("agreement", "share of tokens at which the most likely token is also the target's"),
+    _N,
 )
-_NORMS = (
-    ("layer", "number of the layer, from 0", lambda ranked, layer: layer),
+_NORMS = (  # of a raw layer, whose name `normed` is the same layer after the norm
+    ("layer", "number of the layer, from 0"),
     ("mean_rank_raw_over_normed", "raw mean rank divided by the mean rank after the final norm; above 1 the norm helps",
-     lambda ranked, layer: ranked.problems.ratio(ranked.sums(f"{layer} none"), ranked.sums(f"{layer} final"))),
-    ("share_better_raw", "share of tokens with a better rank without the norm",
-     lambda ranked, layer: ranked.better(f"{layer} none", f"{layer} final")),
-    ("share_better_normed", "share of tokens with a better rank after the norm",
-     lambda ranked, layer: ranked.better(f"{layer} final", f"{layer} none")),
-    ("n", "tokens of the row", lambda ranked, layer: ranked.n(f"{layer} none")),
+     lambda of: of.ratio("rank", of["normed"].values["rank"])),
+    ("share_better_raw", "share of tokens with a better rank without the norm", lambda of: _better(of, "raw", "normed")),
+    ("share_better_normed", "share of tokens with a better rank after the norm", lambda of: _better(of, "normed", "raw")),
+    _N,
 )
-LAYERS = {part: Table(f"{part}layers", _LAYERS) for part in ("", "hard_")}
-NORMS = {part: Table(f"{part}norms", _NORMS) for part in ("", "hard_")}
+LAYERS, NORMS = ({part: Table(f"{part}{name}", columns) for part in ("", "hard_")}
+                 for name, columns in (("layers", _LAYERS), ("norms", _NORMS)))
 
 
 def _shown(rows: list[dict]) -> dict[str, dict]:
@@ -283,18 +262,18 @@ def _shown(rows: list[dict]) -> dict[str, dict]:
             for row in rows if row["layer"] in (None, published)}
 
 
-VALUES = Table("values", (
+VALUES = Table("values", (  # of all `records`, those that are `kept`, and the table `layers`
     SKIPPED,
-    ("num_tokens", "tokens of all answers", lambda _, kept, rows: sum(record["num_tokens"] for record in kept)),
+    ("num_tokens", "tokens of all answers", lambda of: sum(record["num_tokens"] for record in of["kept"])),
     ("num_hard", "hard tokens: those that the target gives a probability below `probe.hard_below`",
-     lambda _, kept, rows: sum(record["num_hard"] for record in kept)),
-    Each(lambda _, kept, rows: _shown(rows), (
+     lambda of: sum(record["num_hard"] for record in of["kept"])),
+    Each(lambda of: _shown(of["layers"]), (
         ("{source}/mean_rank", "mean rank for target, draft, target where drafted, and the third layer from the end, "
                                "`published_layer/none` (raw) and `published_layer/final` (normed)",
-         lambda *case: case[-1]["mean_rank"]),
-        ("{source}/median_rank", "its median rank", lambda *case: case[-1]["median_rank"]),
+         lambda of, row: row["mean_rank"]),
+        ("{source}/median_rank", "its median rank", lambda of, row: row["median_rank"]),
     )),
     ("chance_rank", "mean rank of a token in a random order",
-     lambda _, kept, rows: (kept[0]["vocabulary"] + 1) / 2 if kept else None),
+     lambda of: (of["kept"][0]["vocabulary"] + 1) / 2 if of["kept"] else None),
 ))
 ALL = (VALUES, LAYERS[""], LAYERS["hard_"], NORMS[""], NORMS["hard_"])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -30,10 +30,9 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity
 from dflash_mcmc.forcing.answers import solutions
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
-from dflash_mcmc.probe.columns import SKIPPED, Each, Table
+from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import name_of, register
 from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
@@ -233,17 +232,14 @@ class LogitBlend(AnswerProbe):
 
         A gain is the mean of log p of the blend minus log p of the target, in nats. A win is a token for which the blend's log
         p is strictly larger. The source `best` is chosen on the same hard tokens for which it is reported, so it looks better
-        than it is. There is no `agreement` if an answer was not read.
+        than it is.
         """
-        kept = [record for record in records if "skipped" not in record]
-        agreements = [record["agreement"] for record in kept if "agreement" in record]
-        sources = agreements[0] if kept and len(agreements) == len(kept) else ()
+        kept = measured(records)
         tables = {"grid": rows_of(GRID, kept, self.betas, *PARTS), "hard": rows_of(HARD, kept, self.betas, "hard"),
                   "easy": rows_of(EASY, kept, self.betas, "easy"),
-                  "agreement": AGREEING.rows(BlendCase(Clusters(range(len(kept))), name, 1.0,
-                                                       np.array([sums[name] for sums in agreements]), AGREEMENT)
-                                             for name in sources)}
-        return Summary(VALUES.row(records, kept, tables["hard"]), tables, {})
+                  "agreement": AGREEING.rows(_sums(kept, name, [record["agreement"][name] for record in kept], AGREEMENT)
+                                             for name in (kept[0]["agreement"] if kept else ()))}
+        return Summary(VALUES.row({"records": records, "kept": kept, "hard": tables["hard"]}), tables, {})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_logit_blend_gain`, mean gains by source and beta, and `fig_logit_blend_wins`, a few sources on hard tokens."""
@@ -284,54 +280,52 @@ def _rounded(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
-class BlendCase:
-    """A source and a beta: the sums of each problem over some of its tokens."""
+def _sums(kept: list[dict], name: str, sums: list, columns: Sequence[str], **names: Any) -> Observations:
+    """The sums over some tokens of each problem, for the rows of a source."""
+    layer = int(name) if name.isdecimal() else None
+    return Observations({"problem": range(len(kept)), **dict(zip(columns, np.array(sums).T, strict=True))},
+                        source=name if layer is None else "layer", layer=layer, **names)
 
-    def __init__(self, problems: Clusters, name: str, beta: float, sums: np.ndarray, names: Sequence[str] = SUMS):
-        self.source = "layer" if name.isdecimal() else name
-        self.layer = int(name) if name.isdecimal() else None
-        self.beta, self._problems = beta, problems
-        self.sums = dict(zip(names, sums.T, strict=True))
 
-    def mean(self, gained: str, lost: str | None = None) -> IntervalEstimate:
-        """The mean of one of `SUMS` over the tokens, or of the difference of two."""
-        above = self.sums[gained] if lost is None else self.sums[gained] - self.sums[lost]
-        return self._problems.ratio(above, self.sums["n"])
+def rows_of(table: Table, records: list[dict], betas: Sequence[float], *parts: str) -> list[dict]:
+    """A row for each source and beta, over the tokens of these parts. `records` are results of `record`, one per problem."""
+    return table.rows(
+        _sums(records, name, np.sum([[record["sums"][part][name][number] for record in records] for part in parts], axis=0),
+              SUMS, beta=beta)
+        for name in (records[0]["sums"]["hard"] if records else ()) for number, beta in enumerate(betas))
 
 
 _SOURCE = (
     ("source", "what is blended: `layer` (the head on a layer's output), `draft`, `blend` (what the chosen blend mixes in), "
-     "or `flattened` (all logits 0), the control",
-     lambda blend: blend.source),
-    ("layer", "number of the layer, from 0", lambda blend: blend.layer),
+     "or `flattened` (all logits 0), the control"),
+    ("layer", "number of the layer, from 0"),
 )
 _ROWS = (
     *_SOURCE,
-    ("beta", "share of the source in the blend", lambda blend: blend.beta),
-    ("gain", "mean of log p under the blend minus log p under the target, nats", lambda blend: blend.mean("gain")),
-    ("wins", "share of tokens whose log p is larger under the blend", lambda blend: blend.mean("wins")),
-    ("rank_wins", "share of tokens whose rank is better under the blend", lambda blend: blend.mean("rank_wins")),
-    ("rank_losses", "share of tokens whose rank is worse under the blend", lambda blend: blend.mean("rank_losses")),
-    ("gain_over_flattened", "mean of log p under the blend minus log p under the flattened target with this beta, nats",
-     lambda blend: blend.mean("gain_over_flattened")),
+    ("beta", "share of the source in the blend"),
+    ("gain", "mean of log p under the blend minus log p under the target, nats"),
+    ("wins", "share of tokens whose log p is larger under the blend"),
+    ("rank_wins", "share of tokens whose rank is better under the blend"),
+    ("rank_losses", "share of tokens whose rank is worse under the blend"),
+    ("gain_over_flattened", "mean of log p under the blend minus log p under the flattened target with this beta, nats"),
 )
-_N = ("n", "tokens of the row", lambda blend: round(blend.sums["n"].sum()))
+_N = ("n", "tokens of the row", lambda of: of.n)
 GRID, EASY = Table("grid", (*_ROWS, _N)), Table("easy", (*_ROWS, _N))
 HARD = Table("hard", (  # The published claim is about hard tokens. These rows have paired differences, too.
     *_ROWS,
-    ("wins_over_flattened", "share of tokens whose log p is larger under the blend than under the flattened target",
-     lambda blend: blend.mean("wins_over_flattened")),
-    ("wins_minus_losses", "share of wins minus share of losses in log p", lambda blend: blend.mean("wins", "losses")),
+    ("wins_over_flattened", "share of tokens whose log p is larger under the blend than under the flattened target"),
+    ("wins_minus_losses", "share of wins minus share of losses in log p",
+     lambda of: of.mean(of.values["wins"] - of.values["losses"])),
     ("rank_wins_minus_losses", "share of better ranks minus share of worse ranks",
-     lambda blend: blend.mean("rank_wins", "rank_losses")),
+     lambda of: of.mean(of.values["rank_wins"] - of.values["rank_losses"])),
     _N,
 ))
 AGREEING = Table("agreement", (
     *_SOURCE,
     ("kl", "mean over hard tokens of KL(target, source), the divergence of the source's own law from the target's, nats; 0 "
-     "where they agree", lambda blend: blend.mean("kl")),
+     "where they agree"),
     ("rank_correlation", "mean over hard tokens of Spearman's correlation between the vocabulary in the order of the target "
-     "and in that of the source; 1 where they agree", lambda blend: blend.mean("rank_correlation")),
+     "and in that of the source; 1 where they agree"),
     _N,
 ))
 
@@ -343,32 +337,21 @@ def _best(hard: list[dict]) -> dict[str, dict]:
                       default={}) for name, control in (("best", False), (FLATTENED, True))}
 
 
-VALUES = Table("values", (
+VALUES = Table("values", (  # of all `records`, those that are `kept`, and the table `hard`
     SKIPPED,
-    ("num_tokens", "tokens of all answers", lambda _, kept, hard: sum(record["num_tokens"] for record in kept)),
-    ("num_hard", "hard tokens", lambda _, kept, hard: sum(record["num_hard"] for record in kept)),
-    Each(lambda _, kept, hard: _best(hard), (
+    ("num_tokens", "tokens of all answers", lambda of: sum(record["num_tokens"] for record in of["kept"])),
+    ("num_hard", "hard tokens", lambda of: sum(record["num_hard"] for record in of["kept"])),
+    Each(lambda of: _best(of["hard"]), (
         ("{which}/source", "source with the largest `gain` on hard tokens, chosen on these tokens: `best`, or always "
-                           "`flattened`", lambda *case: _name(case[-1]) if case[-1] else None),
-        ("{which}/beta", "beta of the best setting of this source", lambda *case: case[-1].get("beta")),
-        ("{which}/gain", "its `gain` on hard tokens, nats", lambda *case: case[-1].get("gain")),
-        ("{which}/wins", "its `wins` on hard tokens, share", lambda *case: case[-1].get("wins")),
+                           "`flattened`", lambda of, row: _name(row) if row else None),
+        ("{which}/beta", "beta of the best setting of this source", lambda of, row: row.get("beta")),
+        ("{which}/gain", "its `gain` on hard tokens, nats", lambda of, row: row.get("gain")),
+        ("{which}/wins", "its `wins` on hard tokens, share", lambda of, row: row.get("wins")),
         ("{which}/wins_over_flattened", "its `wins_over_flattened` on hard tokens, share",
-         lambda *case: case[-1].get("wins_over_flattened")),
+         lambda of, row: row.get("wins_over_flattened")),
     )),
 ))
 ALL = (VALUES, GRID, HARD, EASY, AGREEING)
-
-
-def rows_of(table: Table, records: list[dict], betas: Sequence[float], *parts: str) -> list[dict]:
-    """A row for each source and beta, over the tokens of these parts. `records` are results of `record`, one per problem."""
-    problems, sources = Clusters(range(len(records))), records[0]["sums"]["hard"] if records else ()
-
-    def sums(name: str, number: int) -> np.ndarray:
-        return np.sum([[record["sums"][part][name][number] for record in records] for part in parts], axis=0)
-
-    return table.rows(BlendCase(problems, name, beta, sums(name, number)) for name in sources
-                      for number, beta in enumerate(betas))
 
 
 _COLOURS = (RIGHT, GREEN, PURPLE)

@@ -201,7 +201,8 @@ class _ForcedDrafter(DFlashDrafter):
     def hidden(self, anchors: Anchors) -> torch.Tensor:
         tokens = torch.tensor([self.prefix])
         reading = sequences.read(self.target, tokens, self.tapped_layers)
-        return sequences.drafted_along(self, reading, tokens[0], torch.tensor([len(self.prefix) - 1]))
+        return sequences.drafted(self.network, self.target, reading.features(self.target, self.tapped_layers), tokens,
+                                 torch.tensor([len(self.prefix)]), torch.tensor([[len(self.prefix) - 1]]))[0]
 
 
 IDS = [2, 0]

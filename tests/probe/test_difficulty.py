@@ -22,7 +22,7 @@ from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Answers, Difficulty
 from dflash_mcmc.process import stopping
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
@@ -310,27 +310,24 @@ def by_pairs(wrong: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> floa
     return won / total if total else np.nan
 
 
-def auroc(answers: Answers, scores: np.ndarray) -> IntervalEstimate:
-    return answers.auroc(answers.pairs(scores))
-
-
 def test_auroc_by_hand():
-    answers = Answers("abcd", [True, False, True, False])
-    assert auroc(answers, np.array([3.0, 1.0, 1.0, 2.0])).value == 0.625  # pairs: 1, 1, 0 and 1/2, of 4
-    assert auroc(answers, np.array([4.0, 1.0, 3.0, 2.0])).value == 1.0
-    assert auroc(answers, np.zeros(4)).value == 0.5
+    answers = Answers({"problem": list("abcd"), "wrong": [True, False, True, False], "some": [3.0, 1.0, 1.0, 2.0],
+                       "all": [4.0, 1.0, 3.0, 2.0], "none": np.zeros(4)})
+    assert answers.auroc("some").value == 0.625  # pairs: 1, 1, 0 and 1/2, of 4
+    assert answers.auroc("all").value == 1.0
+    assert answers.auroc("none").value == 0.5
 
 
 def test_intervals_equal_those_of_weighted_answers():
     """For a signal and for a difference, equal to `Clusters.statistic` with weights of single answers."""
     problems, wrong, scores, other = random_answers(1, size=25, problems=9)
-    answers, single = Answers(problems, wrong), Clusters(problems)
+    answers = Answers({"problem": problems, "wrong": wrong, "one": scores, "other": other})
+    single = Clusters(problems)
     weighted = single.statistic(lambda weights: np.array([by_pairs(wrong, scores, row) for row in weights]))
-    assert auroc(answers, scores) == pytest.approx(weighted)
+    assert answers.auroc("one") == pytest.approx(weighted)
     paired = single.statistic(lambda weights: np.array([by_pairs(wrong, scores, row)
                                                         - by_pairs(wrong, other, row) for row in weights]))
-    assert answers.auroc(answers.pairs(scores) - answers.pairs(other)) == pytest.approx(paired)
-    assert answers.mean(scores, wrong) == pytest.approx(single.mean(scores, wrong))
+    assert answers.auroc("one", "other") == pytest.approx(paired)
 
 
 # Tables and the figure of synthetic records, which work without AUROCs.

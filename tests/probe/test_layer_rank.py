@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from dflash_mcmc import probe
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing.answers import Answer
-from dflash_mcmc.probe.layer_rank import NORMS, Ranked, median_of
+from dflash_mcmc.probe import layer_rank
+from dflash_mcmc.probe.layer_rank import NORMS, median_of
 from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
@@ -224,18 +225,18 @@ def test_median_if_problems_have_no_tokens():
 
 
 RECORDS = [
-    {"num_tokens": 3, "hard": [1],
+    {"problem": "a", "num_tokens": 3, "hard": [1],
      "ranks": {"target": [1, 8, 1], "0 none": [2, 20, 1], "0 final": [1, 30, 1], "draft": [None, 6, 1]},
      "log_p": {"target": [-6.0, -5.0], "0 none": [-9.0, -7.0], "0 final": [-8.0, -6.0], "draft": [-4.0, -3.0]},
      "agreements": {"target": [3, 1], "0 none": [1, 0], "0 final": [2, 0], "draft": [1, 0]}},
-    {"num_tokens": 1, "hard": [], "ranks": {"target": [3], "0 none": [5], "0 final": [4], "draft": [None]},
+    {"problem": "b", "num_tokens": 1, "hard": [], "ranks": {"target": [3], "0 none": [5], "0 final": [4], "draft": [None]},
      "log_p": {"target": [-1.0, 0.0], "0 none": [-3.0, 0.0], "0 final": [-2.0, 0.0], "draft": [0.0, 0.0]},
      "agreements": {"target": [1, 0], "0 none": [0, 0], "0 final": [1, 0], "draft": [0, 0]}},
 ]
 
 
 def test_the_effect_of_the_norm_by_hand():
-    ranked = Ranked(RECORDS, hard_only=False)
-    row = NORMS[""].row(ranked, 0)
+    raw, normed = (layer_rank.row_of(RECORDS, f"0 {norm}", False) for norm in ("none", "final"))
+    row = NORMS[""].row(raw.row(raw=raw, normed=normed))
     assert row["mean_rank_raw_over_normed"] == pytest.approx(28 / 36)
     assert (row["share_better_raw"], row["share_better_normed"], row["n"]) == (0.25, 0.5, 4)

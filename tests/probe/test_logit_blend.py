@@ -88,13 +88,6 @@ def test_the_agreement_is_that_of_a_loop_over_hard_tokens(result):
     assert logit_blend.agreeing(logits, -logits)[2] == pytest.approx(-3.0)
 
 
-def test_records_of_an_older_version_have_no_agreement(result):
-    config, found = result
-    older = [{name: value for name, value in record.items() if name != "agreement"} for record in records(found.folder)]
-    assert config.probe.summarise(config, older).tables["agreement"] == []
-    assert config.probe.summarise(config, records(found.folder)).tables["agreement"]
-
-
 def test_the_control_wins_hard_tokens_and_no_rank(result):
     config = changed(result[0], limit=60, hard_below=0.1, layers=[5], drafting=False)
     tables = config.probe.summarise(config, measured(config)).tables

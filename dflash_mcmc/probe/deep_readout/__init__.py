@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from dflash_mcmc.chains import cost
 from dflash_mcmc.fields import identity
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
+from dflash_mcmc.probe.columns import measured
 from dflash_mcmc.probe.deep_readout import tables
 from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 from dflash_mcmc.registry import register
@@ -102,8 +103,8 @@ class DeepReadout(AnswerProbe):
 
         Intervals are clustered by problem. `factor` is the factor by which a signal lowers the mean rank.
         """
-        tokens = tables.Tokens(records, self.context, self.reinject_every)
-        found, kept = tables.rows(tokens), [record for record in records if "skipped" not in record]
+        tokens, kept = tables.tokens_of(records, self.context, self.reinject_every), measured(records)
+        found = tables.rows(tokens)
         data = {name: found.pop(name) for name in ("block_curves", "position_curves")}
         again, found["parameters"] = found.pop("reinjection"), []
         if again:
@@ -111,17 +112,17 @@ class DeepReadout(AnswerProbe):
         if kept:
             counts = kept[0]["parameters"]  # the same in all records
             found["parameters"] = tables.parameter_rows(counts)
-            found["configuration"] = [tables.CONFIGURATION.row(config, counts, records, kept)]
-        return Summary(tables.VALUES.row(records, tokens, found["decomposition"]), found, data)
+            found["configuration"] = [tables.CONFIGURATION.row({**counts, "config": config, "records": records, "kept": kept})]
+        values = tables.VALUES.row(tokens.row(records=records, decomposition=found["decomposition"]))
+        return Summary(values, found, data)
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """The document's figures, named as in the document; none if there is no token to compare."""
         from dflash_mcmc.probe.deep_readout import figures
 
-        measured = [record for record in records if "skipped" not in record]
-        if not measured:
+        if not (kept := measured(records)):
             return {}
-        return {"fig_architecture": figures.architecture(measured[0]["parameters"]),
+        return {"fig_architecture": figures.architecture(kept[0]["parameters"]),
                 "fig_bucket_rank_comparison": figures.buckets(summary.tables["confidence"]),
                 "fig_signal_decomposition": figures.decomposition(summary.tables["decomposition"]),
                 "fig_block_rank_decay": figures.by_block(summary.data["block_curves"], self.context),

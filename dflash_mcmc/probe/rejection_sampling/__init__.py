@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, final
 
 import numpy as np
 
@@ -140,12 +140,12 @@ class RejectionSampling(Probe):
         """
         from dflash_mcmc.probe.rejection_sampling import samplers
 
-        of = (Frequencies(*samplers.cells(config, self.temperature), records) if self.laws == "draft" else
-              Frequencies(*self.both_laws(), int, records))
-        shown = np.sort(np.argsort(-of.p, kind="stable")[:_SHOWN])
-        return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows((of, sampler) for sampler in of.counts)},
-                       {"tokens": TOKENS.rows((of, cell) for cell in shown),
-                        "course": COURSE.rows((of, row) for row in range(len(records)))})
+        of = (frequencies(records, *samplers.cells(config, self.temperature)) if self.laws == "draft" else
+              frequencies(records, *self.both_laws()))
+        shown = np.sort(np.argsort(-of["p"], kind="stable")[:_SHOWN])
+        return Summary(VALUES.row(of), {"samplers": SAMPLERS.rows({**of, "sampler": sampler} for sampler in of["samplers"])},
+                       {"tokens": TOKENS.rows({**of, "cell": cell} for cell in shown),
+                        "course": COURSE.rows({**of, "record": number} for number in range(len(records)))})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Shares of draws and deviations by token, and the largest deviation over the number of draws.
@@ -217,72 +217,58 @@ _SHOWN = 24
 """Cells in the table of tokens: those with the largest p."""
 
 
-class Frequencies:
+def frequencies(records: list[dict], p: np.ndarray, q: np.ndarray, name: Callable[[int], object] = int) -> dict[str, Any]:
     """The draws of all samplers.
 
-    Attributes:
-        p, q: probabilities of the cells under target and draft, float64 (cells,).
-        name: cell -> its name.
-        draws: draws of each sampler up to each record.
-        error: standard error of the frequency that varies most, after as many draws.
-        counts: draws of each cell up to each record, by sampler.
-        deviation: frequencies minus p, by sampler.
+    Keys: `p` and `q`, probabilities of the cells under target and draft, float64 (cells,), with their `name`; the number of
+    `draws` up to each record, and the standard `error` of the frequency that varies most after them; by sampler the `counts`
+    of the cells up to each record, the `deviation` of their frequencies from p, its `largest` size, and the `accepted` drafts.
     """
-
-    def __init__(self, p: np.ndarray, q: np.ndarray, name: Callable[[int], int | str], records: list[dict]):
-        self.p, self.q, self.name, self.records = p, q, name, records
-        self.draws = np.cumsum([record["draws"] for record in records])
-        self.error = np.sqrt(p * (1.0 - p)).max() / np.sqrt(self.draws)
-        self.counts = {sampler: np.cumsum([record["counts"][sampler] for record in records], axis=0)
-                       for sampler in records[0]["accepted"]}
-        self.deviation = {sampler: counts / self.draws[:, None] - p for sampler, counts in self.counts.items()}
-
-    def largest(self, sampler: str, number: int = -1) -> float:
-        """The largest distance of a frequency from p after a record."""
-        return float(np.abs(self.deviation[sampler][number]).max())
-
-    def accepted(self, sampler: str) -> float:
-        """Accepted drafts."""
-        return sum(record["accepted"][sampler] for record in self.records)
+    draws, samplers = np.cumsum([record["draws"] for record in records]), list(records[0]["accepted"])
+    counts = {sampler: np.cumsum([record["counts"][sampler] for record in records], axis=0) for sampler in samplers}
+    deviation = {sampler: each / draws[:, None] - p for sampler, each in counts.items()}
+    return {"p": p, "q": q, "name": name, "draws": draws, "error": np.sqrt(p * (1.0 - p)).max() / np.sqrt(draws),
+            "counts": counts, "deviation": deviation, "samplers": samplers,
+            "largest": {sampler: np.abs(each).max(axis=1) for sampler, each in deviation.items()},
+            "accepted": {sampler: sum(record["accepted"][sampler] for record in records) for sampler in samplers}}
 
 
-SAMPLERS = Table("samplers", (
-    ("decoder", "rule that verifies the draft", lambda of, sampler: sampler.partition(" ")[0]),
-    ("fault", "mistake in it; empty for the correct rule", lambda of, sampler: sampler.partition(" ")[2] or None),
+SAMPLERS = Table("samplers", (  # of the frequencies and the name of a `sampler`
+    ("decoder", "rule that verifies the draft", lambda of: of["sampler"].partition(" ")[0]),
+    ("fault", "mistake in it; empty for the correct rule", lambda of: of["sampler"].partition(" ")[2] or None),
     ("max_deviation", "largest distance of a cell's frequency from its probability p",
-     lambda of, sampler: of.largest(sampler)),
-    ("standard_error", "standard error of the frequency that varies most", lambda of, sampler: float(of.error[-1])),
+     lambda of: float(of["largest"][of["sampler"]][-1])),
+    ("standard_error", "standard error of the frequency that varies most", lambda of: float(of["error"][-1])),
     ("in_standard_errors", "`max_deviation` divided by `standard_error`; empty for a target with one token",
-     lambda of, sampler: float(of.largest(sampler) / of.error[-1]) if of.error[-1] else None),
+     lambda of: float(of["largest"][of["sampler"]][-1] / of["error"][-1]) if of["error"][-1] else None),
     ("total_variation", "half of the sum of all distances of frequencies from p",
-     lambda of, sampler: 0.5 * float(np.abs(of.deviation[sampler][-1]).sum())),
+     lambda of: 0.5 * float(np.abs(of["deviation"][of["sampler"]][-1]).sum())),
     ("chi_square_p", "p-value of Pearson's test that the draws come from p",
-     lambda of, sampler: _chi_square_p(of.counts[sampler][-1], of.p)),
+     lambda of: _chi_square_p(of["counts"][of["sampler"]][-1], of["p"])),
     ("acceptance", "share of drafted tokens that are accepted",
-     lambda of, sampler: of.accepted(sampler) / int(of.draws[-1])),
-    ("draws", "draws of the sampler", lambda of, sampler: int(of.draws[-1])),
+     lambda of: of["accepted"][of["sampler"]] / int(of["draws"][-1])),
+    ("draws", "draws of the sampler", lambda of: int(of["draws"][-1])),
 ))
-TOKENS = Table("tokens", (
+TOKENS = Table("tokens", (  # of the frequencies and the number of a `cell`
     ("token", "number of a token, or the text of a pair of tokens; the cells with the largest p",
-     lambda of, number: of.name(number)),
-    ("p", "its probability under the target", lambda of, number: float(of.p[number])),
-    ("q", "its probability under the draft", lambda of, number: float(of.q[number])),
-    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
-        ("{sampler}", "frequency among the sampler's draws minus p",
-         lambda of, number, sampler: float(of.deviation[sampler][-1, number])),)),
+     lambda of: of["name"](of["cell"])),
+    ("p", "its probability under the target", lambda of: float(of["p"][of["cell"]])),
+    ("q", "its probability under the draft", lambda of: float(of["q"][of["cell"]])),
+    Each(lambda of: of["samplers"], (("{sampler}", "frequency among the sampler's draws minus p",
+                                      lambda of, sampler: float(of["deviation"][sampler][-1, of["cell"]])),)),
 ))
-COURSE = Table("course", (
-    ("draws", "draws up to here", lambda of, number: int(of.draws[number])),
-    ("standard_error", "as in `samplers`, for so many draws", lambda of, number: float(of.error[number])),
-    Each(lambda of, _: {sampler: sampler for sampler in of.counts}, (
-        ("{sampler}", "`max_deviation` after so many draws", lambda of, number, sampler: of.largest(sampler, number)),)),
+COURSE = Table("course", (  # of the frequencies and the number of a `record`
+    ("draws", "draws up to here", lambda of: int(of["draws"][of["record"]])),
+    ("standard_error", "as in `samplers`, for so many draws", lambda of: float(of["error"][of["record"]])),
+    Each(lambda of: of["samplers"], (("{sampler}", "`max_deviation` after so many draws",
+                                      lambda of, sampler: float(of["largest"][sampler][of["record"]])),)),
 ))
 VALUES = Table("values", (
-    ("num_draws", "draws of each sampler", lambda of: int(of.draws[-1])),
+    ("num_draws", "draws of each sampler", lambda of: int(of["draws"][-1])),
     ("overlap", "sum of min(p, q) over the cells: with laws=synthetic the share of drafts that rejection sampling accepts",
-     lambda of: float(np.minimum(of.p, of.q).sum())),
-    Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of.counts}, (
-        ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: of.largest(sampler)),)),
+     lambda of: float(np.minimum(of["p"], of["q"]).sum())),
+    Each(lambda of: {sampler.replace(" ", "/"): sampler for sampler in of["samplers"]}, (
+        ("{sampler}/max_deviation", "see `samplers`", lambda of, sampler: float(of["largest"][sampler][-1])),)),
 ))
 ALL = (VALUES, SAMPLERS, TOKENS, COURSE)
 

@@ -12,19 +12,18 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.engine import slots
 from dflash_mcmc.probe import Summary
-from dflash_mcmc.probe.columns import Each, Table
+from dflash_mcmc.probe.columns import Each, Observations, Table
 from dflash_mcmc.process import ranks
 from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.statistics import paired
-from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
+from dflash_mcmc.statistics.intervals import Clusters
 from dflash_mcmc.statistics.outcomes import wilson
 
 if TYPE_CHECKING:
@@ -183,150 +182,115 @@ _TAIL, _TIMES = 100, 4
 """A text ends in a loop if its last 100 tokens repeat one period, which fits into them at least 4 times."""
 
 
-class Generation(NamedTuple):
-    """A drawn generation."""
+Generations = dict[tuple[float, str], list[dict]]
+"""The generations of a workload by temperature and decoder, with the fields of their cells and records.
 
-    problem: str
-    number: int
-    tokens: list[int]
-    target_forwards: int
-    seconds: float
-    prompt_tokens: int
-    tool_call: bool | None
+Generations at the same index of two lists are a pair.
+"""
 
 
-Generations = dict[tuple[float, str], list[Generation]]
-"""The generations of a workload by temperature and decoder. Generations at the same index of two lists are a pair."""
+def compared(drawn: Generations, temperature: float, decoder: str) -> Observations:
+    """The generations of a decoder at a temperature, with lists of their tokens and of those of plain decoding.
+
+    The clusters are problems, or the generations if there is one problem. Plain decoding has no `test`.
+    """
+    mine, plain = drawn[temperature, decoder], drawn[temperature, PLAIN]
+    columns = {name: [one[name] for one in mine] for name in ("problem", "chain", "target_forwards", "prompt_tokens")}
+    problems = columns["problem"] if len(set(columns["problem"])) > 1 else columns["chain"]
+    own, other = ([one["tokens"] for one in each] for each in (mine, plain))
+    return Observations({**columns, "problem": problems, "tokens": list(map(len, own))}, temperature=temperature,
+                        decoder=decoder, own=own, plain=other, problems=columns["problem"], rate=_rate(mine),
+                        plain_rate=_rate(plain), test=None if decoder == PLAIN else _histograms(other, own),
+                        calls=[one["tool_call"] for one in mine if one.get("tool_call") is not None])
 
 
-class ComparedGenerations:
-    """The generations of a decoder at a temperature, and those of plain decoding. Plain decoding has no tests."""
+def _histograms(*samples: list[list[int]]) -> paired.SwapTest:
+    """The test that the histograms of tokens of two decoders have one law."""
+    occurring = sorted({token for sample in samples for tokens in sample for token in tokens})
+    column_of = {token: column for column, token in enumerate(occurring)}
+    # Histograms (generations, tokens that occur) of both.
+    return paired.histograms(*(np.stack([np.bincount([column_of[token] for token in one], minlength=len(column_of))
+                                         for one in sample]) for sample in samples))
 
-    def __init__(self, drawn: Generations, temperature: float, decoder: str):
-        self.temperature, self.decoder = temperature, decoder
-        self.own, self.plain = drawn[temperature, decoder], drawn[temperature, PLAIN]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each generation."""
-        return [len(one.tokens) for one in self.own]
+def _test(field: str) -> Callable[[Observations], float | None]:
+    """A part of the test of all tokens."""
+    return lambda of: of["test"] and getattr(of["test"], field)
 
-    @property
-    def tokens_per_forward(self) -> IntervalEstimate:
-        """Clustered by problem, or by generation if there is one problem."""
-        problems = [one.problem for one in self.own]
-        clusters = Clusters(problems if len(set(problems)) > 1 else [one.number for one in self.own])
-        return clusters.ratio(self.lengths, [one.target_forwards for one in self.own])
 
-    def histograms(self, most: int | None = None) -> paired.SwapTest | None:
-        """The test that the histograms of the first tokens of both decoders have one law."""
-        if self.decoder == PLAIN:
-            return None
-        samples = [[one.tokens[:most] for one in drawn] for drawn in (self.plain, self.own)]
-        column_of = {token: column for column, token in enumerate(sorted({token for sample in samples for own in sample
-                                                                          for token in own}))}
-        # Histograms (generations, tokens that occur) of both.
-        return paired.histograms(*(np.stack([np.bincount([column_of[token] for token in own], minlength=len(column_of))
-                                             for own in sample]) for sample in samples))
+def _first_p(of: Observations) -> float | None:
+    """The p-value of first tokens alone."""
+    return of["test"] and _histograms(*([tokens[:1] for tokens in of[name]] for name in ("plain", "own"))).p
 
-    @cached_property
-    def test(self) -> tuple[float | None, float | None, float | None]:
-        """Distance, noise and p-value of the test of all tokens."""
-        return self.histograms() or (None, None, None)
 
-    @property
-    def first_token_p(self) -> float | None:
-        """The p-value of first tokens alone."""
-        first = self.histograms(1)
-        return first.p if first else None
+def _same_first(of: Observations) -> float:
+    """The share that opens with the most frequent first token among this decoder's generations of the problem."""
+    first = Counter((problem, tokens[0]) for problem, tokens in zip(of["problems"], of["own"], strict=True))
+    return sum(max(count for (name, _), count in first.items() if name == problem) for problem in {*of["problems"]}) / of.n
 
-    @cached_property
-    def distinct(self) -> np.ndarray:
-        """The share of different 4-grams of each generation."""
-        return np.array([distinct(one.tokens, _DISTINCT) for one in self.own])
 
-    @property
-    def distinct_p(self) -> float | None:
-        """The p-value of the test that their mean is that of plain decoding."""
-        plain = np.array([distinct(one.tokens, _DISTINCT) for one in self.plain])
-        return None if self.decoder == PLAIN else paired.means(plain, self.distinct).p
-
-    @property
-    def same_first(self) -> float:
-        """The share that opens with the most frequent first token among this decoder's generations of the problem."""
-        by_problem: dict[str, Counter[int]] = defaultdict(Counter)
-        for one in self.own:
-            by_problem[one.problem][one.tokens[0]] += 1
-        return sum(max(counts.values()) for counts in by_problem.values()) / len(self.own)
-
-    @property
-    def calls(self) -> list[bool]:
-        """Whether each generation has a tool call, where the template shows tools."""
-        return [one.tool_call for one in self.own if one.tool_call is not None]
+def _distinct_p(of: Observations) -> float | None:
+    own, plain = (np.array([distinct(tokens, _DISTINCT) for tokens in of[name]]) for name in ("own", "plain"))
+    return None if of["decoder"] == PLAIN else paired.means(plain, own).p
 
 
 _COMMON = (
-    ("temperature", "temperature of the draws", lambda row: row.temperature),
-    ("decoder", "`plain`, sample and match, or a decoder with a fault; each has random numbers of its own",
-     lambda row: row.decoder),
-    ("n", "generations", lambda row: len(row.own)),
-    ("mean_tokens", "mean tokens of a generation", lambda row: float(np.mean(row.lengths))),
-    ("tokens_per_forward", "tokens for each forward pass of the target", lambda row: row.tokens_per_forward),
-    ("speed_ratio", "`tokens_per_second` divided by that of plain decoding", lambda row: _rate(row.own) / _rate(row.plain)),
-    ("tokens_per_second", "tokens of all generations for each second of their draws", lambda row: _rate(row.own)),
+    ("temperature", "temperature of the draws"),
+    ("decoder", "`plain`, sample and match, or a decoder with a fault; each has random numbers of its own"),
+    ("n", "generations", lambda of: of.n),
+    ("mean_tokens", "mean tokens of a generation", lambda of: float(np.mean(of.values["tokens"]))),
+    ("tokens_per_forward", "tokens for each forward pass of the target", lambda of: of.ratio("tokens", "target_forwards")),
+    ("speed_ratio", "`tokens_per_second` divided by that of plain decoding", lambda of: of["rate"] / of["plain_rate"]),
+    ("tokens_per_second", "tokens of all generations for each second of their draws", lambda of: of["rate"]),
     ("histogram_distance", "total variation distance of the token histogram from that of plain decoding",
-     lambda row: row.test[0]),
-    ("histogram_noise", "mean distance of two samples from equal laws", lambda row: row.test[1]),
-    ("histogram_p", "p-value of the permutation test that both have one law; it swaps whole generations",
-     lambda row: row.test[2]),
+     _test("distance")),
+    ("histogram_noise", "mean distance of two samples from equal laws", _test("noise")),
+    ("histogram_p", "p-value of the permutation test that both have one law; it swaps whole generations", _test("p")),
 )
 WORKLOADS = {table.name: table for table in (
     Table(SHORT, (
         *_COMMON,
         ("same_first_token", "share of generations that open with the most frequent first token of their problem",
-         lambda row: row.same_first),
-        ("first_token_p", "p-value of the permutation test for first tokens alone", lambda row: row.first_token_p),
+         _same_first),
+        ("first_token_p", "p-value of the permutation test for first tokens alone", _first_p),
     )),
     Table(LONG, (
         *_COMMON,
         ("distinct_4", "different sequences of 4 tokens divided by all sequences of 4 tokens of a generation, mean",
-         lambda row: Clusters(range(len(row.distinct))).mean(row.distinct)),
-        ("distinct_4_p", "p-value of the permutation test that this mean is that of plain decoding",
-         lambda row: row.distinct_p),
+         lambda of: Clusters(range(of.n)).mean([distinct(tokens, _DISTINCT) for tokens in of["own"]])),
+        ("distinct_4_p", "p-value of the permutation test that this mean is that of plain decoding", _distinct_p),
         ("longest_repeat", "mean length of the longest run of tokens that a generation has twice, tokens",
-         lambda row: float(np.mean([longest_repeat(one.tokens) for one in row.own]))),
+         lambda of: float(np.mean([longest_repeat(tokens) for tokens in of["own"]]))),
         ("end_in_loop", "generations whose last 100 tokens repeat one period of at most 25",
-         lambda row: sum(ends_in_loop(one.tokens) for one in row.own)),
+         lambda of: sum(map(ends_in_loop, of["own"]))),
     )),
     Table(AGENT, (
         *_COMMON,
-        ("prompt_tokens", "tokens of the agent's prompt", lambda row: row.own[0].prompt_tokens),
+        ("prompt_tokens", "tokens of the agent's prompt", lambda of: int(of.values["prompt_tokens"][0])),
         ("tool_calls", "generations with a valid tool call; empty where the template shows no tools",
-         lambda row: sum(row.calls) if row.calls else None),
+         lambda of: sum(of["calls"]) if of["calls"] else None),
         ("tool_call_share", "share of generations with a valid tool call",
-         lambda row: wilson(sum(row.calls), len(row.calls))),
+         lambda of: wilson(sum(of["calls"]), len(of["calls"]))),
     )),
 )}
 
 
 SAME = Table("same_key", (
-    ("workload", "`short`, `long` or `agent`", lambda workload, temperature, pairs: workload),
-    ("temperature", "temperature of the draws", lambda workload, temperature, pairs: temperature),
-    ("equal", "generations by sample and match that equal plain decoding with the same random numbers",
-     lambda workload, temperature, pairs: sum(one.tokens == other.tokens for one, other in pairs)),
-    ("n", "pairs that were compared", lambda workload, temperature, pairs: len(pairs)),
+    ("workload", "`short`, `long` or `agent`"),
+    ("temperature", "temperature of the draws"),
+    ("equal", "generations by sample and match that equal plain decoding with the same random numbers"),
+    ("n", "pairs that were compared"),
 ))
 VALUES = Table("values", (
     ("num_failed", "generations that a decoder could not draw",
-     lambda records, tables, same: sum("failure" in cell for record in records for cell in record["cells"])),
+     lambda of: sum("failure" in cell for record in of["records"] for cell in record["cells"])),
     ("equal_with_same_key", "generations by sample and match that equal plain decoding with the same random numbers",
-     lambda records, tables, same: sum(row["equal"] for row in same)),
-    ("pairs_with_same_key", "pairs that were compared for this",
-     lambda records, tables, same: sum(row["n"] for row in same)),
-    Each(lambda records, tables, same: {f"{name}/{row['temperature']:g}": row for name, rows in tables.items()
-                                        for row in rows if row["decoder"] == MATCH}, tuple(
+     lambda of: sum(row["equal"] for row in of["same"])),
+    ("pairs_with_same_key", "pairs that were compared for this", lambda of: sum(row["n"] for row in of["same"])),
+    Each(lambda of: {f"{name}/{row['temperature']:g}": row for name, rows in of["tables"].items() for row in rows
+                     if row["decoder"] == MATCH}, tuple(
         (f"{{workload}}/{{temperature}}/{column}", "see the table of the workload, for sample and match",
-         lambda *case, column=column: case[-1][column]) for column in ("tokens_per_forward", "speed_ratio", "histogram_p"))),
+         lambda of, row, column=column: row[column]) for column in ("tokens_per_forward", "speed_ratio", "histogram_p"))),
 ))
 ALL = (VALUES, *WORKLOADS.values(), SAME)
 
@@ -338,20 +302,23 @@ def summary(records: Sequence[dict]) -> Summary:
         # A unit that a decoder failed to draw is left out for all decoders, so that pairs stay pairs.
         if not any("failure" in cell for cell in record["cells"]):
             for cell, seconds in zip(record["cells"], record["seconds"], strict=True):
-                drawn[record["workload"]][cell["temperature"], cell["decoder"]].append(Generation(
-                    record["problem"], record["chain"], cell["tokens"], cell["target_forwards"], seconds,
-                    record["prompt_tokens"], cell.get("tool_call")))
+                drawn[record["workload"]][cell["temperature"], cell["decoder"]].append({**record, **cell, "seconds": seconds})
     # `same_key` is no row of a workload, because it is not an independent sample.
-    tables = {name: WORKLOADS[name].rows(ComparedGenerations(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
+    tables = {name: WORKLOADS[name].rows(compared(of, *cell) for cell in list(of) if cell[1] != SAME_KEY)
               for name, of in drawn.items() if of}
-    same = SAME.rows((name, temperature, list(zip(of[temperature, PLAIN], of[temperature, SAME_KEY], strict=True)))
-                     for name, of in drawn.items() for temperature in dict.fromkeys(temperature for temperature, _ in of))
-    return Summary(VALUES.row(records, tables, same), {**tables, "same_key": same}, {})
+    same = []
+    for name, of in drawn.items():
+        for temperature in dict.fromkeys(temperature for temperature, _ in of):
+            plain, match = ([one["tokens"] for one in of[temperature, decoder]] for decoder in (PLAIN, SAME_KEY))
+            same.append({"workload": name, "temperature": temperature, "n": len(plain),
+                         "equal": sum(one == other for one, other in zip(plain, match, strict=True))})
+    same = SAME.rows(same)
+    return Summary(VALUES.row({"records": records, "tables": tables, "same": same}), {**tables, "same_key": same}, {})
 
 
-def _rate(own: Sequence[Generation]) -> float:
+def _rate(own: Sequence[dict]) -> float:
     """Tokens per second."""
-    return sum(len(one.tokens) for one in own) / sum(one.seconds for one in own)
+    return sum(len(one["tokens"]) for one in own) / sum(one["seconds"] for one in own)
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:

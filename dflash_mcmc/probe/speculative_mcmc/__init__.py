@@ -7,8 +7,7 @@ The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Ser
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, final
 
@@ -16,12 +15,10 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from dflash_mcmc.chains import cost
-from dflash_mcmc.draft import check_features, load_feature_drafter
 from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.fields import identity, runtime
-from dflash_mcmc.forcing.answers import Answer, answers
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work
+from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
 from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of
@@ -30,13 +27,15 @@ from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
     from dflash_mcmc.engine.batching.plan import TargetShape
     from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
+    from dflash_mcmc.forcing.answers import Answer
+    from dflash_mcmc.forcing.sequences import ForcedBlocks
     from dflash_mcmc.settings import Settings
-
 
 PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
@@ -96,7 +95,7 @@ class SpeculativeRecord(TypedDict):
 
 @register("probe", "speculative_mcmc")
 @dataclass(slots=True, kw_only=True)
-class SpeculativeMCMC(ProblemProbe):
+class SpeculativeMCMC(ForcedProbe):
     """Distance of the draft's blocks from p^alpha along greedy answers, and the behaviour of chains that propose the blocks.
 
     An answer is teacher-forced in whole blocks, whose first token is the anchor. For each token the probe measures KL and
@@ -117,15 +116,13 @@ class SpeculativeMCMC(ProblemProbe):
                               "timing. Tables use only timings of this number of chains", ge=0, le=65_536)
     position_edges: list[int] = runtime([10, 30], "indices of the first middle block and of the first late block")
 
-    uses = ("model", "draft", "dataset")
-    unit = "problem"
     record_type = SpeculativeRecord
     tables_in = f"{__name__}.tables"
     needs_draft = True
 
     def check(self, config: Settings) -> None:
         """Checks that the configuration suits the probe. Raises ConfigError."""
-        check_features(config, "probe=speculative_mcmc")
+        ForcedProbe.check(self, config)
         listed = self.draft_temperatures
         if listed is not None and (not listed or len(set(listed)) < len(listed)):
             raise ConfigError("probe.draft_temperatures", listed, "different numbers > 0, or null for 1, 0.5 and 1/alpha")
@@ -166,36 +163,27 @@ class SpeculativeMCMC(ProblemProbe):
         return UnitCost(answer.drawing + answer.prompt + answer.length + read + timed,
                         answer.blocks + self.timed_rows * PROPOSALS)
 
-    def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
-        """Measures the greedy answers one after another. `seconds` of a record is the time since the previous record.
+    def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
+                 work: Work) -> Callable[[Unit, Answer], dict]:
+        """Measures a greedy answer, and times proposals at its middle. Raises ConfigError for answers shorter than a block."""
+        import torch
 
-        Raises UserError.
-        """
-        from dflash_mcmc.forcing.sequences import NotNumbers
         from dflash_mcmc.probe.speculative_mcmc.weighing import seconds_of
 
-        model = config.model.load(work.device)
-        drafter = load_feature_drafter(config, model)
-        block_size = drafter.num_drafted + 1
-        if config.dataset.max_new_tokens < block_size:
-            raise ConfigError("dataset.max_new_tokens", config.dataset.max_new_tokens, f"at least {block_size}, a block")
+        assert draft is not None  # `needs_draft`
+        check_block(config, draft.num_drafted + 1)
         sharpened = SamplingParams(temperature=1.0 / self.alpha)
-        begun = time.perf_counter()
-        for unit, answer in answers(config, model, work, "greedy"):
-            key = Key(config.seed).fold_in("speculative_mcmc", unit.problem)
-            try:
-                reason = answer.skipped(block_size)
-                record = {"skipped": reason} if reason else self.record(model, drafter, answer, key)
-                if self.timed_rows and not reason:
-                    timed = {f"seconds_{name}": seconds_of(config.hardware.options(), model, drafter, answer, source,
-                                                           sharpened, self.timed_rows, PROPOSALS)
-                             for name, source in (("target", "blended"), ("draft", "draft"))}
-                    record = {**record, **timed, "timed_rows": self.timed_rows}
-            except NotNumbers as error:
-                record = {"skipped": str(error)}
-            ended = time.perf_counter()
-            yield unit, {**record, "seconds": round(ended - begun, 6)}
-            begun = ended
+
+        def record(unit: Unit, answer: Answer) -> dict:
+            with torch.inference_mode():
+                found = self.record(model, draft, answer, Key(config.seed).fold_in("speculative_mcmc", unit.problem))
+            for name, source in (("target", "blended"), ("draft", "draft")) if self.timed_rows else ():
+                found[f"seconds_{name}"] = seconds_of(config.hardware.options(), model, draft, answer, source, sharpened,
+                                                      self.timed_rows, PROPOSALS)
+                found["timed_rows"] = self.timed_rows
+            return found
+
+        return record
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """The document's tables, and three additions: joint weights, moves, and the floor of a simulated acceptance."""
@@ -275,54 +263,42 @@ class SpeculativeMCMC(ProblemProbe):
         from dflash_mcmc.forcing import sequences
         from dflash_mcmc.probe.speculative_mcmc import weighing
 
-        block_size = drafter.num_drafted + 1
-        with torch.inference_mode():
-            tokens = torch.from_numpy(answer.sequence).to(model.device)
-            anchors = sequences.whole_blocks(len(answer.prompt), len(answer.tokens), block_size)
-            joint = self.weights == "joint"
-            reading = sequences.read(model, tokens[None], drafter.tapped_layers, keep_cache=joint or self.autoregressive)
-            laws, proposed = self._blocks(model, drafter, reading, tokens, torch.tensor(anchors, device=model.device), key)
-            if joint:
-                every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
-                log_p = [weighing.joint_log_p(model, reading, anchor, tokens)
-                         for anchor, tokens in zip(anchors, every, strict=True)]
-            if self.autoregressive:  # blocks drawn from the target, token by token
-                n = drafter.num_drafted
-                uniforms = torch.from_numpy(key.fold_in("target").uniforms(0, len(anchors) * self.num_samples * n))
-                places = [weighing.draw_from_target(model, reading, anchor, 1.0 / self.alpha, mine) for anchor, mine in zip(
-                    anchors, uniforms.view(len(anchors), self.num_samples, n).to(model.device), strict=True)]
+        n, samples, joint = drafter.num_drafted, self.num_samples, self.weights == "joint"
+        forced = sequences.forced_blocks(drafter, answer.prompt, answer.tokens, keep_cache=joint or self.autoregressive)
+        anchors, count = forced.anchors, len(forced.anchors)
+        laws, proposed = self._blocks(model, drafter, forced, key)
         weighed = {(name, "reference"): blocks for name, blocks in proposed.items()}
-        for index, (name, blocks) in enumerate(proposed.items()):
-            if joint:
-                mine = slice(index * self.num_samples, (index + 1) * self.num_samples)
-                own = blocks._replace(log_p=np.stack([rows[mine] for rows in log_p]))
+        if joint:
+            every = np.concatenate([blocks.tokens for blocks in proposed.values()], axis=1)
+            log_p = np.stack([weighing.joint_log_p(model, forced.reading, anchor, tokens)
+                              for anchor, tokens in zip(anchors, every, strict=True)])
+            for index, (name, blocks) in enumerate(proposed.items()):
+                own = blocks._replace(log_p=log_p[:, index * samples : (index + 1) * samples])
                 weighed[name, "joint"] = weighing.ended(own, model.stop_ids)
-        if self.autoregressive:
+        if self.autoregressive:  # blocks drawn from the target, token by token
+            uniforms = torch.from_numpy(key.fold_in("target").uniforms(0, count * samples * n))
+            places = [weighing.draw_from_target(model, forced.reading, anchor, 1.0 / self.alpha, mine) for anchor, mine in zip(
+                anchors, uniforms.view(count, samples, n).to(model.device), strict=True)]
             target = weighing.Proposed(*map(np.concatenate, zip(*places, strict=True)))
             weighed["target", "joint"] = weighing.ended(target, model.stop_ids)
-        count, names = len(anchors), list(dict.fromkeys(name for name, _ in weighed))
         # The chains of all proposals are simulated together. Both kinds of weights use the same uniforms.
-        accepting = {name: key.fold_in("accept", name).uniforms(0, count * (self.num_samples - 1)).reshape(count, -1)
-                     for name in names}
+        accepting = [key.fold_in("accept", name).uniforms(0, count * (samples - 1)).reshape(count, -1) for name, _ in weighed]
         columns = weighing.chains(weighing.Proposed(*map(np.concatenate, zip(*weighed.values(), strict=True))), self.alpha,
-                                  np.concatenate([accepting[name] for name, _ in weighed]))
-        entries = {name: dict(laws.get(name, {})) for name in names}
+                                  np.concatenate(accepting))
+        entries = {name: dict(laws.get(name, {})) for name, _ in weighed}
         for index, (name, weights) in enumerate(weighed):
-            entries[name][weights] = {field: list(map(_digits, column[index * count : (index + 1) * count].tolist()))
+            entries[name][weights] = {field: _digits(column[index * count : (index + 1) * count])
                                       for field, column in columns.items()}
-        return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": block_size,
-                "p": laws["p"], "proposals": entries}
+        return {"num_tokens": len(answer.tokens), "blocks": count, "block_size": n + 1, "p": laws["p"], "proposals": entries}
 
-    def _blocks(self, model, drafter, reading, tokens, anchors, key) -> tuple[dict, dict]:
+    def _blocks(self, model: LanguageModel, drafter: DFlashDrafter, forced: ForcedBlocks, key: Key) -> tuple[dict, dict]:
         """(distances for every predicted token, drawn blocks), both by temperature. Distances of `p`: the plain target."""
         import torch
 
         from dflash_mcmc.forcing import sequences
         from dflash_mcmc.probe.speculative_mcmc import weighing
 
-        n, count, samples = drafter.num_drafted, len(anchors), self.num_samples
-        drafted = sequences.drafted_along(drafter, reading, tokens, anchors)
-        before = reading.hidden[0, anchors[:, None] + torch.arange(n, device=tokens.device)]
+        (count, n), samples = forced.labels.shape, self.num_samples
         names = {_name(temperature): temperature for temperature in self.temperatures()}
         # For all blocks at once: the numbers of a block must not depend on how many blocks are read together.
         uniforms = {name: torch.from_numpy(key.fold_in("draft", name).uniforms(0, count * n * samples)).view(-1, samples)
@@ -331,22 +307,19 @@ class SpeculativeMCMC(ProblemProbe):
         drawn: dict[str, list] = {name: [] for name in names}
         step = sequences.positions_at_once(model.vocab_size, n) // n
         for start in range(0, count, step):
-            target = sequences.checked(model.logits(before[start : start + step].flatten(0, 1)))
-            draft = sequences.checked(drafter.logits(drafted[start : start + step].flatten(0, 1)))
+            target = sequences.checked(model.logits(forced.target[start : start + step].flatten(0, 1)))
+            draft = sequences.checked(drafter.logits(forced.draft[start : start + step].flatten(0, 1)))
             for name, alpha, temperature in (("p", 1.0, 1.0), *((name, self.alpha, names[name]) for name in names)):
                 for column, values in zip(("kl", "tvd"), weighing.distances(target, draft, alpha, temperature), strict=True):
-                    laws[name][column] += map(_digits, values.tolist())
+                    laws[name][column] += _digits(values)
             for name, temperature in names.items():
-                mine = uniforms[name][start * n : (start + step) * n].to(tokens.device)
+                mine = uniforms[name][start * n : (start + step) * n].to(target.device)
                 found, log_q = weighing.draw(draft, temperature, mine)
                 log_p = target.gather(1, found).double() - torch.logsumexp(target.double(), dim=-1, keepdim=True)
                 drawn[name].append((found, log_p, log_q))
-
-        def whole(pieces: list[torch.Tensor]) -> np.ndarray:
-            return torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy()
-
-        return laws, {name: weighing.Proposed(*map(whole, map(list, zip(*parts, strict=True))))
-                      for name, parts in drawn.items()}
+        return laws, {name: weighing.Proposed(*(
+            torch.cat(pieces).view(count, n, samples).transpose(1, 2).cpu().numpy() for pieces in zip(*parts, strict=True)))
+            for name, parts in drawn.items()}
 
 
 def _name(temperature: float) -> str:
@@ -354,9 +327,9 @@ def _name(temperature: float) -> str:
     return f"{temperature:g}"
 
 
-def _digits(value: float) -> float:
-    """The value rounded to six significant digits, enough for a record."""
-    return float(f"{value:.6g}")
+def _digits(values: np.ndarray | torch.Tensor) -> list[float]:
+    """The values rounded to six significant digits, enough for a record."""
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 _LINE = "\n"

@@ -6,26 +6,27 @@ A proposal is a block of the draft, or of the target token by token. A simulated
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dflash_mcmc.probe import Summary
-from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Table
+from dflash_mcmc.probe.columns import ABSENT, PROBLEMS, SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import name_of
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate
 
 if TYPE_CHECKING:
     from dflash_mcmc.settings import Settings
 
-PERCENTILES = (5, 10, 25, 50, 75, 90, 95)
-_TOKEN_PERCENTILES = (5, 25, 50, 75, 95)
+PERCENTILES, _TOKEN_PERCENTILES = (5, 10, 25, 50, 75, 90, 95), (5, 25, 50, 75, 95)
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.7)
 EASY, HARD = 0.7, 0.1
 """A block is easy if its acceptance is larger than EASY, and hard if it is smaller than HARD (section 3.2)."""
-
+_CHAIN_STEPS = 10
+"""Steps of a chain in the table of convergence, as in the document."""
 
 
 def acceptance_floor(samples: int) -> float:
@@ -43,59 +44,31 @@ def chance_of_moves(rate: float, steps: int, least: int) -> float:
     return 1.0 - sum(fewer) if least <= steps else 0.0
 
 
-class ProposalKind(NamedTuple):
-    """A proposal and its kind of weights, which identify the rows of the tables."""
-
-    name: str
-    """A temperature of the draft, or `target`."""
-    weights: str
-
-    @property
-    def is_target(self) -> bool:
-        """Whether the target proposes, token by token."""
-        return self.name == "target"
+def tokens_of(kept: list[dict], law: str) -> Observations:
+    """The distances of the draft at a temperature from p^alpha for every token, or with the law `p` from the plain target."""
+    own = [record["p"] if law == "p" else record["proposals"][law] for record in kept]
+    kl, tvd = (np.concatenate([each[name] for each in own]) for name in ("kl", "tvd"))
+    problems = [record["problem"] for record, each in zip(kept, own, strict=True) for _ in each["tvd"]]
+    return Observations({"problem": problems, "kl": kl, "tvd": tvd, "token_acceptance": 1.0 - tvd},
+                        against="p" if law == "p" else "p^alpha", temperature=1.0 if law == "p" else float(law))
 
 
-class Columns:
-    """The measured records as columns over tokens and over blocks, with the problem of each token and block."""
+def blocks_of(kept: list[dict], name: str, weights: str) -> Observations:
+    """The simulated chains of a proposal, a temperature of the draft or `target`, with one kind of weights.
 
-    def __init__(self, records: list[dict]):
-        self.records, self.measured = records, [record for record in records if "skipped" not in record]
-        sizes = [(record["problem"], record["blocks"], record["block_size"] - 1) for record in self.measured]
-        self.blocks = Clusters([problem for problem, count, _ in sizes for _ in range(count)])
-        self.record = np.repeat(np.arange(len(sizes)), [count for _, count, _ in sizes])
-        """The index of each block's record."""
-        self.tokens = Clusters([problem for problem, count, n in sizes for _ in range(count * n)])
-        self.drafted = self.measured[0]["block_size"] - 1 if self.measured else 0
-        """Proposed tokens per block: all but the anchor."""
-        self.number = np.array([number for _, count, _ in sizes for number in range(count)])
-        first = self.measured[0]["proposals"] if self.measured else {}
-        self.temperatures = [name for name in first if name != "target"]
-        self.proposals = [ProposalKind(name, weights) for name in first for weights in ("reference", "joint")
-                          if weights in first[name]]
-
-    def of_tokens(self, name: str, column: str) -> np.ndarray:
-        """The column `kl` or `tvd` at a draft temperature. The name `p` is for the unsharpened target."""
-        return self._joined(lambda record: (record["p"] if name == "p" else record["proposals"][name])[column])
-
-    def of_blocks(self, proposal: ProposalKind, column: str) -> np.ndarray:
-        """A column of the simulated chains, one value per block."""
-        return self._joined(lambda record: record["proposals"][proposal.name][proposal.weights][column])
-
-    def _joined(self, values: Callable[[dict], list[float]]) -> np.ndarray:
-        return np.array([value for record in self.measured for value in values(record)])
-
-    def products(self, name: str) -> np.ndarray:
-        """The product of the tokens' acceptances 1 - TVD, for each block."""
-        of_records = [np.prod(1.0 - np.array(record["proposals"][name]["tvd"]).reshape(record["blocks"], -1), axis=1)
-                      for record in self.measured]
-        return np.concatenate(of_records) if of_records else np.empty(0)
-
-    @property
-    def sharpest(self) -> ProposalKind:
-        """The draft at its lowest temperature, with joint weights if there are any."""
-        joint = ProposalKind(self.temperatures[-1], "joint")
-        return joint if joint in self.proposals else joint._replace(weights="reference")
+    The column `record` is the index of each block's record, and `number` that of the block in the answer.
+    """
+    chains, drafted = [record["proposals"][name][weights] for record in kept], kept[0]["block_size"] - 1
+    places = [(record["problem"], index, number) for index, record in enumerate(kept) for number in range(record["blocks"])]
+    columns = {column: np.concatenate([chain[column] for chain in chains]) for column in chains[0]}
+    columns |= dict(zip(("problem", "record", "number"), map(np.array, zip(*places, strict=True)), strict=True))
+    columns["log_w_per_token"], tokens = columns["log_w"] / drafted, None
+    if name != "target":
+        tokens = tokens_of(kept, name)
+        columns["kl"] = tokens.values["kl"].reshape(-1, drafted).mean(axis=1)
+        columns["block_product"] = np.prod(tokens.values["token_acceptance"].reshape(-1, drafted), axis=1)
+    return Observations(columns, proposal="draft" if tokens else "target", temperature=float(name) if tokens else None,
+                        weights=weights, of_tokens=tokens, drafted=drafted, name=name)
 
 
 class Speed:
@@ -107,30 +80,31 @@ class Speed:
         rows: number of chains that proposed at once; timings of other batch sizes are left out.
     """
 
-    def __init__(self, columns: Columns, rows: int):
-        timed = [record if rows and record.get("timed_rows") == rows else {} for record in columns.measured]
-        self._problems, self._record = Clusters([record["problem"] for record in columns.measured]), columns.record
+    def __init__(self, kept: list[dict], rows: int):
+        timed = [record if rows and record.get("timed_rows") == rows else {} for record in kept]
+        self._problems, self.rows = Clusters([record["problem"] for record in kept]), rows
         self._timed = np.array([bool(record) for record in timed], float)
         self._seconds = {kind: np.array([record.get(f"seconds_{kind}", 0.0) for record in timed])
                          for kind in ("target", "draft")}
-        self.rows, self.num_timed = rows, int(self._timed.sum())
+        self.num_timed = int(self._timed.sum())
 
-    def proposals(self, proposal: ProposalKind) -> IntervalEstimate:
-        """Proposals per second."""
-        return self._with_ends(self._problems.ratio(self._timed, self._of(proposal)))
+    def proposals(self, kind: str) -> IntervalEstimate:
+        """Proposals per second of `draft` or `target`."""
+        return self._with_ends(self._problems.ratio(self._timed, self._seconds[kind]))
 
-    def against_target(self, proposal: ProposalKind) -> IntervalEstimate:
+    def against_target(self, kind: str) -> IntervalEstimate:
         """Speed relative to the target's proposals."""
-        return self._with_ends(self._problems.ratio(self._seconds["target"], self._of(proposal)))
+        return self._with_ends(self._problems.ratio(self._seconds["target"], self._seconds[kind]))
 
-    def bought(self, proposal: ProposalKind, values: np.ndarray, here: np.ndarray | None = None) -> IntervalEstimate:
-        """Mean of `values`, float64 (blocks,), over the blocks that `here` selects, times the proposals per second."""
-        here = np.ones(len(values), bool) if here is None else here
-        sums, counts = (np.bincount(self._record, column, len(self._timed)) for column in (values * here, here))
+    def bought(self, blocks: Observations, column: str) -> IntervalEstimate:
+        """Mean of a column over blocks, times the proposals per second."""
+        values, seconds = blocks.values[column], self._seconds[blocks["proposal"]]
+        sums, counts = (np.bincount(blocks.values["record"], part, len(self._timed))
+                        for part in (values * blocks.among, blocks.among))
 
         def of(weights: np.ndarray) -> np.ndarray:
             with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no timed problems or no selected blocks
-                return (weights @ sums) / (weights @ counts) * (weights @ self._timed) / (weights @ self._of(proposal))
+                return (weights @ sums) / (weights @ counts) * (weights @ self._timed) / (weights @ seconds)
 
         return self._with_ends(self._problems.statistic(of))
 
@@ -138,269 +112,223 @@ class Speed:
         """The estimate, without an interval if only one problem was timed: its seconds would be the same in all resamples."""
         return speed if self.num_timed > 1 else speed._replace(low=None, high=None)
 
-    def _of(self, proposal: ProposalKind) -> np.ndarray:
-        return self._seconds["target" if proposal.name == "target" else "draft"]
+
+def _median(of: Observations) -> IntervalEstimate:
+    """Median of the simulated acceptance. Like all quantiles here it is an observation."""
+    return of.quantiles("acceptance", [0.5])[0]
 
 
-class ProposedBlocks:
-    """The blocks of a proposal, or those that `here` selects."""
-
-    def __init__(self, columns: Columns, proposal: ProposalKind, here: np.ndarray | None = None):
-        self.columns, self.proposal = columns, proposal
-        self.here = np.ones(columns.blocks.size, bool) if here is None else here
-        self.clusters = columns.blocks if here is None else columns.blocks.among(here)
-
-    def values(self, column: str) -> np.ndarray:
-        """A value of each block."""
-        return self.columns.of_blocks(self.proposal, column)[self.here]
-
-    def mean(self, column: str) -> IntervalEstimate:
-        """Mean over the blocks."""
-        return self.clusters.mean(self.values(column))
-
-    @cached_property
-    def median(self) -> IntervalEstimate:
-        """Median of the simulated acceptance. Like all quantiles here it is an observation."""
-        return self.clusters.quantiles(self.values("acceptance"), [0.5])[0]
-
-    def of_tokens(self, column: str) -> np.ndarray:
-        """`kl` or `tvd` of each token."""
-        return self.columns.of_tokens(self.proposal.name, column)
-
-    def token_mean(self, column: str, of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> object:
-        """Mean over all tokens. The target has no distance to itself."""
-        return ABSENT if self.proposal.is_target else self.columns.tokens.mean(of(self.of_tokens(column)))
+def _percentiles(of: Observations, column: str, percents: Sequence[int]) -> dict[str, IntervalEstimate]:
+    return dict(zip(map(str, percents), of.quantiles(column, [percent / 100 for percent in percents]), strict=True))
 
 
-def _percentiles(clusters: Clusters, values: np.ndarray, percents: Sequence[int]) -> dict[str, IntervalEstimate]:
-    estimates = clusters.quantiles(values, [percent / 100 for percent in percents])
-    return {f"{percent}": estimate for percent, estimate in zip(percents, estimates, strict=True)}
+def _token_mean(name: str) -> Any:
+    """The mean over all tokens. The target has no distance to itself."""
+    return lambda of: of["of_tokens"].mean(name) if of["of_tokens"] else ABSENT
+
+
+def _drafts(name: str) -> Any:
+    """The mean over blocks of what the draft's blocks alone have."""
+    return lambda of: of.mean(name) if of["of_tokens"] else ABSENT
 
 
 _PROPOSAL = (
-    ("proposal", "`draft` or `target`", lambda row, *_: "target" if row.proposal.is_target else "draft"),
-    ("temperature", "temperature of the draft; empty for the target, which draws from p^alpha token by token",
-     lambda row, *_: None if row.proposal.is_target else float(row.proposal.name)),
-    ("weights", "target's probabilities in log w: `joint` given the drawn tokens, `reference` given the measured answer's",
-     lambda row, *_: row.proposal.weights),
+    ("proposal", "`draft` or `target`"),
+    ("temperature", "temperature of the draft; empty for the target, which draws from p^alpha token by token"),
+    ("weights", "target's probabilities in log w: `joint` given the drawn tokens, `reference` given the measured answer's"),
 )
-_BLOCKS = ("blocks", "blocks of the row", lambda row, *_: int(row.here.sum()))
+_BLOCKS = ("blocks", "blocks of the row", lambda of: of.n)
 _TOKENS = ("tokens", "predicted tokens of the row; empty for the target, which has no distance to itself",
-           lambda row, *_: ABSENT if row.proposal.is_target else int(row.here.sum()) * row.columns.drafted)
+           lambda of: of.n * of["drafted"] if of["of_tokens"] else ABSENT)
 _TVD = "total variation distance of the draft from the sharpened target p^alpha"
+_MOVED = ("moved", "mean share of proposals that are accepted and differ from the state")
 _OF_BLOCKS = (
-    ("acceptance", "mean share of a simulated chain's proposals that are accepted", lambda row, *_: row.mean("acceptance")),
-    ("acceptance_median", "median of this share over blocks", lambda row, *_: row.median),
+    ("acceptance", "mean share of a simulated chain's proposals that are accepted"),
+    ("acceptance_median", "median of this share over blocks", _median),
 )
 
 AGGREGATE = Table("aggregate", (  # section 3.1
     *_PROPOSAL,
-    ("kl", "mean KL divergence of p^alpha from the draft's law of a token, KL(p^alpha || q), nats",
-     lambda row: row.token_mean("kl")),
-    ("tvd", f"mean {_TVD}, for a token", lambda row: row.token_mean("tvd")),
-    ("token_acceptance", "mean of 1 - `tvd`", lambda row: row.token_mean("tvd", lambda tvd: 1.0 - tvd)),
-    ("block_product", "mean over blocks of the product of their tokens' acceptances",
-     lambda row: ABSENT if row.proposal.is_target else row.clusters.mean(row.columns.products(row.proposal.name))),
+    ("kl", "mean KL divergence of p^alpha from the draft's law of a token, KL(p^alpha || q), nats", _token_mean("kl")),
+    ("tvd", f"mean {_TVD}, for a token", _token_mean("tvd")),
+    ("token_acceptance", "mean of 1 - `tvd`", _token_mean("token_acceptance")),
+    ("block_product", "mean over blocks of the product of their tokens' acceptances", _drafts("block_product")),
     *_OF_BLOCKS,
-    ("equilibrium", "acceptance of a chain in equilibrium, from all pairs of samples", lambda row: row.mean("equilibrium")),
-    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row: row.mean("moved")),
-    ("log_w", "mean log importance weight of a proposal, nats", lambda row: row.mean("log_w")),
-    ("log_w_std", "standard deviation of the log weights of a block, nats", lambda row: row.mean("log_w_std")),
-    ("effective", "Kong's effective number of samples of a block", lambda row: row.mean("effective")),
-    ("log_w_per_token", "`log_w` divided by the tokens of a proposal, nats",
-     lambda row: row.clusters.mean(row.values("log_w") / row.columns.drafted)),
+    ("equilibrium", "acceptance of a chain in equilibrium, from all pairs of samples"),
+    _MOVED,
+    ("log_w", "mean log importance weight of a proposal, nats"),
+    ("log_w_std", "standard deviation of the log weights of a block, nats"),
+    ("effective", "Kong's effective number of samples of a block"),
+    ("log_w_per_token", "`log_w` divided by the tokens of a proposal, nats"),
     _BLOCKS, _TOKENS,
 ))
 BASELINE = Table("baseline", (  # section 2.4: the draft at temperature 1 against p itself, its training objective
-    ("kl", "mean KL(p || q) of a token for the target p and the draft q, both at temperature 1, nats",
-     lambda columns: columns.tokens.mean(columns.of_tokens("p", "kl"))),
-    ("tvd", "mean total variation distance of the two", lambda columns: columns.tokens.mean(columns.of_tokens("p", "tvd"))),
-    ("token_acceptance", "mean of 1 - `tvd`", lambda columns: columns.tokens.mean(1.0 - columns.of_tokens("p", "tvd"))),
-    ("tokens", "predicted tokens", lambda columns: columns.tokens.size),
+    ("kl", "mean KL(p || q) of a token for the target p and the draft q, both at temperature 1, nats"),
+    ("tvd", "mean total variation distance of the two"),
+    ("token_acceptance", "mean of 1 - `tvd`"),
+    ("tokens", "predicted tokens", lambda of: of.n),
 ))
 PERCENTILES_OF_BLOCKS = Table("percentiles", (  # section 3.2
     *_PROPOSAL,
-    Each(lambda row: _percentiles(row.clusters, row.values("acceptance"), PERCENTILES), (
+    Each(lambda of: _percentiles(of, "acceptance", PERCENTILES), (
         ("p{level}", "percentile of the blocks' simulated acceptance", lambda _, estimate: estimate),)),
     _BLOCKS,
 ))
 SHARES = Table("thresholds", (  # section 3.2
     *_PROPOSAL,
-    Each(lambda row: {f"{round(100 * threshold)}": threshold for threshold in THRESHOLDS}, (
+    Each(lambda of: {f"{round(100 * threshold)}": threshold for threshold in THRESHOLDS}, (
         ("above_{percent}_percent", "share of blocks with a larger simulated acceptance",
-         lambda row, threshold: row.clusters.mean(row.values("acceptance") > threshold)),)),
+         lambda of, threshold: of.mean(of.values["acceptance"] > threshold)),)),
     _BLOCKS,
 ))
 POSITIONS = Table("positions", (  # section 3.3
     *_PROPOSAL,
-    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`",
-     lambda row, position, first, end: position),
-    ("from", "number of the first of these blocks in the answer, from 0", lambda row, position, first, end: first),
-    ("to_below", "end of their numbers, exclusive; empty for late blocks", lambda row, position, first, end: end),
+    ("position", "`early`, `mid` or `late` blocks of an answer, by `probe.position_edges`"),
+    ("from", "number of the first of these blocks in the answer, from 0"),
+    ("to_below", "end of their numbers, exclusive; empty for late blocks"),
     *_OF_BLOCKS,
-    ("kl", "mean KL(p^alpha || q) of a token, nats",
-     lambda row, *_: ABSENT if row.proposal.is_target else row.clusters.mean(
-         row.of_tokens("kl").reshape(row.columns.blocks.size, -1)[row.here].mean(axis=1))),
+    ("kl", "mean KL(p^alpha || q) of a token, nats", _drafts("kl")),
     _BLOCKS, _TOKENS,
 ))
-_CHAIN_STEPS = 10
-"""Steps of a chain in the table of convergence, as in the document."""
 # The document uses the median acceptance in a binomial distribution. The probability increases with the rate, so it maps the
 # ends of the rate's interval to the ends of its own. Blocks differ, and not every accepted proposal is a move.
 CONVERGENCE = Table("convergence", (  # section 4.3
     *_PROPOSAL,
-    ("steps", "steps of a chain", lambda row: _CHAIN_STEPS),
-    Each(lambda row: {"once": 1, "three_times": 3}, (
+    ("steps", "steps of a chain", lambda of: _CHAIN_STEPS),
+    Each(lambda of: {"once": 1, "three_times": 3}, (
         ("median_{count}", "probability of one move, or of three, if every step moves with the median acceptance",
-         lambda row, least: row.median.mapped(partial(chance_of_moves, steps=_CHAIN_STEPS, least=least))),
+         lambda of, least: _median(of).mapped(partial(chance_of_moves, steps=_CHAIN_STEPS, least=least))),
         ("blocks_{count}", "the same with each block's own rate of moves, mean over blocks",
-         lambda row, least: row.clusters.mean(
-             np.array([chance_of_moves(rate, _CHAIN_STEPS, least) for rate in row.values("moved")]))),
+         lambda of, least: of.mean([chance_of_moves(rate, _CHAIN_STEPS, least) for rate in of.values["moved"]])),
     )),
     _BLOCKS,
 ))
-
-
-def _temperature(name: str) -> float:
-    return 1.0 if name == "p" else float(name)
-
-
 # Rows of a law that the draft is compared with: the unsharpened target `p` at temperature 1, or p^alpha for a temperature.
+_AGAINST = (
+    ("against", "law that the draft is compared with: the sharpened `p^alpha`, or `p`"),
+    ("temperature", "temperature of the draft"),
+)
 TOKENS = Table("tokens", (  # section 3.4
-    ("against", "law that the draft is compared with: the sharpened `p^alpha`, or `p`",
-     lambda columns, law: "p" if law == "p" else "p^alpha"),
-    ("temperature", "temperature of the draft", lambda columns, law: _temperature(law)),
-    Each(lambda columns, law: _percentiles(columns.tokens, 1.0 - columns.of_tokens(law, "tvd"), _TOKEN_PERCENTILES), (
-        ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda *case: case[-1]),)),
-    ("tokens", "predicted tokens", lambda columns, law: columns.tokens.size),
+    *_AGAINST,
+    Each(lambda of: _percentiles(of, "token_acceptance", _TOKEN_PERCENTILES), (
+        ("p{level}", "percentile of the tokens' acceptance, 1 - total variation distance", lambda _, estimate: estimate),)),
+    ("tokens", "predicted tokens", lambda of: of.n),
 ))
 TOKEN_ACCEPTANCE = Table("token_acceptance", (
-    ("against", "as in `tokens`", lambda law, *_: "p" if law == "p" else "p^alpha"),
-    ("temperature", "temperature of the draft", lambda law, *_: _temperature(law)),
-    ("acceptance", "a value of 1 - total variation distance", lambda law, acceptance, _: float(acceptance)),
-    ("share", "share of tokens with at most this acceptance",
-     lambda law, acceptance, ordered: float(np.searchsorted(ordered, acceptance + 1e-9, side="right") / len(ordered))),
+    *_AGAINST,
+    ("acceptance", "a value of 1 - total variation distance"),
+    ("share", "share of tokens with at most this acceptance"),
 ))
-
-
-def _difference(columns: Columns, name: str, column: str) -> np.ndarray:
-    """Joint minus reference weights of the draft's blocks at a temperature, for each block."""
-    reference, joint = (columns.of_blocks(ProposalKind(name, weights), column) for weights in ("reference", "joint"))
-    return joint - reference
-
-
-WEIGHTS = Table("weights", (
-    ("temperature", "temperature of the draft", lambda columns, name: float(name)),
+_DIFFERENCES, _SHOWN = ("log_w", "log_w_std", "acceptance", "moved"), ("number", "acceptance", "moved")
+WEIGHTS = Table("weights", (  # of joint minus reference weights of the draft's blocks at a temperature
+    ("temperature", "temperature of the draft"),
     ("log_w_difference", "mean of log w with joint weights minus log w with reference weights, nats",
-     lambda columns, name: columns.blocks.mean(_difference(columns, name, "log_w"))),
-    ("log_w_std_difference", "this difference for the standard deviation of log w, nats",
-     lambda columns, name: columns.blocks.mean(_difference(columns, name, "log_w_std"))),
-    ("acceptance_difference", "this difference for the simulated acceptance",
-     lambda columns, name: columns.blocks.mean(_difference(columns, name, "acceptance"))),
+     lambda of: of.mean("log_w")),
+    ("log_w_std_difference", "this difference for the standard deviation of log w, nats", lambda of: of.mean("log_w_std")),
+    ("acceptance_difference", "this difference for the simulated acceptance", lambda of: of.mean("acceptance")),
     ("acceptance_apart_difference", "mean absolute value of the difference in acceptance",
-     lambda columns, name: columns.blocks.mean(np.abs(_difference(columns, name, "acceptance")))),
-    ("moved_difference", "this difference for the share of proposals that move",
-     lambda columns, name: columns.blocks.mean(_difference(columns, name, "moved"))),
-    ("blocks", "blocks of the row", lambda columns, _: columns.blocks.size),
+     lambda of: of.mean(np.abs(of.values["acceptance"]))),
+    ("moved_difference", "this difference for the share of proposals that move", lambda of: of.mean("moved")),
+    _BLOCKS,
 ))
 _COUNTS = (
-    ("timed_problems", "problems whose proposals were timed",
-     lambda _, speed, *__: speed.num_timed if speed.num_timed else ABSENT),
-    ("timed_rows", "chains that proposed at once", lambda _, speed, *__: speed.rows if speed.num_timed else ABSENT),
+    ("timed_problems", "problems whose proposals were timed", lambda of: of["speed"].num_timed or ABSENT),
+    ("timed_rows", "chains that proposed at once", lambda of: of["speed"].rows if of["speed"].num_timed else ABSENT),
 )
 THROUGHPUT = Table("throughput", (  # section 5.1: the document assumed a speed of 8 and an acceptance for the target
     *_PROPOSAL,
-    ("proposals_per_second", "proposals for each second", lambda row, speed: speed.proposals(row.proposal)),
-    ("speed", "this rate divided by that of the target's proposals", lambda row, speed: speed.against_target(row.proposal)),
-    ("acceptance", "mean simulated acceptance of blocks", lambda row, _: row.mean("acceptance")),
-    ("accepts_per_second", "accepted proposals for each second",
-     lambda row, speed: speed.bought(row.proposal, row.values("acceptance"))),
-    ("moved", "mean share of proposals that are accepted and differ from the state", lambda row, _: row.mean("moved")),
-    ("moves_per_second", "such proposals for each second", lambda row, speed: speed.bought(row.proposal, row.values("moved"))),
+    ("proposals_per_second", "proposals for each second", lambda of: of["speed"].proposals(of["proposal"])),
+    ("speed", "this rate divided by that of the target's proposals", lambda of: of["speed"].against_target(of["proposal"])),
+    ("acceptance", "mean simulated acceptance of blocks"),
+    ("accepts_per_second", "accepted proposals for each second", lambda of: of["speed"].bought(of, "acceptance")),
+    _MOVED,
+    ("moves_per_second", "such proposals for each second", lambda of: of["speed"].bought(of, "moved")),
     _BLOCKS, *_COUNTS,
 ))
 
 
-def _per_second(columns: Columns, speed: Speed, here: np.ndarray, proposal: ProposalKind, column: str) -> object:
-    """A rate for each second on the blocks that `here` selects, if proposals were timed."""
-    if not speed.num_timed or not here.any():
-        return ABSENT
-    return speed.bought(proposal, columns.of_blocks(proposal, column), here)
+def _of(column: str) -> Any:
+    """The mean of a column over the blocks of a row, by another proposal."""
+    return lambda of, blocks: blocks.row(of.among).mean(column)
+
+
+def _per_second(column: str) -> Any:
+    """The same for each second, if proposals were timed."""
+    return lambda of, blocks: of["speed"].bought(blocks.row(of.among), column) if of["speed"].num_timed and of.n else ABSENT
 
 
 STRATA = Table("strata", (  # section 5.2
-    ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)",
-     lambda columns, speed, difficulty, here: difficulty),
-    ("temperature", "the draft's lowest temperature", lambda columns, *_: float(columns.sharpest.name)),
-    ("weights", "as in `aggregate`: `joint` if they were measured", lambda columns, *_: columns.sharpest.weights),
-    ("share", "share of blocks", lambda columns, speed, difficulty, here: columns.blocks.mean(here)),
-    Each(lambda columns, *_: {"target" if proposal.is_target else "draft": proposal
-                              for proposal in (columns.sharpest, *columns.proposals)
-                              if proposal.is_target or proposal == columns.sharpest}, (
-        ("{proposal}_acceptance", "mean simulated acceptance of these blocks",
-         lambda columns, speed, _, here, proposal: columns.blocks.mean(columns.of_blocks(proposal, "acceptance"), here)),
-        ("{proposal}_acceptance_per_second", "accepted proposals for each second on these blocks",
-         lambda columns, speed, _, here, proposal: _per_second(columns, speed, here, proposal, "acceptance")),
-        ("{proposal}_moved", "share of proposals on these blocks that are accepted and differ from the state",
-         lambda columns, speed, _, here, proposal: columns.blocks.mean(columns.of_blocks(proposal, "moved"), here)),
-        ("{proposal}_moved_per_second", "such proposals for each second on these blocks",
-         lambda columns, speed, _, here, proposal: _per_second(columns, speed, here, proposal, "moved")),
+    ("difficulty", "`easy` (acceptance of the draft's block above 0.7), `middle`, or `hard` (below 0.1)"),
+    ("temperature", "the draft's lowest temperature"),
+    ("weights", "as in `aggregate`: `joint` if they were measured"),
+    ("share", "share of blocks", lambda of: of["every"].mean(of.among)),
+    Each(lambda of: of["proposers"], (
+        ("{proposal}_acceptance", "mean simulated acceptance of these blocks", _of("acceptance")),
+        ("{proposal}_acceptance_per_second", "accepted proposals for each second on these blocks", _per_second("acceptance")),
+        ("{proposal}_moved", "share of proposals on these blocks that are accepted and differ from the state", _of("moved")),
+        ("{proposal}_moved_per_second", "such proposals for each second on these blocks", _per_second("moved")),
     )),
-    ("blocks", "blocks of the row", lambda columns, speed, difficulty, here: int(here.sum())),
-    *_COUNTS,
+    _BLOCKS, *_COUNTS,
 ))
 MODELS = Table("models", (
-    ("role", "`target` or `draft`", lambda role, size, block_size: role),
-    ("name", "folder or name of the checkpoint", lambda role, size, _: size.name),
+    ("role", "`target` or `draft`"),
+    ("name", "folder or name of the checkpoint", lambda of: of["size"].name),
     ("parameters", "number of parameters; a draft's are without the target's embedding and head",
-     lambda role, size, _: size.parameters),
-    ("hidden_size", "width", lambda role, size, _: size.hidden_size),
-    ("layers", "number of layers", lambda role, size, _: size.num_layers),
+     lambda of: of["size"].parameters),
+    ("hidden_size", "width", lambda of: of["size"].hidden_size),
+    ("layers", "number of layers", lambda of: of["size"].num_layers),
     ("reads_layers", "layers of the target that the draft reads, from 0",
-     lambda role, size, _: ", ".join(map(str, size.reads_layers)) or None),
-    ("block_size", "tokens of a block, with the known one", lambda role, size, block_size: block_size),
+     lambda of: ", ".join(map(str, of["size"].reads_layers)) or None),
+    ("block_size", "tokens of a block, with the known one"),
 ))
 CONFIGURATION = Table("configuration", (
-    ("dataset", "name of the dataset", lambda config, columns: name_of(config.dataset)),
-    ("problems", "measured answers", lambda config, columns: len(columns.measured)),
-    ("skipped", "answers that were left out", lambda config, columns: len(columns.records) - len(columns.measured)),
-    ("blocks", "measured blocks", lambda config, columns: columns.blocks.size),
-    ("tokens", "predicted tokens", lambda config, columns: columns.tokens.size),
-    ("max_new_tokens", "`dataset.max_new_tokens`", lambda config, columns: config.dataset.max_new_tokens),
-    ("alpha", "power of the target", lambda config, columns: config.probe.alpha),
+    ("dataset", "name of the dataset", lambda of: name_of(of["config"].dataset)),
+    ("problems", "measured answers", lambda of: len(of["kept"])),
+    ("skipped", "answers that were left out", lambda of: len(of["records"]) - len(of["kept"])),
+    ("blocks", "measured blocks", lambda of: _num_blocks(of["kept"])),
+    ("tokens", "predicted tokens", lambda of: _num_tokens(of["kept"])),
+    ("max_new_tokens", "`dataset.max_new_tokens`", lambda of: of["config"].dataset.max_new_tokens),
+    ("alpha", "power of the target", lambda of: of["config"].probe.alpha),
     ("draft_temperatures", "temperatures of the draft",
-     lambda config, columns: ", ".join(f"{temperature:g}" for temperature in config.probe.temperatures())),
-    ("samples", "samples of a simulated chain", lambda config, columns: config.probe.num_samples),
+     lambda of: ", ".join(f"{temperature:g}" for temperature in of["config"].probe.temperatures())),
+    ("samples", "samples of a simulated chain", lambda of: of["config"].probe.num_samples),
     ("elapsed_seconds", "seconds in which the problems were drawn and measured, without loading the models, summed over "
-                        "processes and starts",
-     lambda config, columns: round(sum(record["seconds"] for record in columns.records), 3)),
+                        "processes and starts", lambda of: round(sum(record["seconds"] for record in of["records"]), 3)),
 ))
 BLOCKS = Table("blocks", (
     *_PROPOSAL,
-    ("number", "number of the block in its answer, from 0", lambda row, number, *_: int(number)),
-    ("acceptance", "its simulated acceptance", lambda row, number, acceptance, moved: float(acceptance)),
-    ("moved", "share of its proposals that are accepted and differ from the state",
-     lambda row, number, acceptance, moved: float(moved)),
+    ("number", "number of the block in its answer, from 0"),
+    ("acceptance", "its simulated acceptance"),
+    ("moved", "share of its proposals that are accepted and differ from the state"),
 ))
 VALUES = Table("values", (
     PROBLEMS, SKIPPED,
-    ("num_blocks", "measured blocks", lambda _, columns, num_samples: columns.blocks.size),
+    ("num_blocks", "measured blocks", lambda of: _num_blocks(measured(of["records"]))),
     ("num_predicted_tokens", "predicted tokens: all of a block but the known one",
-     lambda _, columns, num_samples: columns.tokens.size),
+     lambda of: _num_tokens(measured(of["records"]))),
     ("acceptance_floor", "mean simulated acceptance of useless proposals, with so many samples",
-     lambda _, columns, num_samples: acceptance_floor(num_samples)),
+     lambda of: acceptance_floor(of["num_samples"])),
 ))
 SHARPEST = Table("values", (  # of the blocks of the draft at its lowest temperature, where an answer was measured
     ("token_acceptance", "mean of 1 - total variation distance over tokens, at the draft's lowest temperature",
-     lambda blocks: 1.0 - float(blocks.of_tokens("tvd").mean())),
-    ("block_acceptance", "mean simulated acceptance of its blocks", lambda blocks: float(blocks.values("acceptance").mean())),
-    ("block_acceptance_median", "median simulated acceptance of its blocks", lambda blocks: blocks.median.value),
+     lambda of: 1.0 - float(of["of_tokens"].values["tvd"].mean())),
+    ("block_acceptance", "mean simulated acceptance of its blocks", lambda of: float(of.values["acceptance"].mean())),
+    ("block_acceptance_median", "median simulated acceptance of its blocks", lambda of: _median(of).value),
     ("block_moved", "mean share of its proposals that are accepted and differ from the state",
-     lambda blocks: float(blocks.values("moved").mean())),
-    ("kl", "mean KL(p^alpha || q) of a token at this temperature, nats", lambda blocks: float(blocks.of_tokens("kl").mean())),
+     lambda of: float(of.values["moved"].mean())),
+    ("kl", "mean KL(p^alpha || q) of a token at this temperature, nats",
+     lambda of: float(of["of_tokens"].values["kl"].mean())),
 ))
 ALL = (VALUES, SHARPEST, AGGREGATE, BASELINE, PERCENTILES_OF_BLOCKS, SHARES, POSITIONS, TOKENS, CONVERGENCE, WEIGHTS,
        THROUGHPUT, STRATA, MODELS, CONFIGURATION, BLOCKS, TOKEN_ACCEPTANCE)
+
+
+def _num_blocks(kept: list[dict]) -> int:
+    return sum(record["blocks"] for record in kept)
+
+
+def _num_tokens(kept: list[dict]) -> int:
+    return sum(record["blocks"] * (record["block_size"] - 1) for record in kept)
 
 
 def summary(records: list[dict], num_samples: int, position_edges: Sequence[int], timed_rows: int) -> Summary:
@@ -409,43 +337,51 @@ def summary(records: list[dict], num_samples: int, position_edges: Sequence[int]
     Args:
         timed_rows: number of chains that propose at once in the reported timings; timings of other batches are left out.
     """
-    columns = Columns(records)
-    values = VALUES.row(records, columns, num_samples)
-    if not columns.measured:
+    values, kept = VALUES.row({"records": records, "num_samples": num_samples}), measured(records)
+    if not kept:
         return Summary(values, {}, {})
-    every = [ProposedBlocks(columns, proposal) for proposal in columns.proposals]
-    speed, laws = Speed(columns, timed_rows), ("p", *columns.temperatures)
-    positions = [(name, first, end, (columns.number >= first) & (columns.number < (end or np.inf))) for name, first, end
-                 in zip(("early", "mid", "late"), (0, *position_edges), (*position_edges, None), strict=True)]
-    acceptance = columns.of_blocks(columns.sharpest, "acceptance")
-    easy, hard = acceptance > EASY, acceptance < HARD
+    speed, first = Speed(kept, timed_rows), kept[0]["proposals"]
+    every = [blocks_of(kept, name, weights).row(speed=speed)
+             for name, entry in first.items() for weights in ("reference", "joint") if weights in entry]
+    laws = {law: tokens_of(kept, law) for law in ("p", *(name for name in first if name != "target"))}
+    sharpest = [blocks for blocks in every if blocks["proposal"] == "draft"][-1]  # the lowest temperature, joint if measured
+    acceptance, edges = sharpest.values["acceptance"], (0, *position_edges, None)
+    strata = {"easy": acceptance > EASY, "middle": (acceptance <= EASY) & (acceptance >= HARD), "hard": acceptance < HARD}
+    proposers = {blocks["proposal"]: blocks for blocks in (sharpest, *every) if blocks is sharpest or not blocks["of_tokens"]}
+    positions = [Observations({column: values[here] for column, values in blocks.values.items()},
+                              **blocks.names | {"position": name, "from": low, "to_below": high})
+                 for blocks in every for name, low, high in zip(("early", "mid", "late"), edges, edges[1:], strict=False)
+                 if (here := (blocks.values["number"] >= low) & (blocks.values["number"] < (high or np.inf))).any()]
+    both = [(one, other) for one, other in pairwise(every) if one["name"] == other["name"]]
     tables = {
         "aggregate": AGGREGATE.rows(every),
-        "baseline": BASELINE.rows([columns]),
+        "baseline": BASELINE.rows([laws["p"]]),
         "percentiles": PERCENTILES_OF_BLOCKS.rows(every),
         "thresholds": SHARES.rows(every),
-        "positions": POSITIONS.rows((ProposedBlocks(columns, proposal, here), *position) for proposal in columns.proposals
-                                    for *position, here in positions if here.any()),
-        "tokens": TOKENS.rows((columns, law) for law in laws),
+        "positions": POSITIONS.rows(positions),
+        "tokens": TOKENS.rows(laws.values()),
         "convergence": CONVERGENCE.rows(every),
-        "weights": WEIGHTS.rows((columns, name) for name in columns.temperatures
-                                if ProposalKind(name, "joint") in columns.proposals),
-        "throughput": THROUGHPUT.rows((blocks, speed) for blocks in every if speed.num_timed),
-        "strata": STRATA.rows((columns, speed, *stratum) for stratum in (
-            ("easy", easy), ("middle", ~easy & ~hard), ("hard", hard))),
+        "weights": WEIGHTS.rows(Observations(
+            {column: values - reference.values[column] if column in _DIFFERENCES else values
+             for column, values in joint.values.items()}, temperature=joint["temperature"]) for reference, joint in both),
+        "throughput": THROUGHPUT.rows(every) if speed.num_timed else [],
+        "strata": STRATA.rows(sharpest.row(here, difficulty=name, proposers=proposers, every=sharpest)
+                              for name, here in strata.items()),
     }
-    ordered = {law: np.sort(1.0 - columns.of_tokens(law, "tvd")) for law in laws}
-    data = {"blocks": BLOCKS.rows((blocks, *block) for blocks in every for block in zip(
-                columns.number, blocks.values("acceptance"), blocks.values("moved"), strict=True)),
-            "token_acceptance": TOKEN_ACCEPTANCE.rows((law, upto, ordered[law]) for law in laws
-                                                      for upto in np.linspace(0.0, 1.0, 101))}
-    return Summary({**values, **SHARPEST.row(ProposedBlocks(columns, columns.sharpest))},
-                   {name: rows for name, rows in tables.items() if rows}, data)
+    ordered = {law: np.sort(of.values["token_acceptance"]) for law, of in laws.items()}
+    data = {"blocks": BLOCKS.rows({**blocks.names, **dict(zip(_SHOWN, block, strict=True))} for blocks in every
+                                  for block in zip(*(blocks.values[name].tolist() for name in _SHOWN), strict=True)),
+            "token_acceptance": TOKEN_ACCEPTANCE.rows({
+                **of.names, "acceptance": float(upto),
+                "share": float(np.searchsorted(ordered[law], upto + 1e-9, side="right") / of.n)}
+                for law, of in laws.items() for upto in np.linspace(0.0, 1.0, 101))}
+    return Summary({**values, **SHARPEST.row(sharpest)}, {name: rows for name, rows in tables.items() if rows}, data)
 
 
 def of_run(config: Settings, records: list[dict]) -> dict[str, list[dict]]:
     """The tables of the document's appendix, for at least one measured answer: both models, and the run's setting."""
-    columns = Columns(records)
-    return {"models": MODELS.rows([("target", config.model.checkpoint_size(), None),
-                                   ("draft", config.draft.checkpoint_size(), columns.drafted + 1)]),
-            "configuration": CONFIGURATION.rows([(config, columns)])}
+    kept = measured(records)
+    return {"models": MODELS.rows([
+                {"role": "target", "size": config.model.checkpoint_size(), "block_size": None},
+                {"role": "draft", "size": config.draft.checkpoint_size(), "block_size": kept[0]["block_size"]}]),
+            "configuration": CONFIGURATION.rows([{"config": config, "records": records, "kept": kept}])}

@@ -20,7 +20,7 @@ from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe.deep_readout import figures, tables
 from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, Hidden, count_parameters, hidden_states, noise, read_out
-from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, TARGET, Tokens, parameter_rows
+from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, TARGET, parameter_rows, tokens_of
 from dflash_mcmc.rng import Key
 from tests.draft.network.test_dflash import QWEN3_4B
 from tests.engine.speculative.test_speculator import MASK, network
@@ -249,7 +249,7 @@ def pick(rows: list[dict], **wanted) -> dict:
 
 def test_the_documents_factors_from_its_ranks():
     """Section 3.3. The document truncates its 42.3 instead of rounding: 12,920 / 305 = 42.36."""
-    tokens = Tokens([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
+    tokens = tokens_of([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
     for name in ("p_target < 0.01", "all"):
         rows = {row["component"]: row for row in tables.rows(tokens)["decomposition"] if row["tokens"] == name}
         found = {component: row["factor"] for component, row in rows.items()}
@@ -266,18 +266,18 @@ def test_the_documents_factors_from_its_ranks():
 
 
 def test_chance_is_the_rank_in_a_random_order():
-    tokens = Tokens([record("a", [0.5], ranks([1], [1], [1], [1]), parameters={"words": 4})], "full")
+    tokens = tokens_of([record("a", [0.5], ranks([1], [1], [1], [1]), parameters={"words": 4})], "full")
     row = pick(tables.rows(tokens)["decomposition"], tokens="all", component="chance")
     assert (row["mean_rank"], row["factor"]) == (2.5, 0.4)
     assert row["factor_of_geometric_means"] == pytest.approx((1 * 2 * 3 * 4) ** -0.25)
 
 
 def test_low_confidence_tokens_have_their_own_rows():
-    tokens = Tokens([record("a", [0.001, 0.5, 0.01], ranks([9, 1, 1], [20, 2, 2], [10, 1, 1], [100, 4, 4]))], "full")
+    tokens = tokens_of([record("a", [0.001, 0.5, 0.01], ranks([9, 1, 1], [20, 2, 2], [10, 1, 1], [100, 4, 4]))], "full")
     table = tables.rows(tokens)["decomposition"]
     low, every = (pick(table, tokens=name, component="+ features") for name in ("p_target < 0.01", "all"))
     assert (low["factor"], low["n"], every["factor"], every["n"]) == (5.0, 1, 108 / 24, 3)
-    values = tables.VALUES.row([], tokens, table)
+    values = tables.VALUES.row(tokens.row(records=[], decomposition=table))
     assert (values["features_factor_low_confidence"], values["features_factor"]) == (5.0, 4.5)
     assert (values["num_tokens"], values["num_low_confidence_tokens"]) == (3, 1)
 
@@ -285,7 +285,7 @@ def test_low_confidence_tokens_have_their_own_rows():
 def test_wins_are_strict_and_buckets_include_their_lower_ends():
     """Five tokens: their ranks are better, equal and worse; two have the same probability as the draft, 0.1."""
     given = [0.009, 0.01, 0.1, 0.1, 0.9]
-    tokens = Tokens([record("a", given, ranks([5, 5, 5, 1, 1], [4, 5, 6, 1, 2], [1] * 5, [7] * 5), p_draft=0.1)], "full")
+    tokens = tokens_of([record("a", given, ranks([5, 5, 5, 1, 1], [4, 5, 6, 1, 2], [1] * 5, [7] * 5), p_draft=0.1)], "full")
     row = pick(tables.rows(tokens)["overall"], mode="mask")
     assert (row["rank_draft_wins"], row["p_draft_wins"], row["n"]) == (0.2, 0.4, 5)
     assert (row["mean_rank_target"], row["mean_rank_draft"]) == (17 / 5, 18 / 5)
@@ -305,7 +305,7 @@ def test_blocks_and_their_contexts(context, means):
     """Blocks of three tokens after prompts of 96 and 100 tokens; block 12 is in the group 10 to 19."""
     one, other = ({"block": numbers, "block_size": 3, "prompt_length": length}
                   for numbers, length in (([0, 1, 1, 1, 12], 96), ([0, 1, 1, 1, 12], 100)))
-    tokens = Tokens([record(name, [0.5] * 5, ranks([1] * 5, [n, 2, 2, 2, 9], [3] * 5, [4] * 5), **place)
+    tokens = tokens_of([record(name, [0.5] * 5, ranks([1] * 5, [n, 2, 2, 2, 9], [3] * 5, [4] * 5), **place)
                      for name, n, place in (("a", 10, one), ("b", 30, other))], context)
     table = tables.rows(tokens)["blocks"]
     present = [row for row in table if row["n"]]
@@ -322,14 +322,14 @@ def test_blocks_and_their_contexts(context, means):
 
 
 def test_tables_without_a_token():
-    tokens = Tokens([{"problem": "a", "chain": 0, "skipped": "empty"}], "full")
+    tokens = tokens_of([{"problem": "a", "chain": 0, "skipped": "empty"}], "full")
     assert [row["mean_p_draft"] for row in tables.rows(tokens)["overall"]] == [None] * 3
     assert {row["n"] for row in tables.rows(tokens)["confidence"]} == {0}
     table = tables.rows(tokens)["decomposition"]
     assert {row["factor"] for row in table} == {None}
     assert tables.rows(tokens)["blocks"] == tables.rows(tokens)["block_curves"] == []
     assert tables.rows(tokens)["position_curves"] == []
-    assert tables.VALUES.row([], tokens, table)["mean_rank_mask"] is None
+    assert tables.VALUES.row(tokens.row(records=[], decomposition=table))["mean_rank_mask"] is None
 
 
 def qwen3_4b() -> dict:
@@ -376,7 +376,7 @@ def texts(figure) -> str:
 
 
 def test_figures_contain_their_numbers():
-    tokens = Tokens([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
+    tokens = tokens_of([record("a", [0.001] * 2, ranks([205, 405], [2161] * 2, [1476] * 2, [12000, 13840]))], "full")
     assert "n = 2" in texts(figures.buckets(tables.rows(tokens)["confidence"]))
     fall = texts(figures.decomposition(tables.rows(tokens)["decomposition"]))
     assert all(text in fall for text in ("12,920", "2,161\n6.0x better", "1,476\n1.5x better", "305\n42.4x better", "75,835"))
