@@ -21,13 +21,14 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of
+from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of, end_of
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from dflash_mcmc.engine.batching.language_model import LanguageModel
@@ -200,60 +201,46 @@ class SpeculativeMCMC(ForcedProbe):
             return {}
         figure = Figure(figsize=(10.0, 6.6), layout="constrained")
         panels = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
-
-        axes = panels["tokens"]
-        laws = list(dict.fromkeys((row["against"], row["temperature"]) for row in summary.data["token_acceptance"]))
-        for index, law in enumerate(laws):
-            rows = [row for row in summary.data["token_acceptance"] if (row["against"], row["temperature"]) == law]
-            colour, line = (INK, "--") if law[0] == "p" else (_SHADES[(index - 1) % 3], "-")
-            axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], color=colour, linestyle=line,
-                      label=f"{law[0]}, T = {law[1]:g}")
+        axes, curves = panels["tokens"], summary.data["token_acceptance"]
+        for index, law in enumerate(dict.fromkeys((row["against"], row["temperature"]) for row in curves)):
+            rows = [row for row in curves if (row["against"], row["temperature"]) == law]
+            axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], "--" if law[0] == "p" else "-",
+                      color=INK if law[0] == "p" else _SHADES[(index - 1) % 3], label=f"{law[0]}, T = {law[1]:g}")
         axes.set(title="Tokens by acceptance 1 - TVD", xlabel="acceptance of a token, upper limit",
                  ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
         axes.legend(title="draft compared with")
 
-        axes = panels["positions"]
-        rows = _of_best_weights(summary.tables["positions"])
-        positions = list(dict.fromkeys(row["position"] for row in rows))
+        axes, rows = panels["positions"], _of_best_weights(summary.tables["positions"])
+        positions = {row["position"]: row["blocks"] for row in rows}
         names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
         for index, name in enumerate(names):
             mine = [row for row in rows if (row["proposal"], row["temperature"]) == name]
-            at = np.array([positions.index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
+            at = np.array([list(positions).index(row["position"]) for row in mine]) + 0.09 * (index - (len(names) - 1) / 2)
             axes.errorbar(at, [row["acceptance"] for row in mine], bars_of(mine, "acceptance"), fmt="o", markersize=4,
                           capsize=2, color=WRONG if name[0] == "target" else _SHADES[index % 3], label=_label(*name))
-        counts = {row["position"]: row["blocks"] for row in rows}
-        axes.set_xticks(range(len(positions)), [f"{position}\n{counts[position]:,} blocks" for position in positions])
+        axes.set_xticks(range(len(positions)), [f"{position}\n{count:,} blocks" for position, count in positions.items()])
         axes.set(title="Acceptance by position of the block", ylabel="simulated acceptance", ylim=(0, 1.35),
                  xlim=(-0.6, len(positions) - 0.4))
         axes.legend(ncols=2, loc="upper left")
 
-        axes = panels["moves"]
-        rows = _of_best_weights(summary.tables["aggregate"])
-        names = [(row["proposal"], row["temperature"]) for row in rows]
-        for offset, column, colour in ((-0.2, "acceptance", OTHER), (0.2, "moved", RIGHT)):
-            shares = [row[column] for row in rows]
-            axes.bar(np.arange(len(rows)) + offset, shares, 0.4, color=colour, yerr=bars_of(rows, column), ecolor=INK,
-                     capsize=2, label={"moved": "accepted, different block"}.get(column, "accepted"))
-        axes.axhline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2,
-                     label="floor (stuck chain)")
-        axes.set_xticks(range(len(rows)), [_label(*name, between="\n") for name in names])
+        axes, rows = panels["moves"], _of_best_weights(summary.tables["aggregate"])
+        _bars(axes, rows, {"acceptance": "accepted", "moved": "accepted, different block"})
+        _floor(axes, summary, axes.axhline)
+        axes.set_xticks(range(len(rows)), [_label(row["proposal"], row["temperature"], "\n") for row in rows])
         axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
         axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
 
-        axes = panels["speed"]
-        rows = _of_best_weights(summary.tables.get("throughput", []))
-        if not rows:
+        axes, rows = panels["speed"], _of_best_weights(summary.tables.get("throughput", []))
+        if rows:
+            _bars(axes, rows, {"accepts_per_second": "accepts per second", "moves_per_second": "moves per second"})
+            axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], _LINE)}\n{row['speed']:.1f}x"
+                                               for row in rows])
+            axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
+            axes.set_ylim(top=1.2 * max(end_of(row, "accepts_per_second", "high") for row in rows))
+            axes.legend(ncols=2, loc="upper left")
+        else:
             axes.text(0.5, 0.5, "no proposals were timed\nwith this probe.timed_rows", ha="center", transform=axes.transAxes)
             axes.set_axis_off()
-            return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
-        for offset, column, colour in ((-0.2, "accepts_per_second", OTHER), (0.2, "moves_per_second", RIGHT)):
-            axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour,
-                     yerr=bars_of(rows, column), ecolor=INK, capsize=2, label=column.replace("_", " "))
-        axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], between=_LINE)}\n{row['speed']:.1f}x"
-                                          for row in rows])
-        axes.set(title="Accepted proposals per second (relative speed below)", ylabel="per second")
-        axes.set_ylim(top=1.2 * max(row["accepts_per_second_high"] or row["accepts_per_second"] for row in rows))
-        axes.legend(ncols=2, loc="upper left")
         return {"fig_bimodality": _bimodality(summary), "fig_proposals": figure}
 
     def record(self, model: LanguageModel, drafter: DFlashDrafter, answer: Answer, key: Key) -> dict:
@@ -337,23 +324,32 @@ _SHADES = (SKY, RIGHT, "#003B5C")
 """Colours of the draft's temperatures; the sharpest is the darkest."""
 
 
+def _bars(axes: Axes, rows: list[dict], columns: dict[str, str]) -> None:
+    """Bars of two columns of each row, which have these labels."""
+    for offset, (column, label), colour in zip((-0.2, 0.2), columns.items(), (OTHER, RIGHT), strict=True):
+        axes.bar(np.arange(len(rows)) + offset, [row[column] for row in rows], 0.4, color=colour, yerr=bars_of(rows, column),
+                 ecolor=INK, capsize=2, label=label)
+
+
+def _floor(axes: Axes, summary: Summary, line: Callable) -> None:
+    line(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2, label="floor (stuck chain)")
+
+
 def _bimodality(summary: Summary) -> Figure:
     """Histograms of the blocks' simulated acceptance. Each proposal has a panel."""
     from matplotlib.figure import Figure
 
-    rows = summary.tables["aggregate"]
-    names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
+    names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in summary.tables["aggregate"]))
     figure = Figure(figsize=(2.9 * len(names), 3.2), layout="constrained")
-    edges, looks = np.linspace(0.0, 1.0, 21).tolist(), (("joint", {"color": RIGHT, "alpha": 0.55}),
-                                                        ("reference", {"histtype": "step", "color": INK}))
-    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-        for weights, look in looks:
+    looks: dict[str, dict] = {"joint": {"color": RIGHT, "alpha": 0.55}, "reference": {"histtype": "step", "color": INK}}
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for weights, look in looks.items():
             mine = [row["acceptance"] for row in summary.data["blocks"]
                     if (row["proposal"], row["temperature"], row["weights"]) == (*name, weights)]
             if mine:
-                axes.hist(mine, edges, weights=np.full(len(mine), 1.0 / len(mine)), label=f"{weights} weights", **look)
-        axes.axvline(summary.number("acceptance_floor"), color=WRONG, linestyle="--", linewidth=1.2,
-                     label="floor (stuck chain)")
+                axes.hist(mine, np.linspace(0.0, 1.0, 21), weights=np.full(len(mine), 1.0 / len(mine)),
+                          label=f"{weights} weights", **look)
+        _floor(axes, summary, axes.axvline)
         axes.set(xlim=(0.0, 1.0), title=_label(*name))
     figure.supxlabel("simulated acceptance of a block", fontsize=9)
     figure.axes[0].set_ylabel(f"share of {summary.values['num_blocks']:,} blocks")
