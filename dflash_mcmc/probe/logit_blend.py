@@ -1,17 +1,11 @@
 """Measures how much each token gains from blending an intermediate layer's logits, compared with a mere flattening.
 
 The guided-power-sampling document builds on "beta = 0.05-0.1 of layer 33 beats the target on 20.5 % of hard tokens". Wins on
-hard tokens alone prove little. A token is hard because the target gives it a low probability, so the target's probabilities of
-hard tokens are mostly too low. Every mixture, even with a constant, moves these probabilities up (regression to the mean). The
-cost of such a change appears on the easy tokens and on the hard tokens that lose. The probe therefore has controls. It
-reports losses next to wins, and all and easy tokens next to hard ones. The source `flattened` blends the target with the
-uniform distribution: its logits are (1 - beta) * target, a temperature of 1 / (1 - beta). It adds no information and keeps
-all ranks, but it wins log p on hard tokens too. Ranks are biased in the same way, because a token with a bad rank has more
-room to improve. The control for ranks is the first layers, which have used little of the context.
-
-Raw layers can also have the opposite effect. If the residual stream has a large norm, blending it sharpens the distribution
-and wins easy tokens. The last layer with norm=none shows this effect alone: it adds the target's own prediction, up to the
-scale and weights of the norm.
+hard tokens alone prove little. A token is hard because the target gives it a low probability, which is mostly too low, and
+every mixture moves it up (regression to the mean). The cost appears on the easy tokens. The control `flattened` blends with
+the uniform distribution: a temperature of 1 / (1 - beta). It adds no information and keeps all ranks, but wins log p on hard
+tokens too. Ranks are biased in the same way; their control are the first layers. A raw layer can also sharpen, if its residual
+stream has a large norm: the last layer with norm=none shows this effect alone.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -50,42 +44,29 @@ DRAFT, BLEND, FLATTENED = "draft", "blend", "flattened"
 """Sources that are not layers; a layer is named by its number."""
 PARTS = ("hard", "easy")
 SUMS = ("n", "gain", "wins", "losses", "rank_wins", "rank_losses", "gain_over_flattened", "wins_over_flattened")
-"""Sums over tokens.
-
-`n` counts them. `gain` is log p of the blend minus log p of the target, in nats; `wins` and `losses` count positive and
-negative gains. `rank_wins` and `rank_losses` count better and worse ranks. `gain_over_flattened` is log p of the blend minus
-log p of the target flattened by the same beta; `wins_over_flattened` counts the tokens for which it is positive.
-"""
+"""Sums over tokens: their number, log p of the blend minus that of the target in nats, positive and negative gains, better and
+worse ranks, log p of the blend minus that of the target flattened by the same beta, and how often this is positive."""
 AGREEMENT = ("n", "kl", "rank_correlation")
 """Sums over tokens: their number, KL(target, source) in nats, and Spearman's correlation of the vocabulary's two orders."""
-
 Cell = Annotated[tuple[float, float, float, float, float, float, float, float], AsList()]
-"""The sums named in `SUMS`, in this order."""
 
 
 @final
 class BlendSums(TypedDict):
-    """Sums over the hard and over the easy tokens of an answer, by source. A source has a cell for each beta."""
+    """`SUMS` over the hard and over the easy tokens of an answer, by source. A source has a cell for each beta."""
     hard: Annotated[dict[str, list[Cell]], Long("betas")]
     easy: Annotated[dict[str, list[Cell]], Long("betas")]
-
-
-Agreement = Annotated[tuple[float, float, float], AsList()]
-"""The sums named in `AGREEMENT`, in this order."""
 
 
 @final
 class LogitBlendRecord(TypedDict):
     """See `record`."""
     num_tokens: Count
-    """Tokens of the answer."""
     num_hard: Count
-    """Hard tokens."""
     sums: BlendSums
-    agreement: NotRequired[dict[str, Agreement]]
-    """Sums over the hard tokens, by source. Answers that were not read have none."""
-    seconds: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of the measurement. An answer that was not read has none."""
+    agreement: dict[str, Annotated[tuple[float, float, float], AsList()]]
+    """`AGREEMENT` over the hard tokens, by source."""
+    seconds: Annotated[float, Range(0)]
 
 
 @register("probe", "logit_blend")
@@ -93,10 +74,9 @@ class LogitBlendRecord(TypedDict):
 class LogitBlend(AnswerProbe):
     """Gain of hard and easy tokens from blending other logits into the target's, by source and share.
 
-    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. There are three other sources. The
-    draft has its usual mode, on the tokens that it predicts (all but the first token of each whole block). `blend=...`, if it
-    is chosen, gives what it mixes in, whatever its own beta and mask: the logits of another model, of another prompt, or of a
-    layer that is chosen for each token. The flattened target is a control.
+    The blend is logits = (1 - beta) * target + beta * head(h_layer), as in `blend=layer`. Other sources are the draft, on the
+    tokens that it predicts; what `blend=...` mixes in, if it is chosen, whatever its own beta and mask; and as a control the
+    flattened target.
     """
     layers: list[int] | None = identity(None, "0-based decoder layers; negative counts from the end; null takes all")
     norm: Literal["none", "final"] = identity(
@@ -354,8 +334,6 @@ VALUES = Table("values", (  # of all `records`, those that are `kept`, and the t
 ALL = (VALUES, GRID, HARD, EASY, AGREEING)
 
 
-_COLOURS = (RIGHT, GREEN, PURPLE)
-"""Colours of the layers."""
 _LINEAR = 0.01
 """End of the linear part of the colour scale, in nats. The rest is logarithmic, because raw layers lose tens of nats."""
 
@@ -366,22 +344,20 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
     from matplotlib.figure import Figure
 
     tables = {title: rows for title, rows in tables.items() if any(row["gain"] is not None for row in rows)}
-    largest = max(abs(row["gain"]) for rows in tables.values() for row in rows if row["gain"] is not None)
-    scale = SymLogNorm(_LINEAR, vmin=-max(largest, _LINEAR), vmax=max(largest, _LINEAR))
-    sources = list(dict.fromkeys(map(_name, next(iter(tables.values())))))
-    betas = list(dict.fromkeys(row["beta"] for row in next(iter(tables.values()))))
+    every = next(iter(tables.values()))
+    sources, betas = ([*dict.fromkeys(name(row) for row in every)] for name in (_name, lambda row: row["beta"]))
+    grids = [np.array([np.nan if row["gain"] is None else row["gain"] for row in rows]).reshape(len(sources), -1)
+             for rows in tables.values()]
+    largest = max(_LINEAR, *(np.nanmax(np.abs(grid)) for grid in grids))
+    scale = SymLogNorm(_LINEAR, vmin=-largest, vmax=largest)
     width, height = 1.4 + (0.7 * len(betas) + 0.5) * len(tables), 1.3 + 0.26 * len(sources)
     figure = Figure(figsize=(max(width, 7.0), max(height, 3.2)), layout="constrained")
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
-    for axes, (title, rows) in zip(panels, tables.items(), strict=True):
-        values = {(_name(row), row["beta"]): np.nan if row["gain"] is None else row["gain"] for row in rows}
-        grid = np.array([[values[source, beta] for beta in betas] for source in sources])
+    for axes, (title, rows), grid in zip(panels, tables.items(), grids, strict=True):
         image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
-        for y, x in np.ndindex(*grid.shape):
-            if not np.isnan(grid[y, x]):
-                strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
-                axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5,
-                          color="white" if strong else "black")
+        for y, x in np.argwhere(~np.isnan(grid)):
+            strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
+            axes.text(x, y, f"{grid[y, x]:+.2g}", ha="center", va="center", fontsize=7.5, color="white" if strong else "black")
         axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axes.grid(visible=False)
         axes.set(title=f"{title} (n = {max(row['n'] for row in rows):,})", xlabel="beta")
@@ -391,40 +367,37 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
 
 
 def wins(rows: list[dict], title: str) -> Figure:
-    """Shares of tokens that a blend wins, over beta.
+    """Shares of tokens that a blend wins by log p (left), and by rank, minus the share lost (right), over beta.
 
-    A blend wins a token if it raises the token's log p (left panel) or improves its rank (right panel). The right panel shows
-    the share won minus the share lost. There are lines for the draft, the chosen blend, the flattened target and three
-    layers. These have the largest shares won by log p at any beta. This selection makes them look better than they would on
-    other tokens.
+    There are lines for the draft, the chosen blend, the flattened target and three layers: those with the largest shares won
+    by log p at any beta. This selection makes them look better than they would on other tokens.
     """
     from matplotlib.figure import Figure
 
     by_source: dict[str, list[dict]] = {}
     for row in rows:
         by_source.setdefault(_name(row), []).append(row)
-    layers = [name for name, of in by_source.items() if of[0]["source"] == "layer"]
-    layers = sorted(layers, key=lambda name: -max(row["wins"] for row in by_source[name]))[:len(_COLOURS)]
-    drawn = {name: (colour, marker) for name, colour, marker in zip(layers, _COLOURS, "osD", strict=False)}
-    drawn.update({"draft": (ORANGE, "^"), "blend": (SKY, "v"), "flattened": (INK, "x")})
+    layers = sorted((name for name, of in by_source.items() if of[0]["source"] == "layer"),
+                    key=lambda name: -max(row["wins"] for row in by_source[name]))
+    looks = dict(zip(layers, ((RIGHT, "o"), (GREEN, "s"), (PURPLE, "D")), strict=False))
+    looks |= {DRAFT: (ORANGE, "^"), BLEND: (SKY, "v"), FLATTENED: (INK, "x")}
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):
-        for number, (name, (colour, marker)) in enumerate(drawn.items()):
-            if name in by_source and by_source[name][0][column] is not None:
-                label = f"{name} (n = {by_source[name][0]['n']:,})" if name == "draft" else name
-                drawn_rows = by_source[name]
-                axes.errorbar(np.arange(len(drawn_rows)) + 0.05 * (number - 2), [row[column] for row in drawn_rows],
-                              bars_of(drawn_rows, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
-                              elinewidth=0.9, capsize=2.0, linestyle="--" if label == "flattened" else "-", label=label)
+        for number, (name, (colour, marker)) in enumerate(looks.items()):
+            drawn = by_source.get(name, [])
+            if drawn and drawn[0][column] is not None:
+                axes.errorbar(np.arange(len(drawn)) + 0.05 * (number - 2), [row[column] for row in drawn],
+                              bars_of(drawn, column), color=colour, marker=marker, markersize=4.5, linewidth=1.2,
+                              elinewidth=0.9, capsize=2.0, linestyle="--" if name == FLATTENED else "-",
+                              label=f"{name} (n = {drawn[0]['n']:,})" if name == DRAFT else name)
         axes.axhline(0.0, color=OTHER, linewidth=0.8)
-        betas = [row["beta"] for row in by_source["flattened"]]
-        axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+        axes.set_xticks(range(len(by_source[FLATTENED])), [f"{row['beta']:g}" for row in by_source[FLATTENED]])
         axes.set_xlabel("beta")
-    n = by_source["flattened"][0]["n"]
-    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {n:,})", ylabel="share of tokens won")
+    left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {by_source[FLATTENED][0]['n']:,})",
+             ylabel="share of tokens won")
     right.set(title="By rank", ylabel="share won minus share lost")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(drawn))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks))
     return figure
 
 

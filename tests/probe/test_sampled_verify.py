@@ -123,10 +123,10 @@ def test_the_agent_prompt_is_as_long_as_in_the_document(shared_data):
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
         return np.array(tokenizer(text)["input_ids"])
 
-    found = arms.agent_prompt(render, Key(0), 24_000)
-    text = tokenizer.decode(found.tokens)
-    assert 23_900 < len(found.tokens) <= 24_000
-    assert found.has_tools
+    found, has_tools = arms.agent_prompt(render, Key(0), 24_000)
+    text = tokenizer.decode(found)
+    assert 23_900 < len(found) <= 24_000
+    assert has_tools
     assert all(json.dumps(tool["function"]["name"]) in text for tool in arms.TOOLS)
 
 

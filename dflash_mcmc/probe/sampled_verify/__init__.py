@@ -23,7 +23,7 @@ from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.probe.sampled_verify import arms
-from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, AgentPrompt, Arm, GenerationTask
+from dflash_mcmc.probe.sampled_verify.arms import AGENT, LONG, SHORT, GenerationTask
 from dflash_mcmc.registry import components, name_of, register
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Instead, Long, OneOf, Range
@@ -115,9 +115,9 @@ class SampledVerify(Probe):
             raise ConfigError("probe.faults", self.faults, f"a list without finite_window, or another hardware.attention "
                               f"than {_CANNOT_MASK}")
 
-    def arms(self) -> list[Arm]:
+    def arms(self) -> tuple[str, ...]:
         """The decoders, plain decoding first."""
-        return [Arm(name) for name in (arms.PLAIN, arms.SAME_KEY, arms.MATCH, *self.faults)]
+        return (arms.PLAIN, arms.SAME_KEY, arms.MATCH, *self.faults)
 
     def units(self, config: Settings) -> list[Unit]:
         """The generations of all workloads. Names of long and agent units have the workload in parentheses."""
@@ -148,9 +148,9 @@ class SampledVerify(Probe):
         """Draws the generation of a unit by every decoder. A record has a cell for each decoder and temperature."""
         model = config.model.load(work.device)
         drafter = config.draft.load(model)
-        prompt = self.agent_prompt(config, model)
+        prompt, has_tools = self.agent_prompt(config, model)
         tasks = self._tasks(config, model, prompt, work.units)
-        window = max(1, round(self.window_share * len(prompt.tokens)))
+        window = max(1, round(self.window_share * len(prompt)))
         temperatures = {SHORT: self.temperatures, LONG: [_LONG_TEMPERATURE], AGENT: [_AGENT_TEMPERATURE]}
         claimed = iter(work)
         while batch := [tasks[unit] for unit in islice(claimed, self.batch_size)]:
@@ -161,19 +161,17 @@ class SampledVerify(Probe):
                     for arm in self.arms():
                         drawn = arms.draw(
                             config, model.without_stops() if workload == LONG else model,
-                            arm.speculation(drafter, window), sampler, own,
-                            [arm.key(config.seed, task.unit, temperature) for task in own])
-                        cells.append([{"decoder": arm.name, "temperature": temperature, **cell} for cell in drawn])
+                            arms.speculation_of(arm, drafter, window), sampler, own,
+                            [arms.key_of(arm, config.seed, task.unit, temperature) for task in own])
+                        cells.append([{"decoder": arm, "temperature": temperature, **cell} for cell in drawn])
                 for row, task in enumerate(own):
                     of_task = [column[row] for column in cells]
-                    if workload == AGENT and prompt.has_tools:
-                        texts = [model.decode(np.array(cell.get("tokens", []), np.int64)) for cell in of_task]
-                        of_task = [{**cell, "tool_call": arms.has_call(text)}
-                                   for cell, text in zip(of_task, texts, strict=True)]
+                    for cell in of_task if workload == AGENT and has_tools else ():
+                        cell["tool_call"] = arms.has_call(model.decode(np.array(cell.get("tokens", []), np.int64)))
                     yield task.unit, {"workload": workload, "prompt_tokens": len(task.prompt),
                                       "seconds": [cell.pop("seconds") for cell in of_task], "cells": of_task}
 
-    def agent_prompt(self, config: Settings, model: LanguageModel) -> AgentPrompt:
+    def agent_prompt(self, config: Settings, model: LanguageModel) -> tuple[np.ndarray, bool]:
         """The prompt of the agent workload. Raises UserError if the shortest one does not fit into the model's positions."""
         def render(messages: list[dict[str, str]], tools: list[dict] | None) -> np.ndarray:
             if not config.model.chat:
@@ -185,7 +183,7 @@ class SampledVerify(Probe):
         room = (model.max_positions or math.inf) - self.agent_answer
         prompt = arms.agent_prompt(render, Key(config.seed).fold_in("sampled_verify", "agent"),
                                    round(min(self.agent_tokens, room)))
-        if (length := len(prompt.tokens)) > room and self.agent_runs:
+        if (length := len(prompt[0])) > room and self.agent_runs:
             left = room + self.agent_answer - length
             refused = (("probe.agent_answer", self.agent_answer, f"at most {left}") if left > 0 else
                        ("probe.agent_runs", self.agent_runs, "0, or a model with more positions"))
@@ -201,7 +199,7 @@ class SampledVerify(Probe):
         """One figure: tokens per forward, first token, histograms, degeneration and tool calls by decoder."""
         return {"fig_sampled_verify": arms.figure(summary.tables)} if set(summary.tables) - {"same_key"} else {}
 
-    def _tasks(self, config: Settings, model: LanguageModel, prompt: AgentPrompt,
+    def _tasks(self, config: Settings, model: LanguageModel, prompt: np.ndarray,
                units: Sequence[Unit]) -> dict[Unit, GenerationTask]:
         """The task of each unit. Raises UserError for a prompt that leaves too little room."""
         problems = {problem.id: problem for problem in config.dataset.problems()}
@@ -210,7 +208,7 @@ class SampledVerify(Probe):
         tasks = {}
         for unit in units:
             if unit not in named:
-                tasks[unit] = GenerationTask(unit, AGENT, prompt.tokens, self.agent_answer)
+                tasks[unit] = GenerationTask(unit, AGENT, prompt, self.agent_answer)
             elif unit.problem == named[unit]:
                 tasks[unit] = GenerationTask(unit, SHORT, prompts[unit.problem], config.dataset.max_new_tokens)
             else:

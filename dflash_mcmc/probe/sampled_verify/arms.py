@@ -1,7 +1,5 @@
-"""The decoders that are compared, the workloads, and how generations are drawn.
-
-The agent's workload is a synthetic prompt of a coding agent with tools, of a requested length. Tool calls are checked. Then
-the tables of the workloads, measures of degeneration (how much a text repeats itself), and the figure of the comparison.
+"""How generations are drawn by each decoder, the prompt of the agent's workload, the tables of the workloads, measures of
+degeneration (how much a text repeats itself), and the figure of the comparison.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ import dataclasses
 import json
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,32 +65,21 @@ class GenerationTask(NamedTuple):
     horizon: int
 
 
-class Arm(NamedTuple):
-    """A decoder in the comparison."""
+def key_of(arm: str, seed: int, unit: Unit, temperature: float) -> Key:
+    """The key of a generation. All arms have keys of their own, except `same_key`, which has those of `plain`."""
+    name = PLAIN if arm == SAME_KEY else arm
+    return Key(seed).fold_in("sampled_verify", name, f"{temperature:g}", unit.problem, unit.chain)
 
-    name: str
-    """`plain`, `speculative_match`, `same_key` (speculative_match with the keys of plain), or a fault."""
 
-    @property
-    def fault(self) -> str | None:
-        """The name of the fault; None for a correct decoder."""
-        return None if self.name in (PLAIN, SAME_KEY, MATCH) else self.name
+def speculation_of(arm: str, drafter: Drafter | None, window: int) -> Speculation | None:
+    """The rule of a decoder, `speculative_match`, `same_key` or a fault, for an engine; None for `plain`."""
+    if arm == PLAIN:
+        return None
+    from dflash_mcmc.engine.speculative import rules
+    from dflash_mcmc.engine.speculative.speculation import Speculation
 
-    def key(self, seed: int, unit: Unit, temperature: float) -> Key:
-        """The key of a generation. All arms have keys of their own, except `same_key`, which has those of `plain`."""
-        name = PLAIN if self.name == SAME_KEY else self.name
-        return Key(seed).fold_in("sampled_verify", name, f"{temperature:g}", unit.problem, unit.chain)
-
-    def speculation(self, drafter: Drafter | None, window: int) -> Speculation | None:
-        """The rule, for an engine; None for `plain`."""
-        if self.name == PLAIN:
-            return None
-        from dflash_mcmc.engine.speculative import rules
-        from dflash_mcmc.engine.speculative.speculation import Speculation
-
-        rule, fault = rules.matching(self.fault, window)
-        return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=self.fault is not None,
-                           fault=fault)
+    rule, fault = rules.matching(None if arm in (SAME_KEY, MATCH) else arm, window)
+    return Speculation(rule, drafter, shared_noise=True, temperature=0.0, noisy=arm not in (SAME_KEY, MATCH), fault=fault)
 
 
 def draw(config: Settings, model: LanguageModel, speculation: Speculation | None, sampler: Sampler,
@@ -117,15 +105,6 @@ def draw(config: Settings, model: LanguageModel, speculation: Speculation | None
     return [{**cells[index], "seconds": seconds} for index in range(len(tasks))]
 
 
-class AgentPrompt(NamedTuple):
-    """A rendered prompt of the agent workload."""
-
-    tokens: np.ndarray
-    """int64 (length,)."""
-    has_tools: bool
-    """Whether the chat template shows the tools to the model."""
-
-
 def agent_messages(key: Key, num_lines: int) -> list[dict[str, str]]:
     """A conversation: a system turn with `num_lines` lines of code, and a user turn that needs a tool."""
     stream = Stream(key)
@@ -140,22 +119,23 @@ def agent_messages(key: Key, num_lines: int) -> list[dict[str, str]]:
 
 
 def agent_prompt(render: Callable[[list[dict[str, str]], list[dict] | None], np.ndarray], key: Key,
-                 length: int) -> AgentPrompt:
-    """The prompt with as many lines of code as fit into `length` tokens. A prompt without lines may be longer than that.
+                 length: int) -> tuple[np.ndarray, bool]:
+    """The prompt with as many lines of code as fit into `length` tokens, and whether the chat template shows the tools in it.
+
+    A prompt without lines may be longer than that.
 
     Args:
         render: (messages, tools) -> token ids int64.
     """
-    tools = list(TOOLS)
-    low, high = 0, 1
-    while len(render(agent_messages(key, high), tools)) <= length:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if len(render(agent_messages(key, middle), tools)) <= length else (low, middle)
-    chosen = agent_messages(key, low)
-    tokens = render(chosen, tools)
-    return AgentPrompt(tokens, not np.array_equal(tokens, render(chosen, None)))
+    def size(num_lines: int) -> int:
+        return len(render(agent_messages(key, num_lines), list(TOOLS)))
+
+    high = 1
+    while size(high) <= length:
+        high *= 2
+    chosen = agent_messages(key, max(0, bisect_right(range(high), length, key=size) - 1))
+    tokens = render(chosen, list(TOOLS))
+    return tokens, not np.array_equal(tokens, render(chosen, None))
 
 
 def has_call(text: str) -> bool:
@@ -180,8 +160,6 @@ def has_call(text: str) -> bool:
 _DISTINCT = 4
 _TAIL, _TIMES = 100, 4
 """A text ends in a loop if its last 100 tokens repeat one period, which fits into them at least 4 times."""
-
-
 Generations = dict[tuple[float, str], list[dict]]
 """The generations of a workload by temperature and decoder, with the fields of their cells and records.
 
@@ -329,13 +307,11 @@ def distinct(tokens: Sequence[int], n: int) -> float:
 
 def longest_repeat(tokens: Sequence[int]) -> int:
     """Length of the longest run of tokens that occurs at two places, which may overlap."""
-    low, high = 0, len(tokens)
-    while high - low > 1:
-        middle = (low + high) // 2
-        places = len(tokens) - middle + 1
-        repeated = len({tuple(tokens[start : start + middle]) for start in range(places)}) < places
-        low, high = (middle, high) if repeated else (low, middle)
-    return low
+    def is_new(length: int) -> bool:
+        places = len(tokens) - length + 1
+        return len({tuple(tokens[start : start + length]) for start in range(places)}) == places
+
+    return bisect_left(range(1, len(tokens)), True, key=is_new)
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:
@@ -346,6 +322,11 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
 
 _LEVEL = 1e-3
 """A smaller p-value means that the decoder does not draw from the law of plain sampling."""
+_PANELS = {"tokens_per_forward": ("Tokens per target forward", ""),
+           "same_first_token": ("Same first token", "share of a problem's generations"),
+           "histogram_p": ("Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
+           "distinct_4": ("New 4-grams (long)", "share of 4-grams"),
+           "tool_call_share": ("Tool-call success", "share of answers")}
 
 
 def figure(tables: dict[str, list[dict]]) -> Figure:
@@ -355,35 +336,24 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
     rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in tables.get(name, [])]
     decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
     series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
-    looks = {each: (PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index, each in enumerate(series)}
-    panels = [("tokens_per_forward", "Tokens per target forward", ""),
-              ("same_first_token", "Same first token", "share of a problem's generations"),
-              ("histogram_p", "Token histogram against plain", f"p-value (line: {_LEVEL:g})"),
-              ("distinct_4", "New 4-grams (long)", "share of 4-grams"),
-              ("tool_call_share", "Tool-call success", "share of answers")]
-    panels = [panel for panel in panels if any(row.get(panel[0]) is not None for _, row in rows)]
+    looks = [(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index in range(len(series))]
+    panels = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
     drawn = Figure(figsize=(2.2 + 2.3 * len(panels), 1.5 + 0.38 * len(decoders)), layout="constrained")
-    for axes, (column, title, label) in zip(drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels,
-                                            strict=True):
-        for each, (colour, marker) in looks.items():
+    for axes, column in zip(drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        for number, (each, (colour, marker)) in enumerate(zip(series, looks, strict=True)):
             own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
-            shift = 0.12 * (series.index(each) - 0.5 * (len(series) - 1))
-            heights = [decoders.index(row["decoder"]) + shift for row in own]
+            heights = [decoders.index(row["decoder"]) + 0.12 * (number - 0.5 * (len(series) - 1)) for row in own]
             for row, y in zip(own, heights, strict=True):
                 if row.get(f"{column}_low") is not None:
                     axes.plot([row[f"{column}_low"], row[f"{column}_high"]], [y, y], color=OTHER, linewidth=1.2, zorder=1)
             axes.plot([row[column] for row in own], heights, color=colour, marker=marker, markersize=5, linestyle="none",
-                      zorder=2)
-        axes.set(title=title, xlabel=label)
+                      zorder=2, label=f"{each[0]}, T = {each[1]:g}")
+        axes.set(title=_PANELS[column][0], xlabel=_PANELS[column][1])
         if column == "histogram_p":
             axes.set_xscale("log")
             axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
     first = drawn.axes[0]
     first.set_yticks(range(len(decoders)), decoders)
-    for text, decoder in zip(first.get_yticklabels(), decoders, strict=True):
-        text.set_fontweight("bold" if decoder in (PLAIN, MATCH) else "normal")
     first.set_ylim(len(decoders) - 0.5, -0.5)
-    handles = [first.plot([], [], color=colour, marker=marker, linestyle="none", label=f"{name}, T = {temperature:g}")[0]
-               for (name, temperature), (colour, marker) in looks.items()]
-    drawn.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    drawn.legend(*first.get_legend_handles_labels(), loc="outside upper center", ncols=len(series))
     return drawn
