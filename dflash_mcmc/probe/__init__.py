@@ -49,20 +49,14 @@ class Probe(Component):
     unit: ClassVar[str]
     """The word for one unit in the progress bar and messages."""
     record_type: ClassVar[type | None] = None
-    """A TypedDict of typing_extensions with the fields of a record, without problem and chain. Records are checked against it
-    when they are written and read (`store/schema.py`, which has the bounds). A record with `skipped` may lack the
-    fields. None checks only that numbers are finite."""
-
+    """A TypedDict of typing_extensions with the fields of a record, without problem and chain, which are checked when records
+    are written and read (`store/schema.py`). A record with `skipped` may lack them. None checks that numbers are finite."""
     tables_in: ClassVar[str] = ""
     """The module that has the probe's tables as `ALL`: its own, `__name__`, or one that is imported only for them."""
 
     @classmethod
     def columns(cls) -> Sequence[Table]:
-        """The tables that the probe writes, and as `values` the values of its summary.
-
-        Each column has its name, meaning and computation (`probe/columns.py`). The reference of the documentation shows the
-        meanings.
-        """
+        """The tables that the probe writes, and as `values` the values of its summary; see `probe/columns.py`."""
         return importlib.import_module(cls.tables_in).ALL if cls.tables_in else ()
 
     def sources(self) -> tuple[str, ...]:
@@ -99,19 +93,18 @@ class Probe(Component):
     def measure(self, config: Settings, work: Work) -> Iterator[tuple[Unit, dict]]:
         """Measures each unit that `work` gives and yields its record when it is done, in any order.
 
-        A record holds JSON values. Problem and chain are not in it, and the fields `failure` and `checksum` are reserved.
-        Except for its times, a record depends only on the identity and the unit. It does not depend on other units, and its
-        random numbers have their own keys. The method may be called several times, for example for a unit that must be
-        measured alone. A UserError that refuses the configuration is raised before the first record.
+        A record holds JSON values, without problem and chain; the fields `failure` and `checksum` are reserved. Except for its
+        times, a record depends only on the identity and the unit: its random numbers have their own keys. The method may be
+        called several times. A UserError that refuses the configuration is raised before the first record.
         """
 
     @abstractmethod
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """Summarises the records, which are in the order of `units`. There is at least one record."""
 
-    @abstractmethod
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures by name. Each is written as PNG and SVG. Use matplotlib's Figure, not pyplot, whose state is global."""
+        return {}
 
 
 class ProblemProbe(Probe):

@@ -1,14 +1,13 @@
 """Does the draft's disagreement with the target predict that an answer is wrong?
 
-This tests the closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector").
+This tests the closing idea of the document "Speculative MCMC Probe" (section 6.3, "a free difficulty detector"). p is the
+target's distribution of a token at temperature 1, q the draft's in one forward per block. All signals are larger for harder
+tokens.
 
-p is the target's distribution of a token at temperature 1. q is the draft's distribution in one forward per block, given the
-anchor and the target's features of all positions before it. All signals are larger for harder tokens.
-
-AUROC is the probability that a wrong answer has a larger signal than a right one, where ties count half. It equals
-Mann-Whitney's U divided by the number of pairs (Hanley & McNeil 1982). Signals are never reversed. An AUROC below 0.5 means
-that the signal is smaller for wrong answers. The best signal and the best baseline are those with the largest AUROC on the
-same answers. The selection favours both, and the intervals, which resample problems, do not include its effect.
+AUROC is the probability that a wrong answer has a larger signal than a right one, where ties count half: Mann-Whitney's U
+divided by the number of pairs (Hanley & McNeil 1982). Signals are never reversed, so an AUROC below 0.5 means that the signal
+is smaller for wrong answers. The best signal and the best baseline are chosen on the same answers. That favours both, and the
+intervals, which resample problems, do not include it.
 """
 
 from __future__ import annotations
@@ -55,11 +54,8 @@ SIGNALS = {
 """Signals of a token by kind.
 
 Those of the draft: KL(p || q), KL(q || p), 1 - expected acceptance, -log expected acceptance, H(q), -log q(token), argmax p is
-not argmax q. Expected acceptance is the probability that rejection sampling accepts a token drawn from q. It is the sum of
-min(p, q), which is one minus the total variation. The sum of the logarithms over tokens is the logarithm of the product of the
-tokens' expected acceptances.
-
-Those of the target: H(p), -log p(token), 1 - max p (Settles 2009, "Active learning literature survey"). All signals are in
+not argmax q. Expected acceptance, the sum of min(p, q), is the probability that rejection sampling accepts a token drawn from
+q. Those of the target: H(p), -log p(token), 1 - max p (Settles 2009, "Active learning literature survey"). All signals are in
 nats except total variation, top-1 disagreement and least confidence.
 """
 SignalValues = TypedDict("SignalValues", {name: float for names in SIGNALS.values() for name in names})  # type: ignore[misc]
@@ -73,9 +69,7 @@ class DifficultyRecord(TypedDict):
     level: Whole | str | None
     """Level of difficulty of the problem, if the dataset has one."""
     verdict: Annotated[str, OneOf(VERDICTS)]
-    """One of `grading.verdicts.VERDICTS`."""
     num_tokens: Count
-    """Tokens of the answer."""
     num_compared: Count
     """Tokens that the draft predicts."""
     mean: SignalValues
@@ -90,9 +84,8 @@ class Difficulty(ProblemProbe):
     """Whether draft-target disagreement distinguishes wrong answers from right ones.
 
     The sampler draws answers, which are graded and teacher-forced through target and draft in whole blocks. Every answer that
-    is not graded correct is wrong, including one without a box. An answer that could not be drawn has no signals and is left
-    out. Signals of draft and target are compared on the same tokens. A draft disagrees more in slots that are further from the
-    anchor, whatever the token. `draft.block_size=2` measures the first slot alone.
+    is not graded correct is wrong; one that could not be drawn is left out. Signals of draft and target are compared on the
+    same tokens. A draft disagrees more in later slots, whatever the token: `draft.block_size=2` measures the first slot alone.
     """
 
     uses = ("model", "draft", "blend", "sampler", "decoder", "dataset", "grader")
@@ -106,9 +99,8 @@ class Difficulty(ProblemProbe):
         """Checks that the configuration suits the probe. Raises ConfigError."""
         check_features(config, "probe=difficulty")
         if not config.blend.is_null:
-            none = options_with("blend", "is_null")
-            raise ConfigError("blend", name_of(config.blend), f"{none} with probe=difficulty: its signals are the plain "
-                              "target's")
+            raise ConfigError("blend", name_of(config.blend), f"{options_with('blend', 'is_null')} with probe=difficulty: its "
+                              "signals are the plain target's")
 
     def expected_cost(self, config: Settings) -> UnitCost | None:
         """The cost of drawing a sample, reading it once, and drafting each of its blocks."""
@@ -159,11 +151,10 @@ class Difficulty(ProblemProbe):
         axes.axvline(0.5, color=INK, linewidth=0.8)
         axes.set(xlabel="AUROC (0.5: no information)", ylim=(len(names) - 0.5, -0.5))
         axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
-        handles = [Line2D([], [], color=colour, marker=marker, linestyle="", label=text)
-                   for colour, marker, text in _LOOKS.values()]
-        handles += [Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor=face, label=text)
-                    for text, face in (("mean over tokens", INK), ("maximum over tokens", "white"))]
-        made.legend(handles=handles, loc="outside upper left", ncols=3)
+        keys = {text: (colour, marker, colour) for colour, marker, text in _LOOKS.values()}
+        keys |= {"mean over tokens": (INK, "o", INK), "maximum over tokens": (INK, "o", "white")}
+        made.legend(handles=[Line2D([], [], color=colour, marker=marker, linestyle="", markerfacecolor=face, label=text)
+                             for text, (colour, marker, face) in keys.items()], loc="outside upper left", ncols=3)
         return {"fig_difficulty_auroc": made}
 
 

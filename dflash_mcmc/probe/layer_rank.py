@@ -2,12 +2,10 @@
 
 The guided-power-sampling document reports "raw lm_head(h_33) at rank 12,520" (of 36 layers and 151,936 words) and 697 for the
 draft, and calls the layer a worse predictor. But the head was trained on states after the final norm, and the output of a
-layer has not passed the norm. The logit lens (nostalgebraist 2020) applies the norm. Even this is biased, because directions
-drift from layer to layer (Belrose et al. 2023, arXiv 2303.08112, use a learned map instead).
-
-A root-mean-square norm does two things. It divides a state by its length, which keeps all ranks. It also multiplies each
-coordinate by a weight, which changes ranks. Raw and normed ranks therefore differ only because of these weights, which reduce
-the few huge coordinates of a residual stream. log p also depends on the length.
+layer has not passed it. The logit lens (nostalgebraist 2020) applies the norm; even this is biased, because directions drift
+from layer to layer (Belrose et al. 2023, arXiv 2303.08112). A root-mean-square norm divides a state by its length, which keeps
+all ranks, and multiplies each coordinate by a weight, which changes ranks: those weights reduce the few huge coordinates of a
+residual stream. log p also depends on the length.
 
 A row name says which distribution the ranks are from: `target`; `3 none` and `3 final` (layer 3, raw and after the final
 norm); `draft`; and `target where drafted`, the target on the tokens that the draft predicts.
@@ -18,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NotRequired, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -45,9 +43,7 @@ class LayerRankRecord(TypedDict):
     """The tokens of an answer by row name, such as `target` or `3 final`."""
 
     num_tokens: Annotated[Count, Long("num_tokens")]
-    """Tokens of the answer."""
     num_hard: Annotated[Count, Long("num_hard")]
-    """Hard tokens."""
     vocabulary: Annotated[int, Range(1)]
     """Ids that have a token."""
     hard: Annotated[list[Count], Long("num_hard")]
@@ -58,8 +54,7 @@ class LayerRankRecord(TypedDict):
     """Sum of log p in nats over all predicted tokens, and over the hard ones."""
     agreements: dict[str, Annotated[tuple[Count, Count], AsList()]]
     """Places at which the row's most likely token is the target's, among all predicted tokens and among the hard ones."""
-    seconds: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of the measurement. An answer that was not read has none."""
+    seconds: Annotated[float, Range(0)]
 
 
 @register("probe", "layer_rank")
@@ -97,17 +92,16 @@ class LayerRank(AnswerProbe):
         """`fig_layer_probe_ranks`: mean and median rank by layer, for all tokens and for hard ones, on a logarithmic axis."""
         from matplotlib.figure import Figure
 
-        from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of
+        from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of
 
         if not summary.tables["layers"]:
             return {}
-        panels_of = {"all": summary.tables["layers"]}
+        panels_of = {"All tokens": summary.tables["layers"]}
         if summary.values["num_hard"]:
-            panels_of["hard"] = summary.tables["hard_layers"]
-        titles = {"all": "All tokens", "hard": f"Tokens with p < {self.hard_below:g}"}
+            panels_of[f"Tokens with p < {self.hard_below:g}"] = summary.tables["hard_layers"]
         figure = Figure(figsize=(5.6 * len(panels_of), 4.6), layout="constrained")
         panels = figure.subplots(1, len(panels_of), sharey=True, squeeze=False)[0]
-        for axes, (part, rows) in zip(panels, panels_of.items(), strict=True):
+        for axes, (title, rows) in zip(panels, panels_of.items(), strict=True):
             for norm, colour, marker, label, aside in (("none", WRONG, "o", "raw", -0.12),
                                                        ("final", RIGHT, "s", "after the final norm", 0.12)):
                 layers = [row for row in rows if row["norm"] == norm]
@@ -118,21 +112,18 @@ class LayerRank(AnswerProbe):
                                   label=f"{name}, {label}")
             for source, colour, style, label in ((TARGET, INK, "-", "mean, target"),
                                                  (DRAFT, GREEN, "-.", "mean, draft (on its tokens)")):
-                for row in rows:
-                    if row["source"] == source and row["mean_rank"] is not None:
-                        axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)
-                        if row["mean_rank_low"] is not None:
-                            axes.axhspan(row["mean_rank_low"], row["mean_rank_high"], color=colour, alpha=0.12, linewidth=0)
+                for row in [row for row in rows if row["source"] == source and row["mean_rank"] is not None]:
+                    axes.axhline(row["mean_rank"], color=colour, linestyle=style, linewidth=1.1, label=label)
+                    axes.axhspan(*(end_of(row, "mean_rank", end) for end in ("low", "high")), color=colour, alpha=0.12,
+                                 linewidth=0)
             axes.axhline(summary.number("chance_rank"), color=OTHER, linestyle=":", label="chance")
-            axes.set_yscale("log")
+            axes.set(title=f"{title} (n = {next(row['n'] for row in rows if row['source'] == TARGET):,})", yscale="log",
+                     xlabel="decoder layer")
             axes.yaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_minor_formatter("")
             axes.set_xticks([row["layer"] for row in layers][:: 1 + len(layers) // 12])
-            n = next(row["n"] for row in rows if row["source"] == TARGET)
-            axes.set(title=f"{titles[part]} (n = {n:,})", xlabel="decoder layer")
         panels[0].set_ylabel("rank of the next token (1 is best)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels_of))
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels_of))
         return {"fig_layer_probe_ranks": figure}
 
 

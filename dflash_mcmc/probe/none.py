@@ -10,8 +10,6 @@ from dflash_mcmc.probe import Probe, Summary, Unit, Work
 from dflash_mcmc.registry import register
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from dflash_mcmc.settings import Settings
 
 
@@ -39,7 +37,3 @@ class NoProbe(Probe):
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
         """An empty summary."""
         return Summary({}, {}, {})
-
-    def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """No figure."""
-        return {}

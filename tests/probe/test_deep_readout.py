@@ -10,7 +10,7 @@ import pytest
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.deep_readout import DeepReadout
-from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, hidden_states, read_out
+from dflash_mcmc.probe.deep_readout.readout import hidden_states, read_out
 from dflash_mcmc.probe.deep_readout.tables import MODES, TARGET
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.reading import read_records
@@ -71,10 +71,9 @@ def test_a_record_depends_on_its_problem_alone(make_config):
     problem = config.dataset.problems()[3]
     prompt = model.encode(config.model.prompt(model.tokenizer, problem.question))
     answer = model.encode(problem.solution)
-    blocks, key = AnswerBlocks.of(len(prompt), len(answer), BLOCK), Key(0).fold_in("deep_readout", problem.id, "noise")
-    alone = read_out(drafter, hidden_states(drafter, np.concatenate([prompt, answer]), blocks, "full", key))
-    assert records[problem.id]["rank"] == alone.rank
-    assert records[problem.id]["p"] == alone.p
+    key = Key(0).fold_in("deep_readout", problem.id, "noise")
+    alone = read_out(drafter, hidden_states(drafter, prompt, answer, "full", key))
+    assert {part: records[problem.id][part] for part in ("p", "rank")} == alone
     counts = records[problem.id]["parameters"]
     assert counts["draft_fc"] == drafter.network.fc.weight.numel()
     assert counts["words"] == len(model.tokenizer)

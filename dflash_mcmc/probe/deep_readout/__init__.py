@@ -38,7 +38,6 @@ class ReadoutRecord(TypedDict):
     """The compared tokens of an answer, in their order. A reader is `target` or a mode of the draft."""
 
     prompt_length: Count
-    """Tokens of the prompt."""
     block_size: Annotated[int, Range(1)]
     """Tokens of a block, with its known first token."""
     block: Annotated[list[Count], Long("compared")]
@@ -82,19 +81,19 @@ class DeepReadout(AnswerProbe):
     def recorder(self, config: Settings, model: LanguageModel, draft: DFlashDrafter | None,
                  work: Work) -> Callable[[Unit, Answer], dict]:
         """Probabilities and ranks of an answer's tokens, and the parameters of target and draft."""
-        from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, count_parameters, hidden_states, read_out
+        from dflash_mcmc.probe.deep_readout.readout import count_parameters, hidden_states, read_out
 
         assert draft is not None  # `needs_draft`
         counts, key = count_parameters(model, draft.network), Key(config.seed).fold_in("deep_readout")
         modes = tables.MODES if self.reinject_every is None else (*tables.MODES, tables.REINJECT)
 
         def record(unit: Unit, answer: Answer) -> dict:
-            blocks = AnswerBlocks.of(len(answer.prompt), len(answer.tokens), draft.num_drafted + 1)
-            hidden = hidden_states(draft, answer.sequence, blocks, self.context, key.fold_in(unit.problem, "noise"), modes,
-                                   self.reinject_every)
-            return {"prompt_length": blocks.prompt_length, "block_size": blocks.size,
-                    "block": [index for index in range(len(blocks.anchors)) for _ in range(draft.num_drafted)],
-                    **read_out(draft, hidden, modes)._asdict(), "parameters": counts}
+            hidden = hidden_states(draft, answer.prompt, answer.tokens, self.context, key.fold_in(unit.problem, "noise"),
+                                   modes, self.reinject_every)
+            count, n = hidden.tokens.shape
+            return {"prompt_length": len(answer.prompt), "block_size": n + 1,
+                    "block": [index for index in range(count) for _ in range(n)], **read_out(draft, hidden, modes),
+                    "parameters": counts}
 
         return record
 

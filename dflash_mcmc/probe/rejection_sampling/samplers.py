@@ -1,13 +1,13 @@
 """The samplers of the probe on two kinds of laws: one drafted token with synthetic logits, and the first two of a real block.
 
-The laws of a draft are tables over the vocabulary, because the prompt is fixed: the target's and the draft's
-law of the first token, and their laws of the second token after each first one.
+The laws of a draft are tables over the vocabulary, because the prompt is fixed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -37,27 +37,19 @@ BLOCK = "speculative_rejection_block"
 MARGINAL, BASE = "speculative_rejection marginal_q", "speculative_rejection base_logits_q"
 
 
-class OneToken(NamedTuple):
-    """The attributes of a drafter that predicts one token, without a network."""
-
-    num_drafted: int = 1
-    has_density: bool = True
-
-
 def samplers_by_name(num_drafted: int = 1) -> dict[str, Speculation]:
     """The decoders by name, correct (`decoder`) and with each fault that this probe measures (`decoder fault`).
 
     All draft at the target's temperature. Matching draws its drafts with the uniform of the position, and rejection sampling
     uses separate uniforms.
     """
-    samplers = {}
+    samplers, drafter = {}, SimpleNamespace(num_drafted=num_drafted, has_density=True)
     for decoder, rule, faults in (("speculative_rejection", rules.reject, rules.REJECTION),
                                   ("speculative_match", rules.match, rules.MATCH)):
         for name, (wrong, fault) in {"": (None, Fault()), **faults}.items():
             if name not in _ELSEWHERE:
-                samplers[f"{decoder} {name}".strip()] = Speculation(
-                    wrong or rule, OneToken(num_drafted), shared_noise=rule is rules.match, temperature=None, noisy=True,
-                    fault=fault)
+                samplers[f"{decoder} {name}".strip()] = Speculation(wrong or rule, drafter, shared_noise=rule is rules.match,
+                                                                    temperature=None, noisy=True, fault=fault)
     return samplers
 
 

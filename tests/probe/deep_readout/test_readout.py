@@ -19,7 +19,7 @@ from dflash_mcmc.engine.batching.model_runner import ModelRunner, Span
 from dflash_mcmc.engine.speculative.drafter import Anchors, DFlashDrafter
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe.deep_readout import figures, tables
-from dflash_mcmc.probe.deep_readout.readout import AnswerBlocks, Hidden, count_parameters, hidden_states, noise, read_out
+from dflash_mcmc.probe.deep_readout.readout import Hidden, count_parameters, hidden_states, noise, read_out
 from dflash_mcmc.probe.deep_readout.tables import CONTEXTS, MODES, TARGET, parameter_rows, tokens_of
 from dflash_mcmc.rng import Key
 from tests.draft.network.test_dflash import QWEN3_4B
@@ -40,8 +40,8 @@ def pair(model, block_size: int = 5, sliding=(None, None)) -> DFlashDrafter:
     return DFlashDrafter(network(model, sliding=sliding), LanguageModel(model), block_size)
 
 
-def example(drafter: DFlashDrafter) -> tuple[np.ndarray, AnswerBlocks]:
-    return np.concatenate([PROMPT, ANSWER]), AnswerBlocks.of(len(PROMPT), len(ANSWER), drafter.num_drafted + 1)
+def anchors_of(drafter: DFlashDrafter) -> list[int]:
+    return sequences.whole_blocks(len(PROMPT), len(ANSWER), drafter.num_drafted + 1)
 
 
 def scaled_noise(features: torch.Tensor, segments) -> torch.Tensor:
@@ -54,28 +54,29 @@ def scaled_noise(features: torch.Tensor, segments) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def block_by_block(model, drafter, sequence, blocks, mode: str, context: str, again=()) -> torch.Tensor:
+def block_by_block(model, drafter, mode: str, context: str, again=()) -> torch.Tensor:
     """Hidden states (blocks, size - 1, hidden) with a cache that grows by one block at a time.
 
     Args:
         again: numbers of the blocks whose cache has the prompt's entries once more.
     """
-    draft, last = drafter.network, blocks.anchors[-1]
+    draft, anchors, size = drafter.network, anchors_of(drafter), drafter.num_drafted + 1
+    sequence, last = np.concatenate([PROMPT, ANSWER]), anchors[-1]
     states = model(torch.from_numpy(sequence)[None], output_hidden_states=True).hidden_states
     features = torch.cat([states[layer + 1][0] for layer in drafter.tapped_layers], dim=-1)[:last]
-    starts = [0, *blocks.anchors[:-1]]
+    starts = [0, *anchors[:-1]]
     if mode == "random":
-        features = scaled_noise(features, list(zip(starts, blocks.anchors, strict=True)))
+        features = scaled_noise(features, list(zip(starts, anchors, strict=True)))
     cached, found = [], []
-    for start, anchor in zip(starts, blocks.anchors, strict=True):
+    for start, anchor in zip(starts, anchors, strict=True):
         positions = torch.arange(start, anchor)
         cached.append((*draft.keys_values(draft.context(features[None, start:anchor]), positions[None]), positions))
         shown = {"full": cached, "block": cached[-1:], "prompt": cached[:1]}[context]
         shown = shown + cached[:1] if len(cached) - 1 in again else shown
-        fed = torch.from_numpy(sequence[anchor : anchor + blocks.size]).clone()
+        fed = torch.from_numpy(sequence[anchor : anchor + size]).clone()
         if mode in ("mask", "reinject"):
             fed[1:] = MASK
-        own = anchor + torch.arange(blocks.size)
+        own = anchor + torch.arange(size)
         place = torch.cat([*(positions for *_, positions in shown), own])
 
         def attend(layer, queries, keys, values, shown=shown, own=own, place=place):
@@ -97,13 +98,12 @@ def block_by_block(model, drafter, sequence, blocks, mode: str, context: str, ag
                          ids=["whole", "short", "sliding"])
 def test_one_pass_equals_block_by_block(model, context, size, sliding):
     drafter = pair(model, size, sliding)
-    sequence, blocks = example(drafter)
-    together = hidden_states(drafter, sequence, blocks, context, KEY)
+    together = hidden_states(drafter, PROMPT, ANSWER, context, KEY)
     assert together.draft.shape == (3, len(ANSWER) // size, size - 1, 32)
     for row, mode in enumerate(MODES):
-        alone = hidden_states(drafter, sequence, blocks, context, KEY, (mode,)).draft[0]
+        alone = hidden_states(drafter, PROMPT, ANSWER, context, KEY, (mode,)).draft[0]
         torch.testing.assert_close(together.draft[row], alone, atol=TOLERANCE, rtol=0)
-        expected = block_by_block(model, drafter, sequence, blocks, mode, context)
+        expected = block_by_block(model, drafter, mode, context)
         torch.testing.assert_close(together.draft[row], expected, atol=TOLERANCE, rtol=0)
 
 
@@ -111,17 +111,16 @@ def test_one_pass_equals_block_by_block(model, context, size, sliding):
 def test_the_prompt_is_injected_again_every_second_block(model, context):
     """Blocks 2 and 4 of five see it, as in a cache with the prompt's entries once more. Other blocks stay as with masks."""
     drafter = pair(model, 4, (4, None))
-    sequence, blocks = example(drafter)
-    assert len(blocks.anchors) == 5
+    assert len(anchors_of(drafter)) == 5
     modes = ("mask", "gold", "reinject")
-    masks, gold, found = hidden_states(drafter, sequence, blocks, context, KEY, modes, 2).draft
+    masks, gold, found = hidden_states(drafter, PROMPT, ANSWER, context, KEY, modes, 2).draft
     for mode, rows in (("mask", masks), ("gold", gold)):
-        expected = block_by_block(model, drafter, sequence, blocks, mode, context)
+        expected = block_by_block(model, drafter, mode, context)
         torch.testing.assert_close(rows, expected, atol=TOLERANCE, rtol=0)
-    right = block_by_block(model, drafter, sequence, blocks, "reinject", context, again=(2, 4))
+    right = block_by_block(model, drafter, "reinject", context, again=(2, 4))
     torch.testing.assert_close(found, right, atol=TOLERANCE, rtol=0)
     for wrong in ((1, 3), (1, 2, 3, 4), (2,)):
-        planted = block_by_block(model, drafter, sequence, blocks, "reinject", context, again=wrong)
+        planted = block_by_block(model, drafter, "reinject", context, again=wrong)
         assert (found - planted).abs().max() > 0.01
     assert ((found - masks).abs().amax(dim=(1, 2)) > 0.01).tolist() == [False, False, True, False, True]
 
@@ -154,30 +153,29 @@ def test_ranks_and_probabilities_by_hand():
     low, tied = [0.0, np.log(2.0), np.log(5.0), -np.inf], [1.0, 1.0, 1.0, 0.0]
     rows = torch.tensor([[low, tied]], dtype=torch.float32)
     found = read_out(drafter, Hidden(rows, rows.flip(1)[None], torch.tensor([[1, 0]])), ("mask",))
-    assert found.rank == {"target": [2, 1], "mask": [1, 3]}
+    assert found["rank"] == {"target": [2, 1], "mask": [1, 3]}
     equal = np.e / (3.0 * np.e + 1.0)
-    assert found.p["target"] == pytest.approx([0.25, equal], rel=1e-5)
-    assert found.p["mask"] == pytest.approx([np.e**2 / (3.0 * np.e**2 + 1.0), 1.0 / 30.0], rel=1e-5)
+    assert found["p"]["target"] == pytest.approx([0.25, equal], rel=1e-5)
+    assert found["p"]["mask"] == pytest.approx([np.e**2 / (3.0 * np.e**2 + 1.0), 1.0 / 30.0], rel=1e-5)
     worst = read_out(drafter, Hidden(rows, rows[None], torch.tensor([[3, 3]])), ("mask",))
-    assert (worst.rank["target"], worst.p["target"][0]) == ([4, 4], 0.0)
+    assert (worst["rank"]["target"], worst["p"]["target"][0]) == ([4, 4], 0.0)
 
 
 def test_the_target_predicts_from_the_position_before(model, monkeypatch):
-    drafter = pair(model)
-    sequence, blocks = example(drafter)
-    hidden = hidden_states(drafter, sequence, blocks, "full", KEY)
+    drafter, sequence = pair(model), np.concatenate([PROMPT, ANSWER])
+    hidden = hidden_states(drafter, PROMPT, ANSWER, "full", KEY)
     found = read_out(drafter, hidden)
     with torch.inference_mode():
         logits = model(torch.from_numpy(sequence)[None]).logits[0].double().numpy()
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    places = [anchor + slot for anchor in blocks.anchors for slot in range(1, blocks.size)]
-    assert found.p["target"] == pytest.approx([p[place - 1, sequence[place]] for place in places], rel=1e-3, abs=1e-12)
-    assert found.rank["target"] == [1 + int((p[place - 1] > p[place - 1, sequence[place]]).sum()) for place in places]
+    places = [anchor + slot for anchor in anchors_of(drafter) for slot in range(1, 5)]
+    assert found["p"]["target"] == pytest.approx([p[place - 1, sequence[place]] for place in places], rel=1e-3, abs=1e-12)
+    assert found["rank"]["target"] == [1 + int((p[place - 1] > p[place - 1, sequence[place]]).sum()) for place in places]
     monkeypatch.setattr(sequences, "positions_at_once", lambda vocab_size: 3)
     pieces = read_out(drafter, hidden)
-    assert pieces.rank == found.rank
-    for name, values in found.p.items():
-        assert pieces.p[name] == pytest.approx(values, rel=1e-4)
+    assert pieces["rank"] == found["rank"]
+    for name, values in found["p"].items():
+        assert pieces["p"][name] == pytest.approx(values, rel=1e-4)
 
 
 def engine_logits(drafter: DFlashDrafter, sequence: np.ndarray, anchors: list[int], aside: bool) -> torch.Tensor:
@@ -212,14 +210,14 @@ def test_mask_mode_equals_the_engines_drafts(model, make_config, which, aside):
         parts = config.model.load("cpu")
         drafter, problem = config.draft.load(parts), config.dataset.problems()[4]
         prompt = parts.encode(config.model.prompt(parts.tokenizer, problem.question))
-        sequence = np.concatenate([prompt, parts.encode(problem.solution)])
-        blocks = AnswerBlocks.of(len(prompt), len(sequence) - len(prompt), drafter.num_drafted + 1)
-        assert len(blocks.anchors) > 3
+        answer = parts.encode(problem.solution)
     else:
         drafter = pair(model, sliding=(4, None) if which == "sliding" else (None, None))
-        sequence, blocks = example(drafter)
-    hidden = hidden_states(drafter, sequence, blocks, "full", KEY)
-    drafted = engine_logits(drafter, sequence, blocks.anchors, aside)
+        prompt, answer = PROMPT, ANSWER
+    anchors = sequences.whole_blocks(len(prompt), len(answer), drafter.num_drafted + 1)
+    assert len(anchors) > 3
+    hidden = hidden_states(drafter, prompt, answer, "full", KEY)
+    drafted = engine_logits(drafter, np.concatenate([prompt, answer]), anchors, aside)
     with torch.inference_mode():
         torch.testing.assert_close(drafter.logits(hidden.draft[0]), drafted, atol=3e-4, rtol=0)
         assert (drafter.logits(hidden.draft[1]) - drafted)[..., :50].abs().max() > 0.1
