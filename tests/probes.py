@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,26 +9,11 @@ from dflash_mcmc.config.schema import Config
 from dflash_mcmc.draft.none import NoDraft
 from dflash_mcmc.probe import Work
 from dflash_mcmc.store.reading import read_records
-from dflash_mcmc.store.records import RECORDS
 
 
 def records(folder: Path) -> list[dict]:
     """The records of a run, in the order of its file."""
     return read_records(folder)
-
-
-def killed(run: Path, folder: Path) -> Path:
-    """A copy of the run below `folder`/outputs, in the state after a kill during its third record."""
-    outputs = run.parent.parent
-    copy = shutil.copytree(outputs, folder / "outputs") / run.relative_to(outputs)
-    kept = (copy / RECORDS).read_text().splitlines(keepends=True)[:2]
-    (copy / RECORDS).write_text("".join(kept) + '{"problem": "arith-0')
-    return copy
-
-
-def without_times(found: list[dict]) -> list[dict]:
-    """The records without times, which must be the same in every run."""
-    return [{name: value for name, value in record.items() if not name.startswith("seconds")} for record in found]
 
 
 def changed(config: Config, limit: int | None = None, drafting: bool = True, **changes) -> Config:

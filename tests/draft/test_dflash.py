@@ -71,10 +71,3 @@ def test_records_and_summary_have_the_work_of_a_draft_that_learns(make_config):
         assert learning.summary[name] == pytest.approx(sum(record[name] for record in after))
         assert name not in frozen.summary
     assert 0 < learning.summary["adapt_seconds"] <= sum(record["share_seconds"] for record in after)
-
-
-def test_a_smaller_block_drafts_less(make_config, checkpoint):
-    result = execute(make_config(*RUN, "draft=dflash", f"draft.path={checkpoint}", "draft.dtype=float32",
-                                 "draft.block_size=3"))
-    for record in read_records(result.folder):
-        assert record["tokens_drafted"] == 2 * record["blocks_drafted"]

@@ -47,11 +47,9 @@ from tests.engine.speculative.test_block_grid import draft_mh
 from tests.engine.speculative.test_mixed_steps import drawn
 from tests.engine.speculative.test_slotwise import LAW, RULES
 from tests.engine.speculative.test_speculator import match, reject
-from tests.laws import conditional, product_law, sequences
+from tests.laws import conditional, sequences
 from tests.runs import execute, records_of
 from tests.sampler import test_draft_mh as of_draft_mh
-from tests.sampler import test_draft_refine as of_draft_refine
-from tests.sampler import test_power_smc as of_power_smc
 from tests.speculation import speculative_error
 from tests.targets import random_model
 
@@ -150,15 +148,6 @@ def test_draft_mh_leaves_the_power_target_invariant(changes, num_drafted):
     assert max(of_draft_mh.errors(tabular(num_drafted), of_draft_mh.make(**changes), 3)) <= 1e-12
 
 
-def test_draft_refine_and_power_smc_keep_their_laws():
-    assert of_draft_refine.errors(tabular(), of_draft_refine.make(cut="confidence")) <= 1e-12
-    engine = tabular(1)
-    smc, p = of_power_smc.make(proposal="draft", temperature=0.8), product_law(engine.model, 2, None)
-    found, expected = of_power_smc.weights_of(smc, engine), {x: share**smc.alpha for x, share in p.items()}
-    assert found.keys() == expected.keys()
-    assert max(abs(found[x] - expected[x]) for x in expected) / sum(expected.values()) < 1e-11
-
-
 # The batched engine, with a draft of another family, fewer layers and another number of rows in its head.
 
 
@@ -221,16 +210,6 @@ def test_a_head_of_another_size_drafts_the_tokens_that_both_have(qwen3, rows):
         found.append({done.tag: done for done in engine.run(todo)})
     all_same(found[1], found[0])
     assert all(done.result.trajectory.tokens.max() < 53 for done in found[2].values())
-
-
-@pytest.mark.parametrize("decoder", [reject(), reject(verification="block")], ids=["token", "block"])
-def test_a_draft_of_the_same_law_is_always_kept(qwen3, decoder):
-    """With p = q only tokens after a stop id or the horizon are lost; so the draft has read the last token of each block."""
-    for done in run(qwen3, qwen3, "temperature", decoder).values():
-        blocks = -(-done.result.trajectory.length // 4)
-        assert done.cost.blocks_drafted == blocks
-        assert done.cost.tokens_kept >= done.result.trajectory.length - blocks
-        assert done.cost.target_forwards < 4 * blocks + 20
 
 
 @pytest.mark.parametrize(("sampler", "settings"), [

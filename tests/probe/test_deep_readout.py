@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.probe import Work
 from dflash_mcmc.probe.deep_readout import DeepReadout
 from dflash_mcmc.probe.deep_readout.readout import hidden_states, read_out
@@ -126,13 +125,3 @@ def test_empty_and_short_answers_are_skipped_and_counted(solved, monkeypatch):
     assert [record.get("skipped") for record in records] == ["empty", f"shorter than {BLOCK} tokens", None]
     assert (result.summary["num_problems"], result.summary["num_skipped"]) == (1, 2)
     assert result.summary["tables"]["overall"][0]["n"] == len(records[2]["block"]) > 0
-
-
-def test_the_identity_has_what_can_change_a_record(make_config):
-    base = identity_of(make_config(*PROBE))
-    assert {name for name in base if name.startswith("probe.")} == {
-        "probe.answers", "probe.context", "probe.reinject_every"}
-    assert identity_of(make_config(*PROBE, "dataset.limit=2")) == base
-    assert identity_of(make_config(*PROBE, "probe.reinject_every=null")) == base
-    for override in ("probe.answers=greedy", "probe.context=block", "probe.reinject_every=1"):
-        assert identity_of(make_config(*PROBE, override)) != base

@@ -18,12 +18,10 @@ from dflash_mcmc.config import command
 from dflash_mcmc.config.checks import to_config
 from dflash_mcmc.engine.speculative.drafter import DFlashDrafter
 from dflash_mcmc.errors import UserError
-from dflash_mcmc.forcing import sequences
 from dflash_mcmc.probe import Unit, Work, difficulty
 from dflash_mcmc.probe.difficulty import Answers, Difficulty
 from dflash_mcmc.process import stopping
 from dflash_mcmc.statistics.intervals import Clusters
-from dflash_mcmc.store.folder import RunStore
 from dflash_mcmc.store.reading import read_records
 from dflash_mcmc.types import Grade
 from tests.runs import execute
@@ -102,27 +100,6 @@ def test_the_tables_equal_those_of_the_records(result):
     assert outcome["acceptance_right"] == pytest.approx(np.mean(right))
     names = {path.name for path in result.folder.iterdir()}
     assert {"fig_difficulty_auroc.png", "fig_difficulty_auroc.svg", "outcomes.csv", "answers.csv"} <= names
-
-
-def test_an_interrupted_run_has_the_same_records(make_config, monkeypatch, tmp_path):
-    monkeypatch.setattr(Difficulty, "figures", lambda *given: {})
-    whole = execute(make_config(*WARM, "dataset.limit=4", f"paths.outputs={tmp_path / 'whole'}"))
-    config = make_config(*WARM, "dataset.limit=4")
-    append = RunStore.append
-
-    def interrupted(store, record):
-        append(store, record)
-        if len(store.records) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunStore, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        execute(config)
-    monkeypatch.setattr(RunStore, "append", append)
-    continued = execute(config)
-    assert continued.num_new == 5
-    assert records(continued.folder) == records(whole.folder)
-    assert continued.summary == whole.summary
 
 
 class LatePool:
@@ -237,19 +214,6 @@ def by_loops(target: np.ndarray, draft: np.ndarray, token: int) -> dict[str, flo
     }
 
 
-def test_signals_by_hand():
-    p, q = torch.tensor([[0.8, 0.15, 0.05, 0.0]]), torch.tensor([[0.5, 0.3, 0.2, 0.0]])  # the fourth id has no token
-    found = {name: float(values[0]) for name, values in difficulty.of_tokens(p.log(), q.log(), torch.tensor([1])).items()}
-    assert set(found) == NAMES
-    assert found["total_variation"] == pytest.approx(0.30, abs=1e-6)  # the document's example, section 4.1
-    assert found["minus_log_acceptance"] == pytest.approx(-math.log(0.70), abs=1e-6)
-    assert found["kl_target_draft"] == pytest.approx(0.8 * math.log(1.6) - 0.15 * math.log(2) - 0.05 * math.log(4), abs=1e-6)
-    assert found["draft_surprisal"] == pytest.approx(-math.log(0.3), abs=1e-6)
-    assert found["target_surprisal"] == pytest.approx(-math.log(0.15), abs=1e-6)
-    assert found["least_confidence"] == pytest.approx(0.2, abs=1e-6)
-    assert found["top1_disagreement"] == 0.0
-
-
 @pytest.mark.parametrize("block_size", [BLOCK_SIZE, 3])
 def test_signals_along_an_answer_equal_those_of_single_blocks(block_size):
     model = random_target()
@@ -276,19 +240,6 @@ def shorter(draft, block_size, model, anchor):
         return block_alone(draft, model, torch.from_numpy(TOKENS), anchor)
     finally:
         draft.shape = whole
-
-
-def test_pieces_of_signals_change_nothing(monkeypatch):
-    model = random_target()
-    drafter = DFlashDrafter(random_draft(model), model, BLOCK_SIZE)
-    whole = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
-    monkeypatch.setattr(sequences, "_LOGITS_BYTES", 3 * 4 * model.vocab_size)
-    widest, plain = [], difficulty.of_tokens
-    monkeypatch.setattr(difficulty, "of_tokens", lambda *tensors: widest.append(len(tensors[0])) or plain(*tensors))
-    pieces = difficulty.along(model, drafter, TOKENS[:7], TOKENS[7:])
-    assert max(widest) == 3
-    for name in NAMES:
-        np.testing.assert_allclose(pieces[name], whole[name], atol=1e-5)
 
 
 # AUROC equals a count of pairs; resamples are of whole problems; differences are paired.

@@ -11,14 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dflash_mcmc import probe
-from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.forcing.answers import Answer
 from dflash_mcmc.probe import layer_rank
 from dflash_mcmc.probe.layer_rank import NORMS, median_of
 from dflash_mcmc.report.table import of_probes
 from dflash_mcmc.statistics.intervals import Clusters
 from tests.composing import composed
-from tests.probes import changed, killed, measured, records, without_times
+from tests.probes import changed, measured, records
 from tests.runs import execute
 
 RUN = ("probe=layer_rank", "dataset.limit=4", "probe.hard_below=0.3")
@@ -132,21 +131,6 @@ def test_draft_and_target_are_compared_on_the_same_tokens(result):
     assert target["mean_rank"] < draft["mean_rank"] < found.summary["chance_rank"]
 
 
-def test_the_folder_has_tables_and_the_figure(result):
-    names = {path.name for path in result[1].folder.iterdir()}
-    assert {"layers.csv", "hard_layers.csv", "norms.csv", "hard_norms.csv", "fig_layer_probe_ranks.png",
-            "fig_layer_probe_ranks.svg"} <= names
-
-
-def test_an_interrupted_run_has_the_same_records(result, tmp_path):
-    found = result[1]
-    folder = killed(found.folder, tmp_path)
-    again = execute(composed(tmp_path / "outputs", *RUN, *DRAFT))
-    assert (again.folder, again.num_new) == (folder, 2)
-    assert without_times(records(folder)) == without_times(records(found.folder))
-    assert again.summary["tables"] == found.summary["tables"]
-
-
 def test_without_the_draft_the_rest_is_the_same(result):
     alone, together = tables_of(changed(result[0], drafting=False)), result[1].summary["tables"]
     assert alone["layers"] == [row for row in together["layers"] if row["source"] in ("target", "layer")]
@@ -164,16 +148,6 @@ def test_the_target_always_predicts_its_own_greedy_answers(result):
     assert summary.values["num_hard"] == 0
     assert row_of(summary.tables["hard_layers"], "target")["mean_rank"] is None
     assert list(config.probe.figures(config, found, summary)) == ["fig_layer_probe_ranks"]
-
-
-def test_the_identity_has_what_changes_a_record(make_config):
-    config = make_config(*RUN)
-    found = [identity_of(changed(config, **changes)) for changes in ({}, {"answers": "greedy"}, {"hard_below": 0.2})]
-    found.append(identity_of(make_config(*RUN, *DRAFT)))
-    assert all(a != b for n, a in enumerate(found) for b in found[:n])
-    assert identity_of(changed(config, limit=9)) == found[0]
-    assert "draft.content" not in found[0]
-    assert "draft.content" in found[3]
 
 
 @pytest.mark.parametrize("skipped", [1, 2])

@@ -206,30 +206,7 @@ def agreeing(pair, agreements: tuple[int, ...]) -> Response:
     return Response(np.array(tokens, np.int32), len(PROMPT))
 
 
-@torch.no_grad()
-def speculate(pair, response: Response) -> int:
-    """Number of forwards of the target when blocks are drafted one at a time."""
-    tokens, anchor, forwards = torch.from_numpy(response.tokens).long(), response.prompt_length - 1, 0
-    while anchor < response.length - 1:
-        for proposed in block_alone(*pair, tokens[: anchor + 1], anchor).argmax(dim=-1).tolist():
-            if anchor + 1 == response.length or proposed != tokens[anchor + 1]:
-                break
-            anchor += 1
-        anchor += 1
-        forwards += 1
-    return forwards
-
-
 AGREEMENTS = ((2, 0, 4, 1), (0, 0), (4, 4, 3), (1,))
-
-
-def test_count_equals_a_loop_over_blocks(pair):
-    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
-    forwards = sum(speculate(pair, response) for response in responses)
-    assert forwards == sum(map(len, AGREEMENTS))
-    tokens = sum(response.length - response.prompt_length for response in responses)
-    for rows_at_once, anchors_at_once in ((4, 99), (3, 2), (1, 1)):
-        assert count(*pair, responses, rows_at_once, anchors_at_once) == (tokens, forwards)
 
 
 def test_accepted_length_at_every_anchor(pair):

@@ -202,17 +202,6 @@ def test_what_is_saved_is_loaded(tmp_path, shape):
     assert DFLASH.read_shape(folder) == shape
 
 
-@pytest.mark.parametrize("shape", [SMALL, EVERYTHING], ids=["plain", "everything"])
-def test_transformers_reads_the_same_from_a_saved_config(tmp_path, shape):
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(written(tmp_path, shape)[1])
-    assert {**config.rope_parameters} == shape.rope
-    assert (config.hidden_size, config.num_key_value_heads, config.head_dim) == (24, 2, 8)
-    assert (config.sliding_window, config.rms_norm_eps) == (next(filter(None, shape.sliding), None), shape.norm_eps)
-    assert [kind == "sliding_attention" for kind in config.layer_types] == [window is not None for window in shape.sliding]
-
-
 def test_a_load_in_bfloat16_keeps_the_rotation_in_float32(tmp_path):
     draft, folder = written(tmp_path)
     low = load(folder, torch.bfloat16, "cpu")
