@@ -42,41 +42,41 @@ PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
 
 
+_PerToken, _PerBlock = Annotated[list[float], Long("drafted")], Annotated[list[float], Long("blocks")]
+
+
 @final
 class TokenDistances(TypedDict):
-    """Distances between target and draft for each predicted token; see `weighing.distances`."""
-    kl: Annotated[list[float], Long("drafted")]
-    """In nats."""
-    tvd: Annotated[list[float], Long("drafted")]
+    """Distances between target and draft for each predicted token, KL in nats; see `weighing.distances`."""
+    kl: _PerToken
+    tvd: _PerToken
 
 
 @final
 class ChainColumns(TypedDict):
     """The simulated chain of each block; see `weighing.chains`."""
-    acceptance: Annotated[list[float], Long("blocks")]
-    moved: Annotated[list[float], Long("blocks")]
-    equilibrium: Annotated[list[float], Long("blocks")]
-    log_w: Annotated[list[float], Long("blocks")]
-    log_w_std: Annotated[list[float], Long("blocks")]
-    effective: Annotated[list[float], Long("blocks")]
+    acceptance: _PerBlock
+    moved: _PerBlock
+    equilibrium: _PerBlock
+    log_w: _PerBlock
+    log_w_std: _PerBlock
+    effective: _PerBlock
 
 
 @final
 class ProposalRecord(TypedDict):
     """A proposal: the draft at a temperature, or the target. The target has joint weights alone."""
-    kl: NotRequired[Annotated[list[float], Long("drafted")]]
-    tvd: NotRequired[Annotated[list[float], Long("drafted")]]
+    kl: NotRequired[_PerToken]
+    tvd: NotRequired[_PerToken]
     reference: NotRequired[ChainColumns]
     joint: NotRequired[ChainColumns]
 
 
 @final
 class SpeculativeRecord(TypedDict):
-    """See `SpeculativeMCMC.record` and `weighing.seconds_of`."""
+    """See `SpeculativeMCMC.record` and `weighing.seconds_of`. Only answers whose proposals were timed have the last fields."""
     num_tokens: Count
-    """Tokens of the answer."""
     blocks: Annotated[Count, Long("blocks")]
-    """Whole blocks of the answer."""
     block_size: Annotated[int, Range(1)]
     """Tokens of a block, with its anchor."""
     p: TokenDistances
@@ -84,14 +84,12 @@ class SpeculativeRecord(TypedDict):
     proposals: dict[str, ProposalRecord]
     """By temperature of the draft; `target` for blocks drawn from the target."""
     seconds: Annotated[float, Range(0)]
-    """Seconds since the previous record."""
+    skipped: NotRequired[Annotated[str, Instead(("num_tokens", "blocks", "block_size", "p", "proposals", "seconds"))]]
     seconds_target: NotRequired[Annotated[float, Range(0)]]
-    """Seconds of a proposal of the target. This field and the next two are there only if proposals were timed."""
+    """Seconds of a proposal of the target."""
     seconds_draft: NotRequired[Annotated[float, Range(0)]]
     timed_rows: NotRequired[Count]
     """Chains that proposed at once."""
-    skipped: NotRequired[Annotated[str, Instead(("num_tokens", "blocks", "block_size", "p", "proposals", "seconds"))]]
-    """Why the answer was not measured."""
 
 
 @register("probe", "speculative_mcmc")

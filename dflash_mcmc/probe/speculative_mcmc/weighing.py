@@ -1,11 +1,8 @@
 """Distances of target and draft, draws of blocks, their importance weights, and chains that propose them.
 
-`seconds_of` measures the speed of the two proposals on the engine: a block of the draft, and as many tokens of the target.
-
-Weights are of two kinds, `reference` and `joint`. A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) -
-sum log q(x_k). The kinds differ in the tokens that p(x_k) is conditioned on. `reference` is the kind in the probe's source
-document: p(x_k) given the tokens of the measured answer before position k. `joint` is p(x_k) given the block's own tokens
-before position k. Only then is w the ratio of two distributions over blocks.
+Weights are of two kinds. A block x of n tokens drawn from q has log w = alpha · sum log p(x_k) - sum log q(x_k). In the kind
+`reference` of the probe's source document p(x_k) is given the tokens of the measured answer before position k. In the kind
+`joint` it is given the block's own tokens before k. Only then is w the ratio of two distributions over blocks.
 
 Independence Metropolis-Hastings proposes draws from q. In state x it accepts y with probability min(1, w(y) / w(x)) (Hastings
 1970; for the acceptance in equilibrium Liu 1996, "Metropolized independent sampling").
@@ -54,14 +51,10 @@ def joint_log_p(model: LanguageModel, reading: Reading, anchor: int, tokens: np.
     log_p, step = np.empty(tokens.shape), positions_at_once(model.vocab_size)
     for start in range(0, len(hidden), step):
         mine = (which >= start) & (which < start + step)
-        log_p[mine] = _of_rows(checked(model.logits(hidden[start : start + step])), which[mine] - start, tokens[mine])
+        logits = checked(model.logits(hidden[start : start + step]))
+        row, token = (torch.from_numpy(numbers[mine]).to(logits.device) for numbers in (which - start, tokens))
+        log_p[mine] = (logits[row, token].double() - torch.logsumexp(logits.double(), dim=-1)[row]).cpu().numpy()
     return log_p
-
-
-def _of_rows(logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Log softmax in nats, float64 (n,), of `tokens` in the given `rows` of logits, both int64 (n,)."""
-    row, token = (torch.from_numpy(numbers).to(logits.device) for numbers in (rows, tokens))
-    return (logits[row, token].double() - torch.logsumexp(logits.double(), dim=-1)[row]).cpu().numpy()
 
 
 def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temperature: float,
@@ -78,8 +71,12 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
     step = positions_at_once(model.vocab_size)
     for position in range(n):
         states = hidden[torch.from_numpy(which).to(hidden.device)]
-        pieces = [_draw(checked(model.logits(piece)), temperature, uniform)
-                  for piece, uniform in zip(states.split(step), uniforms[:, position].split(step), strict=True)]
+        pieces = []
+        for piece, uniform in zip(states.split(step), uniforms[:, position].split(step), strict=True):
+            logits = checked(model.logits(piece))
+            target, weights = laws.weigh(logits), laws.weigh(logits / temperature)
+            chosen, _ = laws.draw(weights, uniform)
+            pieces.append((chosen, target.log_probability(chosen), weights.log_probability(chosen)))
         drawn.append([torch.cat(column).cpu().numpy() for column in zip(*pieces, strict=True)])
         if position + 1 < n:
             tokens = drawn[-1][0]
@@ -88,13 +85,6 @@ def draw_from_target(model: LanguageModel, reading: Reading, anchor: int, temper
             hidden, which = tree.read(parents[first].tolist(), tokens[first].tolist()), after
             parents = before + which
     return Proposed(*(np.stack(column, axis=1)[None] for column in zip(*drawn, strict=True)))
-
-
-def _draw(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The drawn token of each row, its log p and its log q."""
-    target, weights = laws.weigh(logits), laws.weigh(logits / temperature)
-    tokens, _ = laws.draw(weights, uniforms)
-    return tokens, target.log_probability(tokens), weights.log_probability(tokens)
 
 
 def ended(proposed: Proposed, stop_ids: tuple[int, ...]) -> Proposed:
@@ -123,12 +113,12 @@ def chains(proposed: Proposed, alpha: float, uniforms: np.ndarray) -> dict[str, 
 def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Simulates a chain for each row of samples. It starts at the first sample and proposes the others in order.
 
-    Returns the shares of the proposals that were accepted, and that were accepted and differ from the state, float64 (rows,).
-
     Args:
-        log_weights: float64 (rows, samples), nats; samples >= 2.
-        uniforms: float64 (rows, samples - 1).
+        log_weights: float64 (rows, samples), nats; samples >= 2. uniforms: float64 (rows, samples - 1).
         tokens: int64 (rows, samples, n), the samples themselves.
+
+    Returns:
+        The shares of the proposals that were accepted, and that were accepted and differ from the state, float64 (rows,).
     """
     rows, samples = log_weights.shape
     log_uniforms, weight, state = np.log(uniforms), log_weights[:, 0], tokens[:, 0]
@@ -143,10 +133,9 @@ def simulate(log_weights: np.ndarray, uniforms: np.ndarray, tokens: np.ndarray) 
 
 
 def in_equilibrium(log_weights: np.ndarray) -> np.ndarray:
-    """The acceptance of a chain in equilibrium, float64 (rows,), estimated from samples of q.
+    """The acceptance of a chain in equilibrium, float64 (rows,), estimated from all pairs of a row's samples of q.
 
-    The expectation of min(1, w(y) / w(x)) over x ~ target and y ~ q equals E[min(w(x), w(y))] / E[w] over x, y ~ q. The
-    estimate uses all pairs of samples of a row. It simulates no chain, so it has no simulation noise.
+    The expectation of min(1, w(y) / w(x)) over x ~ target and y ~ q equals E[min(w(x), w(y))] / E[w] over x, y ~ q.
     """
     samples = log_weights.shape[1]
     ordered = np.sort(np.exp(log_weights - log_weights.max(axis=1, keepdims=True)), axis=1)
