@@ -26,8 +26,6 @@ _GIVEN = ("model", "draft", "dataset", "hardware", "seed", "paths")
 """Groups and fields of a run that a check has too."""
 _LIMITS = {"check": (32, 128), "speed": (4, 64)}
 """Problems, and tokens of an answer, where none are given."""
-_REFUSED = {"trace": "false with drafts speed, which traces one turn and times others without"}
-"""Fields of the decoder that `speed` refuses, with what it allows."""
 _HELP = """\
 check: measures the acceptance of a draft by temperature and position, and finds rows off by one and wrong layers.
 speed: times blocks and plain steps, and says whether speculation pays on this machine, and with how many drafted tokens.
@@ -96,9 +94,8 @@ def configured(overrides: list[str], command: str = "check") -> tuple[Config, di
 
     given = _GIVEN if command == "check" else (*_GIVEN, "decoder")
     job = single_job(f"drafts {command}", overrides, given, added)
-    for field, allowed in _REFUSED.items():
-        if isinstance(job.config.decoder, SpeculativeDecoder) and (value := getattr(job.config.decoder, field)):
-            raise ConfigError(f"decoder.{field}", value, allowed)
+    if isinstance(decoder := job.config.decoder, SpeculativeDecoder) and decoder.trace:
+        raise ConfigError("decoder.trace", True, "false with drafts speed, which traces one turn and times others without")
     if job.config.draft.learns():
         raise ConfigError("draft.adapt", cast("Any", job.config.draft).adapt, f"none with drafts {command}: a draft that "
                           "learns is another draft in every block, which ordinary runs measure")

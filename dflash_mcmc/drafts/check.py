@@ -60,11 +60,6 @@ class BlockWalk(NamedTuple):
     gained: tuple[int, ...]
     """Tokens that each forward of the target gave, in the order of the answer."""
 
-    @property
-    def sequence(self) -> np.ndarray:
-        """Prompt and answer."""
-        return np.concatenate([self.prompt, self.tokens])
-
     def anchors(self) -> np.ndarray:
         """Position in the sequence of each block's anchor, int64 (blocks,). The first one is the prompt's last token."""
         return len(self.prompt) - 1 + np.concatenate([[0], np.cumsum(self.gained)[:-1]]).astype(np.int64)
@@ -265,7 +260,8 @@ def redrafted(drafter: DFlashDrafter, walks: Sequence[BlockWalk]) -> tuple[float
         for index, walk in enumerate(walks):
             blocks = np.arange(index % every, len(walk.gained), every)
             drawn.append(np.array(walk.gained)[blocks])
-            tokens, anchors = (torch.from_numpy(x).to(model.device) for x in (walk.sequence, walk.anchors()[blocks]))
+            tokens, anchors = (torch.from_numpy(x).to(model.device) for x in (
+                np.concatenate([walk.prompt, walk.tokens]), walk.anchors()[blocks]))
             reading = sequences.read(model, tokens[None], layers)
             outputs = dict(zip(layers, reading.outputs, strict=True))
             for change, found in zip(tried, gained, strict=True):

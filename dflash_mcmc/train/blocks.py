@@ -1,20 +1,18 @@
 """The blocks of each training step, and what the target says along the training responses.
 
 Every epoch has its own random order of the sequences and its own random anchors. Features are kept in memory, so that each
-response is read once, before the first step, and not in every epoch. The groups that are read together depend on the responses
-alone, so that a run that was resumed has the same values to the last bit.
+response is read once, before the first step. The groups that are read together depend on the responses alone, so that a run
+that was resumed has the same values to the last bit.
 
-The quality of a draft is its tokens per forward of the target, as if recorded responses were drawn speculatively. The target's
-token is known at every position of a response. Speculation would accept the drafted tokens before the first one that differs
-from the response. The response's token replaces the differing token. For greedy responses this is exactly greedy speculation.
-For sampled responses it is exactly sample-and-match with a draft that proposes its most likely tokens. (Sample-and-match
-compares the draft's tokens with a sample of the target.)
+The quality of a draft is its tokens per forward of the target, as if recorded responses were drawn speculatively: the drafted
+tokens before the first one that differs from the response are accepted, and the response's token replaces that one. For greedy
+responses this is exactly greedy speculation, and for sampled ones sample-and-match with a draft that proposes its most likely
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,8 +29,6 @@ from dflash_mcmc.train.responses import Response
 
 Network: TypeAlias = DFlash | Eagle3
 """A network that is trained here."""
-
-
 POOL_BATCHES = 8
 """Number of batches in a pool. The sequences of a pool are sorted by length and then divided into batches."""
 T = TypeVar("T")
@@ -205,39 +201,20 @@ class KeptReader:
                            for column in columns)
 
 
-def by_position(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int, anchors_at_once: int,
-                width: int, num_parts: int) -> np.ndarray:
-    """(numbers of tokens, numbers of forwards of the target) of each part of the answers, int64 (num_parts, 2).
+def speculated(draft: Network, model: LanguageModel, responses: Sequence[Response], rows_at_once: int,
+               anchors_at_once: int) -> tuple[int, int]:
+    """(number of tokens of the answers, number of forwards of the target), whose ratio is the accepted length tau.
 
-    Drafting starts at the last token of each prompt. The ratio is the accepted length tau. A forward yields the accepted
-    tokens and the target's token after them; all belong to the part of the first of them. Part n has the answers' tokens
-    n * width to (n + 1) * width - 1, and the last part has all that follow.
+    Drafting starts at the last token of each prompt. A forward yields the accepted tokens and the target's token after them.
     """
-    counts = np.zeros((num_parts, 2), np.int64)
-    responses = sorted(responses, key=lambda response: response.length)
-    for start in range(0, len(responses), rows_at_once):
-        rows = responses[start : start + rows_at_once]
+    forwards, ordered = 0, sorted(responses, key=lambda response: response.length)
+    for start in range(0, len(ordered), rows_at_once):
+        rows = ordered[start : start + rows_at_once]
         for accepted, response in zip(accepted_lengths(draft, model, rows, anchors_at_once), rows, strict=True):
-            anchors = walk(accepted, response.prompt_length - 1, response.length)
-            for anchor, following in pairwise([*anchors, response.length - 1]):
-                part = min((anchor + 1 - response.prompt_length) // width, num_parts - 1)
-                counts[part] += following - anchor, 1
-    return counts
-
-
-def walk(accepted: np.ndarray, first: int, length: int) -> list[int]:
-    """The anchors of the blocks from the anchor `first` to the end of a sequence of `length` tokens.
-
-    Each block takes one forward of the target.
-
-    Args:
-        accepted: int64, at least `length` entries, the number of accepted tokens of the block at each anchor position.
-    """
-    anchors, anchor = [], first
-    while anchor < length - 1:
-        anchors.append(anchor)
-        anchor += int(accepted[anchor]) + 1
-    return anchors
+            anchor = response.prompt_length - 1
+            while anchor < response.length - 1:
+                anchor, forwards = anchor + int(accepted[anchor]) + 1, forwards + 1
+    return sum(response.length - response.prompt_length for response in responses), forwards
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ from dflash_mcmc.rng import Key
 from dflash_mcmc.store.files import make_folder, write_atomically
 from dflash_mcmc.store.locks import Locks
 from dflash_mcmc.tracker import Guarded, RunInfo
-from dflash_mcmc.train import blocks
-from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader
+from dflash_mcmc.train.blocks import Epochs, KeptReader, Network, TargetReader, speculated
 from dflash_mcmc.train.loss import CandidateIds, Objective, loss_sum, weights_of
 from dflash_mcmc.train.recipe import DraftPlan, check_shape, identity_of, responses_folder, run_folder
 from dflash_mcmc.train.responses import Request, Response, questions, responses
@@ -55,8 +54,6 @@ FAMILIES = {"dflash": checkpoint.DFLASH, "eagle3": EAGLE3}
 _BETAS, _MAX_NORM = (0.9, 0.95), 1.0
 """Of AdamW, and the largest norm of the gradient: larger gradients are scaled down to it."""
 _TRACK_EVERY = 10
-_PART = 64
-"""Tokens of a part of the answers, for which the accepted length is reported separately."""
 _FREE_OF_START = ("block_size", "num_drafted", "dtype", "num_target_layers", "max_positions")
 """Fields of a shape that no weight depends on. They may differ between `init` and the plan."""
 
@@ -226,31 +223,20 @@ class _Session:
         return loss.item()
 
     def evaluate(self) -> dict[str, object]:
-        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T.
-
-        `tau_T_by_position` has it for parts of the answers of `_PART` tokens, with None for a part without a token.
-        """
+        """The accepted length on the held-out responses: `tau_T` for each of their temperatures T."""
         figures: dict[str, object] = {}
-        at_once, num_parts = self.plan.rows_at_once or self.plan.batch_size, -(-self.plan.responses.max_new_tokens // _PART)
         for temperature, held_out in self.held_out.items():
             mine = held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-            counted = torch.from_numpy(blocks.by_position(self.draft, self.model, mine, at_once, self.plan.anchors, _PART,
-                                                            num_parts))
-            counts = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
-            tokens, forwards = map(sum, zip(*counts, strict=True))
+            counted = torch.tensor(speculated(self.draft, self.model, mine, self.plan.rows_at_once or self.plan.batch_size,
+                                              self.plan.anchors))
+            tokens, forwards = self.accelerator.reduce(counted.to(self.model.device), "sum").tolist()
             figures[f"tau_{temperature:g}"] = tokens / forwards
-            figures[f"tau_{temperature:g}_by_position"] = [part[0] / part[1] if part[1] else None for part in counts]
         return figures
 
 
 def _describe(figures: dict[str, object]) -> str:
-    texts = []
-    for name, value in figures.items():
-        if isinstance(value, float) and name.startswith("tau_"):
-            taus = [f"{tau:.2f}" for tau in cast("list[float | None]", figures[f"{name}_by_position"]) if tau is not None]
-            by_position = f" ({', '.join(taus)} in parts of {_PART} tokens)" if len(taus) > 1 else ""
-            texts.append(f"{value:.2f} at temperature {name.removeprefix('tau_')}{by_position}")
-    return "tokens for each forward of the target: " + ", ".join(texts)
+    taus = {name.removeprefix("tau_"): value for name, value in figures.items() if name.startswith("tau_")}
+    return "tokens for each forward of the target: " + ", ".join(f"{tau:.2f} at temperature {t}" for t, tau in taus.items())
 
 
 def export(draft: Network, plan: DraftPlan, model: LanguageModel, folder: Path,

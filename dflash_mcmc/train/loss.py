@@ -1,19 +1,16 @@
 """The training loss of a draft. All blocks of some sequences are drafted in one forward.
 
-Slot k of a block predicts the token k positions after the anchor. Its inputs are the target's features before the anchor and
-the anchor's token. The prediction is compared with the token at that position, or with the target's distribution there.
-Slot 0, padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after
-a wrong one are rejected (DFlash, arXiv 2602.06036).
-
-EAGLE-3 is unrolled: in each step of a block the network reads its own state of the step before, and the response's token (the
-training-time test of EAGLE-3, arXiv 2503.01840).
+Slot k of a block predicts the token k positions after the anchor, from the target's features before the anchor and the
+anchor's token. The prediction is compared with the token at that position, or with the target's distribution there. Slot 0,
+padding and positions after the end do not count. Slot k has the weight exp(-(k - 1) / gamma), because all slots after a wrong
+one are rejected (DFlash, arXiv 2602.06036). EAGLE-3 is unrolled: in each step of a block the network reads its own state of
+the step before, and the response's token (the training-time test of EAGLE-3, arXiv 2503.01840).
 
 The logits of all ids are most of the work of a step with a real vocabulary: at 49 thousand ids and a draft of 7 million
-parameters, three quarters. A step with candidates computes those of some ids: the frequent ids of the training responses, the
-ids that occur in the step, and random others that stand for the rest. The sum of exp(logit) over all ids is estimated without
-bias, so that the loss of a step is the cross-entropy over all ids plus an error of mean about zero.
-
-Source: sampled softmax (Jean et al. 2015, arXiv 1412.2007, section 3).
+parameters, three quarters. A step with candidates computes those of the frequent ids of the training responses, of the ids
+that occur in the step, and of random others that stand for the rest: sampled softmax (Jean et al. 2015, arXiv 1412.2007,
+section 3). The sum of exp(logit) over all ids is estimated without bias, so that the error of the loss has a mean of about
+zero.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import torch
 
 from dflash_mcmc.draft.network.dflash import DFlash, DFlashShape
 from dflash_mcmc.engine.batching.language_model import LanguageModel
-from dflash_mcmc.train.blocks import by_position
 from dflash_mcmc.train.responses import Response
 from tests.targets import random_model
 
@@ -61,11 +60,3 @@ def block_alone(draft: DFlash, model: LanguageModel, tokens: torch.Tensor, ancho
     positions = anchor + torch.arange(draft.shape.block_size)[None]
     hidden = draft(model.decoder.get_input_embeddings()(ids).detach(), positions, attend)
     return model.logits(hidden[0, 1:])
-
-
-def count(draft: DFlash, model: LanguageModel, responses: list[Response], rows_at_once: int,
-          anchors_at_once: int) -> tuple[int, int]:
-    """(number of tokens, number of forwards of the target) over all responses."""
-    longest = max(response.length for response in responses)
-    tokens, forwards = by_position(draft, model, responses, rows_at_once, anchors_at_once, longest, 1)[0].tolist()
-    return tokens, forwards

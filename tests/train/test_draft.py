@@ -17,13 +17,13 @@ from dflash_mcmc.draft.network import checkpoint
 from dflash_mcmc.engine.batching.language_model import LanguageModel
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.train import draft, responses
+from dflash_mcmc.train.blocks import speculated
 from dflash_mcmc.train.recipe import compose, identity_of
 from dflash_mcmc.train.responses import questions
 from tests.conftest import ROOT
 from tests.processes import HANG
 from tests.refusals import refused
 from tests.targets import FAMILIES, random_model
-from tests.train.drafts import count
 
 SMALL = ("steps=6", "batch_size=4", "evaluate_every=2", "num_threads=1", "prompts.num=12", "prompts.held_out=2",
          "responses.max_new_tokens=16", "shape.num_layers=1", "shape.intermediate_size=32", "anchors=3", "loss_gamma=4")
@@ -143,5 +143,5 @@ def test_the_shipped_draft_has_its_recipe_and_a_high_accepted_length(tmp_path):
     assert {field: value for field, value in trained.items() if field in recipe} == {
         field: value for field, value in {**recipe, "version": 1}.items() if field in trained}
     held_out = responses.responses(plan, target, tmp_path, responses.Request("held-out", questions(plan).held_out, [0.0]))
-    tokens, forwards = count(shipped, target, held_out, 6, 16)
+    tokens, forwards = speculated(shipped, target, held_out, 6, 16)
     assert tokens / forwards > 3.5

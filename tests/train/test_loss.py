@@ -16,15 +16,15 @@ from dflash_mcmc.train.blocks import (
     Epochs,
     TrainingBlocks,
     accepted_lengths,
-    by_position,
     draw_anchors,
     gather,
     possible_anchors,
+    speculated,
 )
 from dflash_mcmc.train.draft import cosine
 from dflash_mcmc.train.loss import Objective, loss_sum, weights_of
 from dflash_mcmc.train.responses import Response
-from tests.train.drafts import BLOCK_SIZE, block_alone, count, random_draft, random_responses, random_target
+from tests.train.drafts import BLOCK_SIZE, block_alone, random_draft, random_responses, random_target
 
 GAMMA = 2.0
 ANCHORS = ([4, 6, 11], [3], [5, 20, 24, 25])
@@ -223,12 +223,11 @@ def test_accepted_length_at_every_anchor(pair):
             assert row[anchor] == expected
 
 
-def test_a_forward_belongs_to_the_part_of_its_first_token(pair):
-    responses = [agreeing(pair, agreements) for agreements in ((2, 0, 4, 1), (0, 0))]  # first tokens 0 3 4 9, and 0 1
-    found = by_position(*pair, responses, 2, 8, 4, 2)
-    assert found.tolist() == [[3 + 1 + 1 + 1, 4], [5 + 2, 2]]
-    assert by_position(*pair, responses, 2, 8, 4, 4).tolist() == [[6, 4], [5, 1], [2, 1], [0, 0]]
-    assert found.sum(axis=0).tolist() == list(count(*pair, responses, 2, 8))
+def test_the_accepted_length_counts_blocks_from_the_end_of_the_prompt(pair):
+    responses = [agreeing(pair, agreements) for agreements in AGREEMENTS]
+    tokens = sum(response.length - response.prompt_length for response in responses)
+    for rows_at_once, anchors_at_once in ((4, 99), (3, 2), (1, 1)):
+        assert speculated(*pair, responses, rows_at_once, anchors_at_once) == (tokens, sum(map(len, AGREEMENTS)))
 
 
 # The cosine schedule. `test_embedded.py` tests the other schedule.

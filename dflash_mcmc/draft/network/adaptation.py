@@ -1,18 +1,14 @@
 """A DFlash draft that learns while it is used: low-rank changes of its projections, steps that train them, and the drafter.
 
-The changes are those of LoRA (Hu et al. 2021, arXiv 2106.09685), and each row has one of its own. A projection W becomes W
-+ A B, with A (inputs, rank) and B (rank, outputs). B is zero at first, so that the draft begins as its checkpoint. All
-changes of a row are one vector.
+The changes are those of LoRA (Hu et al. 2021, arXiv 2106.09685), one vector for each row: a projection W becomes W + A B, with
+A (inputs, rank) and B (rank, outputs), zero at first. A draft learns the tokens of a prompt (cross-entropy), or the target's
+distributions in verified blocks (KL divergence). Slot k of a block has the weight exp(-(k - 1) / gamma), as in training
+(DFlash, arXiv 2602.06036), with gamma half of the block size, as published for blocks of 8 and 10. Each update is one step of
+Adam (Kingma & Ba 2015, arXiv 1412.6980), as in Test-Time Speculation (arXiv 2605.09329).
 
-A draft learns the tokens of a prompt (cross-entropy), or the target's distributions in blocks that were verified (KL
-divergence). Slot k of a block has the weight exp(-(k - 1) / gamma), as in training (DFlash, arXiv 2602.06036). Gamma is
-half of the block size, which is the published value for blocks of 8 and 10. Each update is one step of Adam (Kingma & Ba
-2015, arXiv 1412.6980), as in Test-Time Speculation (arXiv 2605.09329).
-
-The cache of the draft holds the target's features instead of keys and values, because a change of the projections changes the
-keys and values of all earlier tokens. The keys and values of a row are computed from its features: all of them when an
-operation begins and after a step, and those of the latest tokens before each block. So the draft of a block depends only on
-the row's tokens and on what its chain has learned, but not on when tokens were read or which rows have been copied.
+The cache of the draft holds the target's features instead of keys and values, because a change of the projections changes
+those of all earlier tokens. They are computed from the features when an operation begins and after a step, and for the latest
+tokens before each block. So the draft of a block depends only on the row's tokens and on what its chain has learned.
 """
 
 from __future__ import annotations
@@ -38,14 +34,7 @@ from dflash_mcmc.rng import Key
 
 
 class ChangedLinear(torch.nn.Module):
-    """A linear map with a low-rank change.
-
-    Args:
-        base: the map of the checkpoint.
-
-    Attributes:
-        factors: A (rows, inputs, rank) and B (rows, rank, outputs); None for no change.
-    """
+    """A linear map of the checkpoint with a low-rank change: A (rows, inputs, rank) and B (rows, rank, outputs), or None."""
 
     def __init__(self, base: torch.nn.Linear):
         super().__init__()
@@ -76,7 +65,6 @@ class LowRankDraft:
         rank: rank of the changes.
 
     Attributes:
-        network: a network with the same weights, whose changes `changed` sets.
         size: numbers in the vector of a row.
     """
 
@@ -131,10 +119,8 @@ class Adapter:
     """What a draft has learned, and the state of Adam.
 
     Attributes:
-        values, mean, square: float32 (size,), the changes and the running moments of their gradient.
-        number: steps that the moments have seen.
-        steps: steps that were made.
-        dropped: steps that were left out, because their gradient was not finite.
+        values, mean, square: float32 (size,), the changes and the running moments of their gradient, which have seen `number`.
+        steps, dropped: steps that were made, and left out because their gradient was not finite.
         learned: whether a prompt has been learned, for `context`.
     """
 
@@ -365,12 +351,7 @@ class AdaptiveDrafter(DFlashDrafter):
         self._bound.clear()
 
     def begin(self, row: int, prompt: np.ndarray, known: Adapter | None) -> None:
-        """Begins an operation in a row.
-
-        Args:
-            prompt: int64 token ids.
-            known: what earlier operations have learned, for `online`; None for nothing. It is not changed.
-        """
+        """Begins an operation in a row, with what earlier ones have learned, for `online`, which is not changed."""
         if self.learns_online:
             adapter = Adapter.fresh(self._student.start) if known is None else known.again()
         else:  # the adapter of the prompt, which may not have learned it yet
@@ -384,9 +365,7 @@ class AdaptiveDrafter(DFlashDrafter):
     def end(self, row: int, pays: bool) -> tuple[Adapter, Learned]:
         """Ends the operation of a row. Returns what it has learned, and its work.
 
-        Args:
-            pays: whether the work includes the steps on the prompt. The chains of a problem share them, and each pays for them
-                once, because its cost must not depend on other chains.
+        The chains of a problem share the steps on the prompt, and each pays for them once: its cost must not depend on others.
         """
         bound = self._bound.pop(row)
         steps, dropped = (bound.adapter.steps, bound.adapter.dropped) if self.learns_online or pays else (0, 0)
