@@ -1,8 +1,7 @@
 """Measures what a draft extracts from the target's features along an answer, as in the document `deep_readout_diagnostic`.
 
-The document assumed that every block after the first sees only the features of one block, which is too little context. But the
-cache of a DFlash draft keeps the features of all positions, so the draft has no such limit. The option `context` can impose
-the limit.
+The document assumed that every block after the first sees only the features of one block. But the cache of a DFlash draft
+keeps those of all positions. The option `context` can impose the limit.
 """
 
 from __future__ import annotations

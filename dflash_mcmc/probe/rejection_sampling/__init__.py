@@ -1,10 +1,8 @@
 """Speculative sampling on synthetic distributions, by samplers that draw from the target and by samplers with known faults.
 
-A sampler is a decoder, or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair of tokens.
-
-The probe repeats the table of a pull request that fixed such a fault: "max_dev_correct=0.0018 max_dev_biased=0.1426
-(N=50000)". The fault was to verify the most likely token of a draft as if it had been drawn (DSpark, "Sample the DSpark draft
-proposal from q, not argmax").
+The probe repeats the table of a pull request that fixed such a fault, to verify the most likely token of a draft as if it had
+been drawn (DSpark, "Sample the DSpark draft proposal from q, not argmax"): "max_dev_correct=0.0018 max_dev_biased=0.1426
+(N=50000)". A sampler is a decoder, or a decoder with a fault. A cell is a token, or with `probe.laws=draft` a pair of tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class DrawsRecord(TypedDict):
     """The draws of a chunk, by sampler: a decoder, with the name of its fault."""
 
     draws: Annotated[int, Range(1)]
-    """Draws of each sampler."""
     accepted: dict[str, Annotated[float, Range(0)]]
     """Accepted drafts; of a block of several tokens, the sum of the accepted shares."""
     counts: Annotated[dict[str, list[Count]], Long("cells")]
@@ -55,14 +52,12 @@ class DrawsRecord(TypedDict):
 class RejectionSampling(Probe):
     """Deviation of speculative samplers from the target's distribution, with synthetic logits or with those of a draft.
 
-    The logits of target and draft are normally distributed. Each sampler uses the engine's own rules: it drafts one token,
-    applies the rule and returns the resulting token. The faults that need a history and the fault `greedy_walk`
-    are left out. `probe=sampled_verify` measures them.
+    The logits of target and draft are normally distributed. Each sampler drafts one token and applies the engine's own rule.
+    The faults that need a history and `greedy_walk` are left out: `probe=sampled_verify` measures them.
 
     With `laws=draft` the logits are those of a draft and its target after the first problem's prompt. Each sampler drafts the
-    first two tokens of a block, and the law of both is compared with the target's. For a draft whose second token depends on
-    the first one, the probe has two further faults: rejection with the marginal law of the second token as q
-    (`marginal_q`), and with the network's logits before the correction (`base_logits_q`).
+    first two tokens of a block, and the law of both is compared with the target's. Two further faults are rejection with the
+    marginal law of the second token as q (`marginal_q`), and with the logits before the correction (`base_logits_q`).
     """
 
     laws: Literal["auto", "synthetic", "draft"] = identity(
@@ -106,10 +101,9 @@ class RejectionSampling(Probe):
         return [Unit("draws", chunk) for chunk in range(self.num_draws // self.chunk_size)]
 
     def expected_cost(self, config: Settings) -> UnitCost | None:
-        """Nothing with synthetic laws. With laws=draft both laws are read twice, for the records and for the summary.
+        """Nothing with synthetic laws; None if the model's configuration is not here.
 
-        That reads the prompt, and the prompt before each token of the vocabulary. None if the model's configuration is not
-        here.
+        With laws=draft both laws are read twice: the prompt, and the prompt before each token of the vocabulary.
         """
         if self.laws != "draft":
             return UnitCost(0.0)
@@ -133,11 +127,7 @@ class RejectionSampling(Probe):
             yield unit, {"draws": size, "accepted": accepted, "counts": counts}
 
     def summarise(self, config: Settings, records: list[dict]) -> Summary:
-        """The table of samplers, a row per token, and the largest deviation after each chunk.
-
-        `overlap` is the sum of min(p, q), with laws=synthetic the share of drafts that rejection accepts. `standard_error` is
-        the standard error of the token whose frequency varies most.
-        """
+        """The table of samplers, a row per token, and the largest deviation after each chunk."""
         from dflash_mcmc.probe.rejection_sampling import samplers
 
         of = (frequencies(records, *samplers.cells(config, self.temperature)) if self.laws == "draft" else
@@ -148,10 +138,7 @@ class RejectionSampling(Probe):
                         "course": COURSE.rows({**of, "record": number} for number in range(len(records)))})
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
-        """Shares of draws and deviations by token, and the largest deviation over the number of draws.
-
-        The shares are those of the right and of the wrong sampler of the pull request, with bands of two standard errors.
-        """
+        """Shares of draws of the right and of the wrong sampler of the pull request, and all samplers' deviations by draws."""
         from matplotlib.figure import Figure
 
         from dflash_mcmc.report.figure import INK, OTHER, RIGHT, WRONG

@@ -1,8 +1,6 @@
 """Sample and match against plain sampling on a real pair: the measurements of the pull request that introduced it.
 
-The document is lucebox PR 374, "sampled-verify: speculative decoding with an active sampler". It reports speed at temperatures
-0.7 to 1, token histograms over 150 generations, the first-token test, degeneration over 1,200 tokens, and the success of tool
-calls after an agent's prompt of 24,000 tokens, with and without a finite attention window.
+The document is lucebox PR 374, "sampled-verify: speculative decoding with an active sampler".
 """
 
 from __future__ import annotations
@@ -48,13 +46,10 @@ class GenerationRecord(TypedDict):
     decoder: str
     temperature: Annotated[float, Range(0)]
     tokens: list[Count]
-    """Token ids."""
     target_forwards: Count
-    """Forward passes of the target."""
     tool_call: NotRequired[bool]
     """Whether the text has a call of a tool; only where the prompt shows tools."""
     failure: NotRequired[Annotated[str, Instead(("tokens",))]]
-    """Why it could not be drawn."""
 
 
 @final
@@ -63,7 +58,6 @@ class GenerationsRecord(TypedDict):
 
     workload: Annotated[str, OneOf((SHORT, LONG, AGENT))]
     prompt_tokens: Count
-    """Tokens of the prompt."""
     seconds: Annotated[list[Annotated[float, Range(0)]], Long("cells")]
     """The unit's share of the batch's time, for each cell."""
     cells: Annotated[list[GenerationRecord], Long("cells")]
@@ -75,9 +69,9 @@ class SampledVerify(Probe):
     """Sample and match, correct and with the document's faults, against plain sampling on three workloads.
 
     `short`: num_chains generations of each problem at each temperature. `long`: one generation of each problem that does not
-    stop before its horizon. `agent`: answers to one long synthetic prompt with tools. Every decoder has random numbers of its
-    own, so that tests compare independent samples. `same_key` draws with the random numbers of `plain`, and gives the same
-    tokens. A workload is shorter where the model has fewer positions; the tables have the lengths.
+    stop before its horizon. `agent`: answers to one long synthetic prompt with tools. Workloads are shorter where the model
+    has fewer positions. Every decoder has random numbers of its own, but `same_key` those of `plain`, and gives the same
+    tokens.
     """
 
     temperatures: list[float] = identity([0.7, 0.85, 1.0], "temperatures of the short workload")

@@ -1,7 +1,5 @@
 """Tests whether a draft's block can be the proposal of Metropolis-Hastings on p^alpha.
 
-The probe measures distances and importance weights, and it simulates chains.
-
 The protocol is from the document "Speculative MCMC Probe: Can a Draft Model Serve as an MCMC Proposal?" (sections 2 to 5).
 """
 
