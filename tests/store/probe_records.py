@@ -24,7 +24,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {  # a key with a space is free: the name 
         "num_tokens": 2, "num_hard": 1, "vocabulary": 9, "hard": [1], "ranks": {"a row": [1, None]},
         "log_p": {"a row": [-2.5, -1.5]}, "agreements": {"a row": [1, 0]}, "seconds": 0.25},
     "logit_blend": {
-        "num_tokens": 2, "num_hard": 1, "seconds": 0.25,
+        "num_tokens": 2, "num_hard": 1, "seconds": 0.25, "agreement": {"a source": [1.0, 0.5, 0.25]},
         "sums": {"hard": {"a source": [[1.0] * 8, [2.0] * 8]}, "easy": {"a source": [[1.0] * 8, [2.0] * 8]}}},
     "rejection_sampling": {"draws": 4, "accepted": {"a sampler": 2.5}, "counts": {"a sampler": [1, 3]}},
     "sampled_verify": {
