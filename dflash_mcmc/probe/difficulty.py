@@ -28,7 +28,7 @@ from dflash_mcmc.grading.verdicts import NO_ANSWER, NOT_DRAWN, VERDICTS
 from dflash_mcmc.probe import ProblemProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.columns import PROBLEMS, SKIPPED, Observations, Table, measured
 from dflash_mcmc.registry import name_of, options_with, register
-from dflash_mcmc.report.figure import INK, RIGHT, WRONG
+from dflash_mcmc.report.figure import INK, RIGHT, WRONG, panels
 from dflash_mcmc.statistics.intervals import Clusters, IntervalEstimate, divided
 from dflash_mcmc.store.schema import Count, Instead, OneOf, Whole
 from dflash_mcmc.types import UnitCost
@@ -130,12 +130,11 @@ class Difficulty(ProblemProbe):
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """AUROC of all signals: the mean over tokens is filled, the maximum hollow. Without AUROCs a text says why."""
-        from matplotlib.figure import Figure
         from matplotlib.lines import Line2D
 
         (outcome,), rows = summary.tables["outcomes"], summary.tables["answers"]
-        made = Figure(figsize=(7.4, 4.8), layout="constrained")
-        axes, names = made.subplots(), list(dict.fromkeys(row["signal"] for row in rows))
+        made, (axes,) = panels((7.4, 4.8))
+        names = list(dict.fromkeys(row["signal"] for row in rows))
         axes.set_title(f"{outcome['wrong']} wrong answers of {outcome['n']}")
         if not 0 < outcome["wrong"] < outcome["n"]:
             missing = "no answer" if not outcome["n"] else "all are right" if not outcome["wrong"] else "all are wrong"
@@ -241,9 +240,6 @@ def of_tokens(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -
     return dict(zip((*SIGNALS[DRAFT], *SIGNALS[TARGET]), values, strict=True))
 
 
-_NO_ESTIMATE = IntervalEstimate(None, None, None, 0)
-
-
 class Answers(Observations):
     """Answers, whether they are `wrong`, and their values of each detector of wrong answers, which are other columns.
 
@@ -279,7 +275,7 @@ class Answers(Observations):
     def auroc(self, label: str | None, *minus: str | None) -> IntervalEstimate:
         """The AUROC of a detector, or its paired difference from that of another one."""
         if not self.decided or label is None or not {None, label}.isdisjoint(minus):
-            return _NO_ESTIMATE
+            return IntervalEstimate()
         pairs = self.pairs(label) - sum(self.pairs(other) for other in minus if other)
         wrong, right = (np.bincount(self._place, kind, self._problems.size) for kind in (self.wrong, ~self.wrong))
 
@@ -351,9 +347,9 @@ VALUES = Table("values", (
      lambda of: sum(record["verdict"] == NO_ANSWER for record in of["kept"])),
     ("num_wrong", "measured answers that are wrong", lambda of: int(of["answers"].wrong.sum())),
     ("best_draft", "signal of the draft with the largest AUROC, chosen on these answers", _of_best("draft", "label")),
-    ("best_draft_auroc", "its AUROC", lambda of: (of["draft"] or {"auroc": _NO_ESTIMATE})["auroc"]),
+    ("best_draft_auroc", "its AUROC", lambda of: (of["draft"] or {"auroc": IntervalEstimate()})["auroc"]),
     ("best_baseline", "signal without a draft with the largest AUROC, chosen on these answers", _of_best("baseline", "label")),
-    ("best_baseline_auroc", "its AUROC", lambda of: (of["baseline"] or {"auroc": _NO_ESTIMATE})["auroc"]),
+    ("best_baseline_auroc", "its AUROC", lambda of: (of["baseline"] or {"auroc": IntervalEstimate()})["auroc"]),
     ("difference", "difference of the two AUROCs",
      lambda of: of["answers"].auroc(*(best and best["label"] for best in (of["draft"], of["baseline"])))),
 ))

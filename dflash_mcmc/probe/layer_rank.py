@@ -25,6 +25,7 @@ from dflash_mcmc.fields import identity
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import register
+from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
@@ -90,18 +91,13 @@ class LayerRank(AnswerProbe):
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """`fig_layer_probe_ranks`: mean and median rank by layer, for all tokens and for hard ones, on a logarithmic axis."""
-        from matplotlib.figure import Figure
-
-        from dflash_mcmc.report.figure import GREEN, INK, OTHER, RIGHT, WRONG, bars_of, end_of
-
         if not summary.tables["layers"]:
             return {}
         panels_of = {"All tokens": summary.tables["layers"]}
         if summary.values["num_hard"]:
             panels_of[f"Tokens with p < {self.hard_below:g}"] = summary.tables["hard_layers"]
-        figure = Figure(figsize=(5.6 * len(panels_of), 4.6), layout="constrained")
-        panels = figure.subplots(1, len(panels_of), sharey=True, squeeze=False)[0]
-        for axes, (title, rows) in zip(panels, panels_of.items(), strict=True):
+        figure, drawn = panels((5.6 * len(panels_of), 4.6), 1, len(panels_of), sharey=True)
+        for axes, (title, rows) in zip(drawn, panels_of.items(), strict=True):
             for norm, colour, marker, label, aside in (("none", WRONG, "o", "raw", -0.12),
                                                        ("final", RIGHT, "s", "after the final norm", 0.12)):
                 layers = [row for row in rows if row["norm"] == norm]
@@ -122,8 +118,8 @@ class LayerRank(AnswerProbe):
             axes.yaxis.set_major_formatter("{x:,.0f}")
             axes.yaxis.set_minor_formatter("")
             axes.set_xticks([row["layer"] for row in layers][:: 1 + len(layers) // 12])
-        panels[0].set_ylabel("rank of the next token (1 is best)")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels_of))
+        drawn[0].set_ylabel("rank of the next token (1 is best)")
+        legend_below(figure, 2 * len(panels_of))
         return {"fig_layer_probe_ranks": figure}
 
 

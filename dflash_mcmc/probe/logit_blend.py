@@ -26,7 +26,7 @@ from dflash_mcmc.forcing.answers import solutions
 from dflash_mcmc.probe import AnswerProbe, Summary, Unit, Work
 from dflash_mcmc.probe.columns import SKIPPED, Each, Observations, Table, measured
 from dflash_mcmc.registry import name_of, register
-from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of
+from dflash_mcmc.report.figure import GREEN, INK, ORANGE, OTHER, PURPLE, RIGHT, SKY, bars_of, legend_below, panels
 from dflash_mcmc.store.schema import AsList, Count, Long, Range
 
 if TYPE_CHECKING:
@@ -341,7 +341,6 @@ _LINEAR = 0.01
 def gains(tables: dict[str, list[dict]]) -> Figure:
     """Mean gain of each source (rows) and beta (columns), one panel per table, with the values in the cells."""
     from matplotlib.colors import SymLogNorm
-    from matplotlib.figure import Figure
 
     tables = {title: rows for title, rows in tables.items() if any(row["gain"] is not None for row in rows)}
     every = next(iter(tables.values()))
@@ -351,9 +350,8 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
     largest = max(_LINEAR, *(np.nanmax(np.abs(grid)) for grid in grids))
     scale = SymLogNorm(_LINEAR, vmin=-largest, vmax=largest)
     width, height = 1.4 + (0.7 * len(betas) + 0.5) * len(tables), 1.3 + 0.26 * len(sources)
-    figure = Figure(figsize=(max(width, 7.0), max(height, 3.2)), layout="constrained")
-    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
-    for axes, (title, rows), grid in zip(panels, tables.items(), grids, strict=True):
+    figure, drawn = panels((max(width, 7.0), max(height, 3.2)), 1, len(tables), sharey=True)
+    for axes, (title, rows), grid in zip(drawn, tables.items(), grids, strict=True):
         image = axes.imshow(grid, cmap="RdBu", norm=scale, aspect="auto")
         for y, x in np.argwhere(~np.isnan(grid)):
             strong = abs(float(scale(grid[y, x])) - 0.5) > 0.33
@@ -361,8 +359,8 @@ def gains(tables: dict[str, list[dict]]) -> Figure:
         axes.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axes.grid(visible=False)
         axes.set(title=f"{title} (n = {max(row['n'] for row in rows):,})", xlabel="beta")
-    panels[0].set_yticks(range(len(sources)), sources)
-    figure.colorbar(image, ax=panels, label="mean gain in log p (nats)", format="{x:g}")
+    drawn[0].set_yticks(range(len(sources)), sources)
+    figure.colorbar(image, ax=drawn, label="mean gain in log p (nats)", format="{x:g}")
     return figure
 
 
@@ -372,8 +370,6 @@ def wins(rows: list[dict], title: str) -> Figure:
     There are lines for the draft, the chosen blend, the flattened target and three layers: those with the largest shares won
     by log p at any beta. This selection makes them look better than they would on other tokens.
     """
-    from matplotlib.figure import Figure
-
     by_source: dict[str, list[dict]] = {}
     for row in rows:
         by_source.setdefault(_name(row), []).append(row)
@@ -381,8 +377,7 @@ def wins(rows: list[dict], title: str) -> Figure:
                     key=lambda name: -max(row["wins"] for row in by_source[name]))
     looks = dict(zip(layers, ((RIGHT, "o"), (GREEN, "s"), (PURPLE, "D")), strict=False))
     looks |= {DRAFT: (ORANGE, "^"), BLEND: (SKY, "v"), FLATTENED: (INK, "x")}
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels((9.6, 4.2), 1, 2)
     for axes, column in ((left, "wins"), (right, "rank_wins_minus_losses")):
         for number, (name, (colour, marker)) in enumerate(looks.items()):
             drawn = by_source.get(name, [])
@@ -397,7 +392,7 @@ def wins(rows: list[dict], title: str) -> Figure:
     left.set(title=f"By log p: {title[0].lower()}{title[1:]} (n = {by_source[FLATTENED][0]['n']:,})",
              ylabel="share of tokens won")
     right.set(title="By rank", ylabel="share won minus share lost")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks))
+    legend_below(figure, len(looks))
     return figure
 
 

@@ -6,15 +6,15 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
 from dflash_mcmc.probe.deep_readout.tables import BUCKETS, MODES, PROMPT_AGAIN, REINJECT, TARGET
-from dflash_mcmc.report.figure import INK, ORANGE, OTHER, PALE, RIGHT, WRONG, bars_of, end_of
+from dflash_mcmc.report.figure import INK, ORANGE, OTHER, PALE, RIGHT, WRONG, bars_of, end_of, legend_below, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from dflash_mcmc.probe.deep_readout.tables import ParameterCounts
 
@@ -41,8 +41,8 @@ _TITLES = {"mean_rank": "mean rank (sensitive to outliers)", "geometric_mean_ran
 
 def buckets(table: list[dict]) -> Figure:
     """Mean ranks by the target's probability of the token, for all ranges with tokens. `table` is the table `confidence`."""
-    figure = Figure(figsize=(8.5, 4.0), layout="constrained")
-    axes, readers = figure.subplots(), (TARGET, *dict.fromkeys(row["mode"] for row in table))
+    figure, (axes,) = panels((8.5, 4.0))
+    readers = (TARGET, *dict.fromkeys(row["mode"] for row in table))
     rows, width = {(row["p_target"], row["mode"]): row for row in table if row["n"]}, 0.8 / len(readers)
     names = [name for name, *_ in BUCKETS if (name, MODES[0]) in rows]
     for index, reader in enumerate(readers):
@@ -56,7 +56,7 @@ def buckets(table: list[dict]) -> Figure:
              ylabel="mean rank")
     _log_ranks(axes)
     axes.set_xticks(range(len(names)), [f"{name}\nn = {rows[name, MODES[0]]['n']:,}" for name in names])
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -65,9 +65,9 @@ def decomposition(table: list[dict]) -> Figure:
 
     A bar is hatched if the signal makes the rank worse.
     """
-    panels = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
-    figure = Figure(figsize=(5.6 * len(panels), 4.2), layout="constrained")
-    for axes, tokens in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    groups = list(dict.fromkeys(row["tokens"] for row in table if row["n"]))
+    figure, places = panels((5.6 * len(groups), 4.2), 1, len(groups))
+    for axes, tokens in zip(places, groups, strict=True):
         rows = {row["component"]: row for row in table if row["tokens"] == tokens}
         names = {"random baseline": "noise", "+ features": "+ features\n(masks)", "+ gold tokens": "+ gold\ntokens",
                  PROMPT_AGAIN: "+ prompt's\nfeatures again", TARGET: "target\n(from noise)"}
@@ -109,13 +109,13 @@ def by_position(curves: list[dict], context: str) -> Figure:
 def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float], ticks: list[str], title: str,
                 **axis: str) -> Figure:
     """A panel per column, with a line per reader and its interval as a band."""
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    figure, pair = panels((11.0, 4.6), 1, 2)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    for axes, column in zip(figure.subplots(1, 2), columns, strict=True):
+    for axes, column in zip(pair, columns, strict=True):
         for reader in dict.fromkeys(row["reader"] for row in curves):
             rows, look = [row for row in curves if row["reader"] == reader], LOOKS[reader]
             axes.plot(places, [row[column] for row in rows], look.line, marker=look.marker, markersize=4.5, color=look.colour,
-                      label=look.name if column == columns[0] else None)
+                      label=look.name)
             axes.fill_between(places, *([end_of(row, column, end) for row in rows] for end in ("low", "high")),
                               color=look.colour, alpha=0.18, linewidth=0)
         axes.set(ylabel=_TITLES[column], **axis)
@@ -125,7 +125,7 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
             _log_ranks(axes)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(places, ticks, fontsize=7, rotation=40 if len(ticks) > 9 else 0)
-    figure.legend(loc="outside lower center", ncols=4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -149,8 +149,8 @@ def architecture(counts: ParameterCounts) -> Figure:
     Args:
         counts: see `readout.count_parameters`.
     """
-    figure = Figure(figsize=(9.5, 6.2), layout="constrained")
-    axes, bottom, top, middle, hidden = figure.subplots(), 1.6, 8.2, 4.9, counts["hidden_size"]
+    figure, (axes,) = panels((9.5, 6.2))
+    bottom, top, middle, hidden = 1.6, 8.2, 4.9, counts["hidden_size"]
     axes.set(xlim=(0.0, 10.0), ylim=(0.0, 10.0), title="The draft reads the target's layers and shares its embedding and head")
     axes.set_axis_off()
 

@@ -19,7 +19,7 @@ from dflash_mcmc.engine import slots
 from dflash_mcmc.probe import Summary
 from dflash_mcmc.probe.columns import Each, Observations, Table
 from dflash_mcmc.process import ranks
-from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE
+from dflash_mcmc.report.figure import INK, MARKERS, OTHER, PALETTE, legend_below, panels
 from dflash_mcmc.rng import Key, Stream
 from dflash_mcmc.statistics import paired
 from dflash_mcmc.statistics.intervals import Clusters
@@ -331,15 +331,13 @@ _PANELS = {"tokens_per_forward": ("Tokens per target forward", ""),
 
 def figure(tables: dict[str, list[dict]]) -> Figure:
     """Tokens per forward, first token, histograms, degeneration and tool calls. Panels without values are left out."""
-    from matplotlib.figure import Figure
-
     rows = [(name, row) for name in (SHORT, LONG, AGENT) for row in tables.get(name, [])]
     decoders = list(dict.fromkeys(row["decoder"] for _, row in rows))
     series = list(dict.fromkeys((name, row["temperature"]) for name, row in rows))
     looks = [(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]) for index in range(len(series))]
-    panels = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
-    drawn = Figure(figsize=(2.2 + 2.3 * len(panels), 1.5 + 0.38 * len(decoders)), layout="constrained")
-    for axes, column in zip(drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+    columns = [column for column in _PANELS if any(row.get(column) is not None for _, row in rows)]
+    drawn, places = panels((2.2 + 2.3 * len(columns), 1.5 + 0.38 * len(decoders)), 1, len(columns), sharey=True)
+    for axes, column in zip(places, columns, strict=True):
         for number, (each, (colour, marker)) in enumerate(zip(series, looks, strict=True)):
             own = [row for name, row in rows if (name, row["temperature"]) == each and row.get(column) is not None]
             heights = [decoders.index(row["decoder"]) + 0.12 * (number - 0.5 * (len(series) - 1)) for row in own]
@@ -352,8 +350,7 @@ def figure(tables: dict[str, list[dict]]) -> Figure:
         if column == "histogram_p":
             axes.set_xscale("log")
             axes.axvline(_LEVEL, color=INK, linestyle="--", linewidth=1.0)
-    first = drawn.axes[0]
-    first.set_yticks(range(len(decoders)), decoders)
-    first.set_ylim(len(decoders) - 0.5, -0.5)
-    drawn.legend(*first.get_legend_handles_labels(), loc="outside upper center", ncols=len(series))
+    places[0].set_yticks(range(len(decoders)), decoders)
+    places[0].set_ylim(len(decoders) - 0.5, -0.5)
+    legend_below(drawn, len(series))
     return drawn

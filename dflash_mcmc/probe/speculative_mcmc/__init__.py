@@ -19,7 +19,7 @@ from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import ForcedProbe, Summary, Unit, Work, check_block
 from dflash_mcmc.probe.speculative_mcmc import tables
 from dflash_mcmc.registry import register
-from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of, end_of
+from dflash_mcmc.report.figure import INK, OTHER, RIGHT, SKY, WRONG, bars_of, end_of, panels
 from dflash_mcmc.rng import Key
 from dflash_mcmc.store.schema import Count, Instead, Long, Range
 from dflash_mcmc.types import UnitCost
@@ -191,13 +191,10 @@ class SpeculativeMCMC(ForcedProbe):
 
     def figures(self, config: Settings, records: list[dict], summary: Summary) -> dict[str, Figure]:
         """Figures of the acceptance of blocks, of tokens and positions, and of accepted proposals per second."""
-        from matplotlib.figure import Figure
-
         if not summary.tables:
             return {}
-        figure = Figure(figsize=(10.0, 6.6), layout="constrained")
-        panels = figure.subplot_mosaic([["tokens", "positions"], ["moves", "speed"]])
-        axes, curves = panels["tokens"], summary.data["token_acceptance"]
+        figure, (tokens, places, moves, speed) = panels((10.0, 6.6), 2, 2)
+        axes, curves = tokens, summary.data["token_acceptance"]
         for index, law in enumerate(dict.fromkeys((row["against"], row["temperature"]) for row in curves)):
             rows = [row for row in curves if (row["against"], row["temperature"]) == law]
             axes.plot([row["acceptance"] for row in rows], [row["share"] for row in rows], "--" if law[0] == "p" else "-",
@@ -206,7 +203,7 @@ class SpeculativeMCMC(ForcedProbe):
                  ylabel=f"share of {summary.values['num_predicted_tokens']:,} tokens", xlim=(0, 1), ylim=(0, 1))
         axes.legend(title="draft compared with")
 
-        axes, rows = panels["positions"], _of_best_weights(summary.tables["positions"])
+        axes, rows = places, _of_best_weights(summary.tables["positions"])
         positions = {row["position"]: row["blocks"] for row in rows}
         names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in rows))
         for index, name in enumerate(names):
@@ -219,14 +216,14 @@ class SpeculativeMCMC(ForcedProbe):
                  xlim=(-0.6, len(positions) - 0.4))
         axes.legend(ncols=2, loc="upper left")
 
-        axes, rows = panels["moves"], _of_best_weights(summary.tables["aggregate"])
+        axes, rows = moves, _of_best_weights(summary.tables["aggregate"])
         _bars(axes, rows, {"acceptance": "accepted", "moved": "accepted, different block"})
         _floor(axes, summary, axes.axhline)
         axes.set_xticks(range(len(rows)), [_label(row["proposal"], row["temperature"], "\n") for row in rows])
         axes.set(title="Not every acceptance is a move", ylabel="share of proposals", ylim=(0, 1.3))
         axes.legend(ncols=3, loc="upper left", columnspacing=1.0, handlelength=1.2)
 
-        axes, rows = panels["speed"], _of_best_weights(summary.tables.get("throughput", []))
+        axes, rows = speed, _of_best_weights(summary.tables.get("throughput", []))
         if rows:
             _bars(axes, rows, {"accepts_per_second": "accepts per second", "moves_per_second": "moves per second"})
             axes.set_xticks(range(len(rows)), [f"{_label(row['proposal'], row['temperature'], _LINE)}\n{row['speed']:.1f}x"
@@ -333,12 +330,10 @@ def _floor(axes: Axes, summary: Summary, line: Callable) -> None:
 
 def _bimodality(summary: Summary) -> Figure:
     """Histograms of the blocks' simulated acceptance. Each proposal has a panel."""
-    from matplotlib.figure import Figure
-
     names = list(dict.fromkeys((row["proposal"], row["temperature"]) for row in summary.tables["aggregate"]))
-    figure = Figure(figsize=(2.9 * len(names), 3.2), layout="constrained")
+    figure, places = panels((2.9 * len(names), 3.2), 1, len(names))
     looks: dict[str, dict] = {"joint": {"color": RIGHT, "alpha": 0.55}, "reference": {"histtype": "step", "color": INK}}
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+    for axes, name in zip(places, names, strict=True):
         for weights, look in looks.items():
             mine = [row["acceptance"] for row in summary.data["blocks"]
                     if (row["proposal"], row["temperature"], row["weights"]) == (*name, weights)]
