@@ -116,8 +116,8 @@ def _two_panels(curves: list[dict], columns: tuple[str, str], places: list[float
             rows, look = [row for row in curves if row["reader"] == reader], LOOKS[reader]
             axes.plot(places, [row[column] for row in rows], look.line, marker=look.marker, markersize=4.5, color=look.colour,
                       label=look.name)
-            axes.fill_between(places, *([end_of(row, column, end) for row in rows] for end in ("low", "high")),
-                              color=look.colour, alpha=0.18, linewidth=0)
+            low, high = ([end_of(row, column, end) for row in rows] for end in ("low", "high"))
+            axes.fill_between(places, low, high, color=look.colour, alpha=0.18, linewidth=0)
         axes.set(ylabel=_TITLES[column], **axis)
         if column == "mean_p":
             axes.set_ylim(0.0, 1.0)

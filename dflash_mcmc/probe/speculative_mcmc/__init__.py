@@ -40,7 +40,8 @@ PROPOSALS = 4
 """Number of proposals of a timed chain. The first one is not counted (`weighing.seconds_of`)."""
 
 
-_PerToken, _PerBlock = Annotated[list[float], Long("drafted")], Annotated[list[float], Long("blocks")]
+_PerToken = Annotated[list[float], Long("drafted")]
+_PerBlock = Annotated[list[float], Long("blocks")]
 
 
 @final
@@ -338,7 +339,7 @@ def _bimodality(summary: Summary) -> Figure:
             mine = [row["acceptance"] for row in summary.data["blocks"]
                     if (row["proposal"], row["temperature"], row["weights"]) == (*name, weights)]
             if mine:
-                axes.hist(mine, np.linspace(0.0, 1.0, 21), weights=np.full(len(mine), 1.0 / len(mine)),
+                axes.hist(mine, np.linspace(0.0, 1.0, 21).tolist(), weights=np.full(len(mine), 1.0 / len(mine)),
                           label=f"{weights} weights", **look)
         _floor(axes, summary, axes.axvline)
         axes.set(xlim=(0.0, 1.0), title=_label(*name))
