@@ -11,7 +11,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
 
 from omegaconf import MISSING
 
@@ -105,6 +106,9 @@ class DraftPlan:
     hardware: Any = MISSING
     tracker: Any = MISSING
     paths: Paths = dataclasses.field(default_factory=Paths)
+
+    engine: ClassVar = SimpleNamespace(is_remote=False)
+    """What a model's `canonical` asks for: the target answers on this machine."""
 
     @property
     def gamma(self) -> float:
