@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dflash_mcmc.config.identity import hash_of
 from dflash_mcmc.grading.verdicts import UNDRAWN
+from dflash_mcmc.report.reading import read, run_folders
+from dflash_mcmc.report.study import Study, study_of
 from dflash_mcmc.statistics.summaries import summarise
 from dflash_mcmc.store.schema import to_line
 
@@ -63,3 +65,8 @@ def write(folder: Path, condition: str, records: list[dict], made: dict | None =
     if finished:
         (run / "summary.json").write_text(json.dumps(summarise(condition, records)))
     return run
+
+
+def study_over(folder: Path, **options) -> Study:
+    """The study of the runs below the folder."""
+    return study_of(read(run_folders([folder]))[0], **options)

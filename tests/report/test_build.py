@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,14 +129,6 @@ def test_comparisons_with_the_baseline_are_adjusted_and_ties_are_called_ties(doc
     assert (found["blend_ps"]["chains_needed"], found["blend_ps"]["cheaper"]) == ("7", "problems")
 
 
-def test_pareto_front(document):
-    front = {row["run"]: (row["front_token_forwards"], row["front_share_seconds"]) for row in rows(document, "cost")}
-    assert front["blend_ps"] == ("yes", "yes")  # no run is more accurate
-    assert front["draft_blend_ps"] == ("no", "no")  # ps is as accurate and not more expensive
-    assert front["greedy"][0] == "yes"  # no run with this accuracy costs less
-    assert front["temp"] == ("no", "no")
-
-
 def test_six_figures_of_the_document_and_no_empty_one(document):
     figures = document.folder / "figures"
     names = {path.stem for path in figures.iterdir()}
@@ -211,13 +202,6 @@ def test_the_report_of_a_folder_that_cannot_be_written_is_one_line(document, tmp
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="--out: cannot write to"):
         build([document.studies[0].runs[0].folder], tmp_path / "taken")
-
-
-@pytest.mark.slow
-def test_order_of_the_arguments_is_kept(document):
-    folders = [Path(run.folder) for run in document.studies[0].runs]
-    other = build(folders[::-1], document.folder.parent / "other")
-    assert [run.label for run in other.studies[0].runs] == list(CONDITIONS)[::-1]
 
 
 # `python -m dflash_mcmc.report` over real runs, and one-line errors for mistakes.

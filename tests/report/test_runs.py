@@ -38,6 +38,7 @@ class TestLocate:
         assert names(run_folders([first, second])) == by_start[::-1]
         assert names(run_folders([first, tmp_path / "demo"])) == by_start[::-1]  # each once
         digest = first.name[-12:]
+        assert read(run_folders([first]))[0][0].digest == digest
         for given in (f"demo-{digest}", f"entity/dflash_mcmc/demo-{digest}", digest):
             assert names(run_folders([given], tmp_path)) == [first.name]
         assert set(names(run_folders([tmp_path]))) == {first.name, second.name, other.name}
@@ -52,8 +53,6 @@ class TestLocate:
         with pytest.raises(UserError, match=message) as error:
             run_folders(given, tmp_path)
         assert "\n" not in str(error.value)
-
-    def test_a_folder_without_runs(self, tmp_path):
         with pytest.raises(UserError, match="no finished sample here"):
             run_folders([tmp_path])
 
@@ -64,11 +63,6 @@ class TestLocate:
 
 
 class TestRead:
-    def test_the_digest_equals_that_of_the_folder_and_of_wandb(self, tmp_path):
-        run = write(tmp_path / "demo", "blend_ps", records(5))
-        (found,), _ = read(run_folders([run]))
-        assert run.name.endswith(found.digest)
-
     def test_interrupted_run_says_so_and_stays_correct(self, tmp_path):
         whole = write(tmp_path / "demo", "greedy", records(5))
         part = write(tmp_path / "demo", "ps", records(4, problems=PROBLEMS[:6]), limit=10, finished=False)
@@ -210,26 +204,19 @@ class TestRead:
         for alpha, start in ((8.0, "1"), (2.0, "2"), (4.0, "3")):
             made = identity("ps", sampler__alpha=alpha, sampler__proposal_temperature=1.0 / alpha)
             write(tmp_path / "demo", "ps", records(5), made, session={"started": start})
-        labels = [run.label for run in read(run_folders([tmp_path / "demo"]))[0]]
-        assert labels == ["ps alpha=2", "ps alpha=4", "ps alpha=8"]  # the temperature is 1/alpha
+        found = read(run_folders([tmp_path / "demo"]))[0]
+        assert [run.label for run in found] == ["ps alpha=2", "ps alpha=4", "ps alpha=8"]  # the temperature is 1/alpha
+        named = read(run_folders([found[place].folder for place in (2, 0, 1)]))[0]  # in the order of the command line
+        assert [run.label for run in named] == ["ps alpha=8", "ps alpha=2", "ps alpha=4"]
 
 
-@pytest.mark.parametrize(("older", "power"), [({}, 2.0), ({"gone": 1}, None)], ids=str)
-def test_the_law_of_a_run_whose_sampler_had_more_fields(tmp_path, older, power):
-    """A run with a field that this code does not know was drawn by another sampler."""
-    fields = dataclasses.asdict(PowerSMC(alpha=2.0, wrapper="pimh"))
-    made = {**identity("ps"), "sampler": "power_smc"}
-    folder = write(tmp_path, "ps", records(3), made, config={"sampler": {"name": "power_smc", **fields, **older}})
-    (run,), _ = read(run_folders([folder]))
-    assert run.power == power
-
-
-def test_a_field_that_is_newer_than_a_run_has_its_default_there(tmp_path):
-    """`sampler.order` and others: their defaults are what older runs drew with."""
-    fields = dataclasses.asdict(Temperature(temperature=1.0))
-    for newer in ("order", "typical_p", "top_n_sigma"):
-        del fields[newer]
-    made = {**identity("temp"), "sampler": "temperature"}
-    folder = write(tmp_path, "temp", records(3), made, config={"sampler": {"name": "temperature", **fields}})
-    (run,), _ = read(run_folders([folder]))
-    assert run.power == 1.0
+@pytest.mark.parametrize(("sampler", "newer", "older", "power"), [
+    (PowerSMC(alpha=2.0, wrapper="pimh"), (), {}, 2.0), (PowerSMC(alpha=2.0, wrapper="pimh"), (), {"gone": 1}, None),
+    (Temperature(temperature=1.0), ("order", "typical_p", "top_n_sigma"), {}, 1.0)], ids=["same", "older", "newer"])
+def test_the_law_of_a_run_of_an_older_sampler(tmp_path, sampler, newer, older, power):
+    """A field that this code does not know makes another sampler; one that is newer than the run has its default there."""
+    name = "power_smc" if isinstance(sampler, PowerSMC) else "temperature"
+    fields = {key: value for key, value in dataclasses.asdict(sampler).items() if key not in newer}
+    folder = write(tmp_path, "ps", records(3), {**identity("ps"), "sampler": name},
+                   config={"sampler": {"name": name, **fields, **older}})
+    assert [run.power for run in read(run_folders([folder]))[0]] == [power]

@@ -11,8 +11,8 @@ from dflash_mcmc.report import build as report
 from dflash_mcmc.report.build import build, by_dataset
 from dflash_mcmc.report.reading import read, run_folders
 from dflash_mcmc.report.sections import overall, samples
-from dflash_mcmc.report.study import Study, study_of
-from tests.report.folders import identity, record, write
+from dflash_mcmc.report.study import study_of
+from tests.report.folders import identity, record, study_over, write
 
 
 def records(problems: str, correct: str, **rest) -> list[dict]:
@@ -27,18 +27,10 @@ def runs(tmp_path):
     return tmp_path / "demo"
 
 
-def study_over(folder, **options) -> Study:
-    """The study of the runs below the folder."""
-    return study_of(read(run_folders([folder]))[0], **options)
-
-
-def test_baseline_and_pair_unless_given(runs):
+def test_baseline_and_pair(runs):
+    """By label, condition or identity; without a name greedy decoding, and two runs that differ only in the blend."""
     study = study_over(runs)
-    assert study.baseline.label == "greedy"
-    assert [run.label for run in study.pair] == ["ps", "blend_ps"]  # they differ only in the blend
-
-
-def test_baseline_and_pair_by_label_condition_or_identity(runs):
+    assert (study.baseline.label, [run.label for run in study.pair], study.warnings) == ("greedy", ["ps", "blend_ps"], [])
     study = study_over(runs, baseline="temp", pair=("greedy", "blend_ps"))
     assert study.baseline.label == "temp"
     assert [run.label for run in study.pair] == ["greedy", "blend_ps"]
@@ -50,17 +42,12 @@ def test_baseline_and_pair_by_label_condition_or_identity(runs):
     ({"baseline": "gredy"}, r"--baseline: given 'gredy' \(did you mean 'greedy'\?\); allowed: 'temp', 'greedy'"),
     ({"pair": ("ps", "ps")}, "--pair: given 'ps' twice; allowed: two runs"),
     ({"pair": ("ps", "x")}, "--pair: given 'x'; allowed:"),
+    ({"baseline": "blend_ps"}, "--baseline: given 'blend_ps', which matches 2 runs; allowed: 'blend_ps seed=0', 'blend_ps s"),
 ])
 def test_an_unknown_run_is_a_one_line_error(runs, options, message):
+    write(runs, "blend_ps", records("abcd", "ab"), identity("blend_ps", seed=1))
     with pytest.raises(UserError, match=message):
         study_over(runs, **options)
-
-
-def test_an_ambiguous_condition_is_refused(tmp_path):
-    for seed in (0, 1):
-        write(tmp_path / "demo", "ps", records("abcd", "ab"), identity("ps", seed=seed))
-    with pytest.raises(UserError, match="--baseline: given 'ps', which matches 2 runs; allowed: 'ps seed=0', 'ps seed=1'"):
-        study_over(tmp_path / "demo", baseline="ps")
 
 
 def test_each_dataset_is_a_part_of_the_page(runs, monkeypatch):
@@ -138,10 +125,6 @@ def test_differences_between_runs_are_reported(tmp_path, changed, session, messa
     write(tmp_path / "demo", "ps", records("abcd", "abc"), identity("ps", **changed), session=session)
     (warning,) = study_over(tmp_path / "demo").warnings
     assert re.search(message, warning)
-
-
-def test_no_warning_without_differences(runs):
-    assert study_over(runs).warnings == []
 
 
 @pytest.mark.parametrize(("conditions", "chosen", "warned"), [

@@ -91,14 +91,6 @@ def test_accepted_length_is_shown_if_a_run_drafted(tmp_path):
     assert "accepted length" not in overall(runs[:1])
 
 
-def test_samples_that_could_not_be_drawn_count_as_no_answer(tmp_path):
-    run = folder(tmp_path / "a", "ps", {})
-    failed = [record(problem, "not_drawn", proposals=0) for problem in "ab"]
-    (run / "summary.json").write_text(json.dumps(summarise("ps", failed)))
-    row = overall([run]).splitlines()[-1]
-    assert cells(row) == ["ps", "0", "2", "0.0 %", "0.0 - 65.8", "-", "-", "-", "-", "2", "100"]
-
-
 def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
         overall([tmp_path])
@@ -107,19 +99,17 @@ def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
         overall([tmp_path])
 
 
-def test_the_numbers_of_a_sampler_follow_the_table(tmp_path):
-    run = folder(tmp_path / "a", "smc", {"seed": 0})
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"measures/log_z": -3.25, "measures/resamplings": 4.0}))
-    assert overall([run]).splitlines()[-1] == "smc: log_z -3.25, resamplings 4 (means)"
-
-
-def test_the_parts_of_the_time_follow_the_table(tmp_path):
+def test_the_numbers_of_a_sampler_and_the_parts_of_the_time_follow_the_table(tmp_path):
+    failed = summarise("ps", [record(problem, "not_drawn", proposals=0) for problem in "ab"])
     runs = [folder(tmp_path / name, "smc", {"seed": number}) for number, name in enumerate("abc")]
-    whole = {"mean_prefill_seconds": 0.0123, "mean_draw_seconds": 12.5, "mean_grade_seconds": 1e-4}
-    added = (whole, {"mean_grade_seconds": 0.5}, {})
+    whole = {"measures/log_z": -3.25, "measures/resamplings": 4.0,
+             "mean_prefill_seconds": 0.0123, "mean_draw_seconds": 12.5, "mean_grade_seconds": 1e-4}
+    added = (whole, {"mean_grade_seconds": 0.5}, {**failed, "condition": "smc"})
     for run, more in zip(runs, added, strict=True):
         summary = json.loads((run / "summary.json").read_text())
         (run / "summary.json").write_text(json.dumps(summary | more))
-    assert overall(runs).splitlines()[-2:] == ["smc seed=0: seconds a sample: prefill 0.0123, draw 12.5, grade < 0.001.",
+    *_, row, _, measured, _, spent, other = overall(runs).splitlines()
+    assert cells(row) == ["smc seed=2", "0", "2", "0.0 %", "0.0 - 65.8", "-", "-", "-", "-", "2", "100"]
+    assert measured == "smc seed=0: log_z -3.25, resamplings 4 (means)"
+    assert [spent, other] == ["smc seed=0: seconds a sample: prefill 0.0123, draw 12.5, grade < 0.001.",
                                                "smc seed=1: seconds a sample: grade 0.5 (prefill and draw not measured)."]

@@ -190,12 +190,10 @@ def test_a_combined_record_works_like_a_sample():
     assert (summary["correct"], summary["no_answer"], summary["mean_seconds"], summary["mean_log_p"]) == (1.5, 1, 4 / 3, None)
     single = outcomes([chain for chain in several() if chain["chain"] == 0])
     assert compare(outcomes(records), single).test == "paired permutation"
-
-
-def test_chains_of_equal_log_p_are_tied():
-    """With equal log p, one of the four chains is drawn uniformly."""
-    assert [record["correct"] for record in aggregated(several(), "log_p")] == [0.75, 0.5, 0.0]
-    assert [record["verdict"] for record in aggregated(several(), "log_p")] == ["tied", "tied", "no_answer"]
+    given = zip(chains("a", "1", "1", "2"), (0.0, 0.2, 0.1), strict=True)
+    assert aggregated([{**record, "law_error": error} for record, error in given])[0]["law_error"] == 0.2  # the largest
+    by_log_p = aggregated(several(), "log_p")  # of equal values, one is drawn uniformly
+    assert [(row["correct"], row["verdict"]) for row in by_log_p] == [(0.75, "tied"), (0.5, "tied"), (0.0, "no_answer")]
 
 
 @pytest.mark.parametrize("by", ["majority", "log_p"])
@@ -220,14 +218,12 @@ def test_problems_with_fewer_chains_are_left_out_and_bad_numbers_refused():
             aggregated(several(), **arguments)
 
 
-def test_number_of_chains_within_a_budget():
-    """Chains cost 50 token-forwards each."""
-    assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
-    assert affordable(several(), 2.7, "seconds") == 2  # 4/3 s per chain
-
-
 def test_chains_of_a_problem_read_its_prompt_once():
-    """Chains cost 50 token-forwards each, 30 of them for the prompt: k chains cost 30 + 20 k."""
+    """Chains cost 50 token-forwards each, 30 of them for the prompt: k chains cost 30 + 20 k. Sums of seconds are rounded."""
+    assert [affordable(several(), budget) for budget in (10, 50, 149, 150, 10_000)] == [1, 1, 2, 3, 4]
+    slow = [{**record, "seconds": 0.7} for record in chains("a", *"12121212")]
+    assert sum(record["seconds"] for record in slow) / 8 > 0.7
+    assert [affordable(slow, number * 0.7, "seconds") for number in (2, 3, 4, 5)] == [2, 3, 4, 5]
     records = [{**record, "prompt_forwards": 30} for record in several()]
     assert [affordable(records, budget) for budget in (10, 50, 69, 70, 109, 110, 10_000)] == [1, 1, 1, 2, 3, 4, 4]
     assert [record["token_forwards"] for record in aggregated(records)] == [110, 110, 110]
@@ -235,26 +231,6 @@ def test_chains_of_a_problem_read_its_prompt_once():
         assert {record["token_forwards"] for record in aggregated(records, chains=number)} == {30 + 20 * number}
     assert forwards_together(records) == 3 * 110
     assert forwards_together([{**record, "prompt_forwards": 30 * (record["chain"] == 0)} for record in records]) == 3 * 200
-
-
-def test_the_time_of_fewer_chains_is_the_expected_time_of_the_slowest():
-    """Pairs of 1, 2 and 4 s take 2, 4 and 4 s."""
-    given = zip(chains("a", "1", "1", "1"), (1.0, 4.0, 2.0), strict=True)
-    records = [{**record, "seconds": seconds} for record, seconds in given]
-    assert [aggregated(records, chains=number)[0]["seconds"] for number in (1, 2, 3)] == pytest.approx([7 / 3, 10 / 3, 4.0])
-
-
-def test_a_budget_that_just_fits_is_not_lost_by_rounding():
-    """0.7 + 0.7 seconds are two chains, although 8 * 0.7 sums to a little more than eight times 0.7."""
-    records = [{**record, "seconds": 0.7} for record in chains("a", *"12121212")]
-    assert sum(record["seconds"] for record in records) / 8 > 0.7
-    assert [affordable(records, number * 0.7, "seconds") for number in (2, 3, 4, 5)] == [2, 3, 4, 5]
-
-
-def test_a_combined_record_has_the_largest_law_error():
-    given = zip(chains("a", "1", "1", "2"), (0.0, 0.2, 0.1), strict=True)
-    records = [{**record, "law_error": error} for record, error in given]
-    assert aggregated(records)[0]["law_error"] == 0.2
 
 
 # The permutation test of two runs: right level, power, and strata.
@@ -269,15 +245,14 @@ def test_one_problem_by_hand():
     found = agreement({"a": [1.0, 2.0]}, {"a": [3.0, 4.0], "b": [9.0]})
     assert (found.problems, found.samples_a, found.samples_b, found.difference) == (1, 2, 2, -2.0)
     assert found.p_value == pytest.approx(1 / 3, abs=0.02)
-
-
-def test_equal_values_agree():
     assert agreement({"a": [1.0, 1.0]}, {"a": [1.0, 1.0]}).p_value == 1.0
+    assert agreement({"a": [1.0]}, {"b": [1.0]}) is None
 
 
 def test_a_shift_within_problems_is_seen_although_problems_differ_more():
     generator = np.random.default_rng(1)
     assert agreement(drawn(generator), drawn(generator, 1.0)).p_value < 0.001
+    assert agreement(drawn(generator), drawn(generator, 100.0)).p_value == 1.0 / 10_000.0  # the observed labels count
 
 
 def test_equal_laws_are_rejected_at_the_stated_rate():
@@ -286,15 +261,6 @@ def test_equal_laws_are_rejected_at_the_stated_rate():
                 for _ in range(200)]
     assert 0.01 < np.mean(np.array(p_values) <= 0.05) < 0.1
     assert 0.4 < np.mean(p_values) < 0.6
-
-
-def test_no_common_problem_gives_none():
-    assert agreement({"a": [1.0]}, {"b": [1.0]}) is None
-
-
-def test_the_smallest_p_value_counts_the_observed_labels():
-    generator = np.random.default_rng(1)
-    assert agreement(drawn(generator), drawn(generator, 100.0)).p_value == 1.0 / 10_000.0
 
 
 # Permutation tests: equal laws are not flagged, other laws are, and a p-value is exact for few pairs.
@@ -318,6 +284,7 @@ def test_another_law_is_flagged():
     assert found.p < 1e-3
     assert found.distance == pytest.approx(0.1, abs=0.03)
     assert found.noise < 0.04
+    assert paired.histograms(same := counts("a", 10, LAW), same) == paired.SwapTest(0.0, 0.0, 1.0)
 
 
 def test_p_value_equals_that_of_all_assignments():
@@ -325,11 +292,6 @@ def test_p_value_equals_that_of_all_assignments():
     all_means = [abs(np.mean(np.array(signs) * (one - other))) for signs in itertools.product((1, -1), repeat=6)]
     found = paired.means(one, other)
     assert found.p == pytest.approx(np.mean(np.array(all_means) >= found.distance - 1e-12), abs=0.04)
-
-
-def test_equal_samples_have_the_p_value_one():
-    same = counts("a", 10, LAW)
-    assert paired.histograms(same, same) == paired.SwapTest(0.0, 0.0, 1.0)
 
 
 def test_the_observed_assignment_counts():

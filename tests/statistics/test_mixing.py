@@ -56,15 +56,6 @@ def test_rhat_equals_the_papers(scale):
     assert rhat(moving(draws)) == pytest.approx(rank_rhat(draws), rel=1e-9)
 
 
-def test_independent_chains_have_converged_and_separated_ones_have_not():
-    draws = normal(4, 500)
-    assert rhat(moving(draws)) == pytest.approx(1.0, abs=0.01)
-    assert ess(moving(draws)) == pytest.approx(2000, rel=0.15)
-    apart = moving(draws + 5.0 * np.arange(4)[:, None])
-    assert rhat(apart) > 2.0
-    assert ess(apart) < 10.0
-
-
 def test_ess_of_an_autoregressive_chain():
     """The ESS of x_t = a x_(t-1) + noise is n (1 - a) / (1 + a)."""
     noise, draws = normal(4, 4000, name="noise"), np.zeros((4, 4000))

@@ -16,7 +16,6 @@ from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote, chances
 from dflash_mcmc.statistics.summaries import aggregate, aggregates_of, summarise
 from dflash_mcmc.statistics.votes import expected_adaptive, expected_weighted, weighted
 from dflash_mcmc.testing import power_target, score
-from tests.refusals import refused
 from tests.statistics.test_summaries import record
 
 HORIZON, EXACT = 3, 1e-12
@@ -57,34 +56,12 @@ def scores_of(rule, supports, votes, log_p, log_q) -> np.ndarray:
     return rule.weights(votes, log_p, log_q) @ supports
 
 
-class WithoutLogQ(PowerVote):
-    def weights(self, votes, log_p, log_q):
-        return PowerVote.weights(self, votes, log_p, np.zeros_like(log_q))
-
-
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_power_scores_are_the_answer_law_of_p_alpha(alpha, seed):
     found = scores_of(PowerVote(alpha=alpha), *enumeration(seed))
     assert np.abs(found - answer_law(alpha)).max() <= EXACT
     assert chances(found).tolist() == (found == found.max()).astype(float).tolist()
-
-
-def test_many_draws_converge_within_the_bound_of_their_variance():
-    """Draws with a penalty at another temperature, whose support is all sequences. The bound is 5 standard errors."""
-    params = SamplingParams(temperature=0.8, presence_penalty=0.3)
-    log_q = np.array([score(ENGINE, tokens, params, "blended").log_q.sum() for tokens in STATES])
-    places = np.random.default_rng(3).choice(len(STATES), 20_000, p=np.exp(log_q))
-    supports, votes, log_p, _ = columns(STATES, log_q.tolist())
-    chosen = supports[places], votes[places], log_p[places], log_q[places]
-    for alpha in (1.0, 2.0, 4.0):
-        weights = PowerVote(alpha=alpha).weights(*chosen[1:])
-        law = answer_law(alpha)
-        bound = 5.0 * np.sqrt((weights[:, None] ** 2 * (chosen[0] - law) ** 2).sum(axis=0))
-        assert bound.max() < 0.05
-        assert (np.abs(weights @ chosen[0] - law) <= bound).all()
-        if alpha > 1.0:
-            assert (np.abs(scores_of(WithoutLogQ(alpha=alpha), *chosen) - law) > bound).any()
 
 
 def test_no_votes_have_no_weight_and_very_unlikely_chains_have_one():
@@ -97,16 +74,6 @@ def test_no_votes_have_no_weight_and_very_unlikely_chains_have_one():
     found = rule.weights(np.ones(3, bool), far, far)
     assert found.sum() == pytest.approx(1.0)
     assert found[0] == found[2] > found[1]
-
-
-def test_the_engine_gives_log_q_of_the_draws_with_penalties():
-    """The weights rest on log q of whole sequences: it is the law that the tokens are drawn from, and sums to one."""
-    for params in (SamplingParams(temperature=0.7), SamplingParams(repetition_penalty=1.4)):
-        found = [score(ENGINE, tokens, params, "blended") for tokens in STATES]
-        assert sum(math.exp(path.log_q.sum()) for path in found) == pytest.approx(1.0, abs=EXACT)
-        assert not params.truncates
-    assert all(params.truncates for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1),
-                                               SamplingParams(temperature=0.0)))
 
 
 # Adaptive votes: the stopping rule, its expected result and its cost, compared with every order drawn one after another.
@@ -169,15 +136,6 @@ def test_an_adaptive_vote_costs_the_chains_that_each_order_draws():
         spent.append(20 + sum(costs[place] - 20 for place in used))
     vote, = aggregated(records, rule)
     assert vote["token_forwards"] == pytest.approx(np.mean(spent))
-
-
-def test_a_vote_that_never_ends_early_is_the_majority_vote():
-    records = random_draws(3, problems=12, size=7)
-    never = AdaptiveVote(confidence=1.0 - 1e-9)
-    weighted, majority = weighted_curve(records, never)[-1], majority_curve(records)[-1]
-    assert (weighted["k"], weighted["accuracy"]) == (majority["k"], pytest.approx(majority["accuracy"], abs=1e-9))
-    assert [vote["correct"] for vote in aggregated(records, never)] == pytest.approx(
-        [vote["correct"] for vote in aggregated(records)], abs=1e-9)
 
 
 def test_a_vote_without_any_answer_needs_all_chains_and_has_no_result():
@@ -279,16 +237,6 @@ def test_chains_that_were_not_drawn_do_not_vote():
     records[2].update(verdict="not_drawn", answer=None, log_p=0.0, log_q=0.0)
     row, = weighted(records, POWER)
     assert (row["answer"], row["answered"]) == ("1", 2)
-
-
-def test_importance_weights_need_independent_draws():
-    records = draws_of("a", ("1", -1.0), ("2", -2.0))
-    with refused("problem a, chain 0", "the record has no log_q", start="aggregate=power"):
-        weighted([{key: value for key, value in row.items() if key != "log_q"} for row in records], POWER)
-    with refused("log_q is not its log-probability", "sampler=temperature"):
-        weighted_curve([{**row, "proposals": 8} for row in records], POWER)
-    with refused("log_q is not its log-probability"):
-        weighted([{**row, "trace": [{"candidate": 0}]} for row in records], POWER)
 
 
 def test_the_summary_has_each_way_in_the_order_asked_for():

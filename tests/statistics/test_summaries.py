@@ -28,12 +28,10 @@ def test_summary():
     assert summary["moved_rate"] == 2 / 8
     assert summary["token_forwards"] == 150
     assert summary["mean_tokens"] == 10
-
-
-def test_accepted_length_is_over_blocks():
-    drafted = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 11}
-    assert summarise("greedy", [record("a", "correct", **drafted)])["accepted_length"] == 3.5
-    assert summarise("greedy", [record("a", "correct")])["accepted_length"] is None
+    assert summary["accepted_length"] is None
+    summary = summarise("greedy", records[1:2])
+    assert (summary["acceptance"], summary["moved_rate"]) == (None, None)  # without proposals
+    assert summarise("greedy", []) == {"condition": "greedy", "num_problems": 0, "num_samples": 0}
 
 
 def test_accepted_length_is_over_the_blocks_of_the_decoder():
@@ -42,6 +40,8 @@ def test_accepted_length_is_over_the_blocks_of_the_decoder():
                "tokens_verified": 14}
     others = {"tokens_drawn": 20, "blocks_drafted": 5}
     records = [record("a", "correct", answer="1", **drafted), record("a", "wrong", 1, answer="2", **others)]
+    alone = {"tokens_drawn": 14, "blocks_drafted": 4, "tokens_drafted": 28, "tokens_kept": 11}  # of a run without a sampler's
+    assert summarise("greedy", [record("a", "correct", **alone)])["accepted_length"] == 3.5
     assert summarise("mixture", records)["accepted_length"] == 3.5
     assert aggregate("mixture", records, "log_p", 2)["log_p/accepted_length"] == 3.5
     assert metrics_of({**records[0], "finish_reason": "length"})["sample/accepted_length"] == 3.5
@@ -85,13 +85,6 @@ def test_the_numbers_of_samplers_have_means_over_the_records_that_have_them():
     assert measures([record("a", "correct")]) == {}
 
 
-def test_no_proposals_give_no_rate_and_no_records_no_accuracy():
-    summary = summarise("greedy", [record("a", "correct", proposals=0, accepted=0, moved=0)])
-    assert summary["acceptance"] is None
-    assert summary["moved_rate"] is None
-    assert summarise("greedy", []) == {"condition": "greedy", "num_problems": 0, "num_samples": 0}
-
-
 def test_samples_not_drawn_count_as_wrong_and_in_no_mean():
     failed = record("c", "not_drawn", num_tokens=0, log_p=0.0, proposals=0, accepted=0, moved=0, abandoned=0)
     summary = summarise("ps", [record("a", "correct"), record("b", "wrong", law_error=0.1), failed])
@@ -129,18 +122,6 @@ def test_intervals_resample_whole_clusters():
     assert found.high - found.low > 1.5, "25 times as many observations do not make it narrower"
     alone = Clusters(list(range(100))).mean(of.astype(float))
     assert alone.high - alone.low < (found.high - found.low) / 3
-
-
-@pytest.mark.parametrize("clustered", [True, False])
-def test_coverage(clustered):
-    """Coverage of 95 % intervals of correlated observations: about 95 % with clusters, far less without."""
-    numbers, hits = np.random.default_rng(1), 0
-    of = np.repeat(np.arange(40), 10)
-    for _ in range(300):
-        values = numbers.normal(size=40)[of] + 0.3 * numbers.normal(size=400)
-        found = Clusters((of if clustered else np.arange(400)).tolist()).mean(values)
-        hits += found.low <= 0.0 <= found.high
-    assert (hits > 270) if clustered else (hits < 210)
 
 
 def test_paths_agree():
@@ -197,29 +178,13 @@ def records(counts: list[int], chains: int = 1) -> list[dict]:
             for problem, correct in enumerate(counts) for chain in range(chains)]
 
 
-@pytest.mark.parametrize(("correct", "total", "low", "high"), [
-    (74, 104, 0.618, 0.790),  # the guided-power-sampling document's greedy row
-    (81, 104, 0.690, 0.848),
-    (0, 10, 0.0, 0.278),
-    (10, 10, 0.722, 1.0),
-    (1, 2, 0.095, 0.905),
-])
-def test_wilson_interval(correct, total, low, high):
-    share = accuracy(records([1] * correct + [0] * (total - correct)))
-    assert (share.value, share.n) == (correct / total, total)
-    assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
-    assert share == wilson(correct, total)
-
-
 def test_wilson_equals_statsmodels():
-    for total in (1, 7, 104, 5000):
+    for total in (1, 2, 7, 104, 5000):
         for correct in {0, 1, total // 3, total}:
             share = wilson(correct, total)
             assert (share.low, share.high) == pytest.approx(proportion_confint(correct, total, method="wilson"), abs=1e-12)
-
-
-def test_no_samples_have_no_share():
-    assert wilson(0, 0) == accuracy([]) == mean_share([]) == (None, None, None, 0)
+            assert (share.value, share.n) == (correct / total, total)
+            assert accuracy(records([1] * correct + [0] * (total - correct))) == share
 
 
 def test_several_chains_of_a_problem_are_not_independent():
@@ -237,19 +202,14 @@ def test_equal_problems_still_have_an_interval(correct, low, high):
     assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
 
 
-def test_one_problem_says_nothing_about_others():
-    assert accuracy(records([2], chains=2))[1:3] == (0.0, 1.0)
-
-
-def test_a_tied_vote_counts_its_share():
-    votes = [{"problem": str(n), "verdict": "tied", "correct": share} for n, share in enumerate((0.5, 1.0, 0.0, 0.25))]
-    assert accuracy(votes).value == pytest.approx(0.4375)
-
-
 def test_unequal_chains_weigh_by_sample():
     """3 of 4 and 0 of 1 are 3 of 5."""
     given = [*records([3], chains=4), {"problem": "b", "chain": 0, "verdict": "wrong"}]
     assert accuracy(given).value == pytest.approx(0.6)
+    assert accuracy(records([2], chains=2))[1:3] == (0.0, 1.0)  # one problem says nothing about others
+    votes = [{"problem": str(n), "verdict": "tied", "correct": share} for n, share in enumerate((0.5, 1.0, 0.0, 0.25))]
+    assert accuracy(votes).value == pytest.approx(0.4375)
+    assert wilson(0, 0) == accuracy([]) == mean_share([]) == (None, None, None, 0)
 
 
 def test_the_bootstrap_over_problems_covers():
@@ -279,11 +239,11 @@ def test_problems_are_in_order_of_first_appearance():
     assert found.correct.tolist() == [0.5, 0.0]
     assert found.chains.tolist() == [2, 2]
     assert not found.single
-
-
-def test_single_means_one_chain_that_is_correct_or_not():
     assert outcomes([graded("a", "correct"), graded("b", "not_drawn")]).single
     assert not outcomes([{"problem": "a", "verdict": "tied", "correct": 0.5}]).single
+    assert restricted(found, ["a", "b"]).correct.tolist() == [0.0, 0.5]
+    with pytest.raises(KeyError):
+        restricted(found, ["c"])
 
 
 def test_alignment_keeps_what_both_have_and_counts_what_either_lacks():
@@ -294,10 +254,3 @@ def test_alignment_keeps_what_both_have_and_counts_what_either_lacks():
     assert right.correct.tolist() == [0.0, 1.0, 0.0]
     assert left_out == 2
     assert aligned(a, outcomes([]))[2] == 4
-
-
-def test_restriction_keeps_the_given_order():
-    found = restricted(outcomes([graded("a", "correct"), graded("b", "wrong")]), ["b", "a"])
-    assert found.correct.tolist() == [0.0, 1.0]
-    with pytest.raises(KeyError):
-        restricted(found, ["c"])
