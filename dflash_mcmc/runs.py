@@ -116,13 +116,12 @@ def sort(runs: Sequence[Listed], by: str, reverse: bool = False) -> list[Listed]
 
 def table(runs: Sequence[Listed], now: datetime.datetime) -> str:
     """A table of runs, and a line for each damaged one."""
-    from tabulate import tabulate
+    from dflash_mcmc.report.parts import ReportTable, text_of
 
-    rows = [[one_line(run.run), run.label or "-", run.state, "-" if run.records is None else f"{run.records:,}",
-             "-" if run.accuracy is None else f"{100 * run.accuracy:.1f} %",
-             "-" if run.token_forwards is None else f"{run.token_forwards:,.0f}", age(run.started, now)] for run in runs]
-    shown = tabulate(rows, ["run", "label", "state", "records", "accuracy", "token-forwards", "age"], tablefmt="github",
-                     disable_numparse=True, colalign=("left", "left", "left", *["right"] * 4))
+    shown = text_of(ReportTable("", "", {
+        "run": "run", "label": "label", "state": "state", "records": ("records", "count"), "accuracy": ("accuracy", "share"),
+        "token-forwards": ("token_forwards", ",.0f"), "age": lambda row: age(row["started"], now)},
+        [run._asdict() for run in runs]))
     reasons = [one_line(f"damaged: {run.reason}") for run in runs if run.state == DAMAGED]
     return "\n".join([shown, *([""] if reasons else []), *reasons])
 

@@ -129,7 +129,6 @@ class Built(NamedTuple):
     """A written report."""
 
     folder: Path
-    title: str
     parts: list[ReportPart]
     """One; with several datasets, one that compares them and one for each."""
     studies: Sequence[Study] = ()
@@ -203,7 +202,7 @@ def build(runs: Sequence[str | Path], out: Path | None = None, *, baseline: str 
             parts = [ReportPart("", size, [*left_out, *notes], [side_by_side(studies)]), *map(_prefixed, parts)]
     folder = out or Path(os.path.commonpath([run.folder.parent.resolve() for run in folders])) / "report"
     write(folder, title, parts, formats)
-    return Built(folder, title, parts, studies)
+    return Built(folder, parts, studies)
 
 
 def _counted(runs: Sequence[object]) -> str:

@@ -20,10 +20,10 @@ from dflash_mcmc.grading.math.string_rule import normal_form
 from dflash_mcmc.grading.verdicts import UNDRAWN
 from dflash_mcmc.rng import Key
 from dflash_mcmc.statistics.outcomes import by_problem
-from dflash_mcmc.statistics.rules import chances
+from dflash_mcmc.statistics.rules import PowerVote, chances
 
 if TYPE_CHECKING:
-    from dflash_mcmc.statistics.rules import AdaptiveVote, PowerVote
+    from dflash_mcmc.statistics.rules import AdaptiveVote
     from dflash_mcmc.store.records import Record
 
 class Candidate(NamedTuple):
@@ -220,7 +220,7 @@ def expected_weighted(chains: Sequence[Record], rule: PowerVote, ks: Sequence[in
     one problem, and falls with the square root of the number of problems.
     """
     ballots = _Ballots(chains, rule)
-    return [ballots.weighed(_ways(len(chains), k)) for k in ks]
+    return [ballots.weighed(_choices(len(chains), k, ordered=False)) for k in ks]
 
 
 class AdaptiveResult(NamedTuple):
@@ -259,7 +259,7 @@ def _adaptive(sizes: tuple[int, ...], silent: int, rule: AdaptiveVote, most: int
         sizes: votes of each answer, in descending order. The chains are in the order of their answers; silent ones are last.
     """
     chains = sum(sizes) + silent
-    orders = _orders(chains, most)
+    orders = _choices(chains, most, ordered=True)
     answers = np.repeat(np.arange(len(sizes) + 1), [*sizes, silent])[orders]
     counts = (answers[:, :, None] == np.arange(len(sizes))).cumsum(axis=1)  # (orders, chains drawn, answers)
     leading = np.sort(np.concatenate([np.zeros((*counts.shape[:2], 2), np.int64), counts], axis=-1), axis=-1)
@@ -271,26 +271,14 @@ def _adaptive(sizes: tuple[int, ...], silent: int, rule: AdaptiveVote, most: int
     return chances(final).mean(axis=0).tolist(), np.bincount(drawn, minlength=chains) / len(orders)
 
 
-@lru_cache(maxsize=64)
-def _orders(size: int, most: int) -> np.ndarray:
-    """Orders of `most` of `size` chains, int64 (orders, most): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
-    if math.perm(size, most) <= _MOST_WAYS:
-        return np.array(list(itertools.permutations(range(size), most)), np.int64)
-    return _drawn_orders("orders", size, most)
-
-
-def _drawn_orders(name: str, size: int, k: int) -> np.ndarray:
-    """`_MOST_WAYS` orders of k of `size` chains, drawn uniformly with a fixed seed, int64 (ways, k)."""
-    uniforms = Key(0).fold_in(name, size, k).uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size)
-    return np.argsort(uniforms, axis=1)[:, :k]
-
-
-@lru_cache(maxsize=64)
-def _ways(size: int, k: int) -> np.ndarray:
+@lru_cache(maxsize=128)
+def _choices(size: int, k: int, ordered: bool) -> np.ndarray:
     """Ways to choose k of `size` chains, int64 (ways, k): all, or `_MOST_WAYS` drawn uniformly with a fixed seed."""
-    if math.comb(size, k) <= _MOST_WAYS:
-        return np.array(list(itertools.combinations(range(size), k)), np.int64)
-    return _drawn_orders("votes", size, k)
+    number, every = (math.perm, itertools.permutations) if ordered else (math.comb, itertools.combinations)
+    if number(size, k) <= _MOST_WAYS:
+        return np.array(list(every(range(size), k)), np.int64)
+    key = Key(0).fold_in("orders" if ordered else "votes", size, k)
+    return np.argsort(key.uniforms(0, _MOST_WAYS * size).reshape(_MOST_WAYS, size), axis=1)[:, :k]
 
 
 KEYS = ("log_p", "power")
@@ -329,9 +317,8 @@ def weights(chains: Sequence[Record], key: str, alpha: float | None) -> np.ndarr
         return chosen / chosen.sum()
     if alpha is None:
         raise ValueError("power needs alpha: see check_key")
-    log_weights = np.where(drawn, alpha * log_p - np.array([record["log_q"] for record in chains], np.float64), -np.inf)
-    relative = np.exp(log_weights - log_weights.max())
-    return relative / relative.sum()
+    log_q = np.array([record["log_q"] for record in chains], np.float64)
+    return PowerVote(alpha=alpha).weights(drawn, log_p, log_q)
 
 
 def expected_likeliest(chains: Sequence[Record], k: int) -> float:

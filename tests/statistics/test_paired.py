@@ -50,6 +50,7 @@ def test_verdicts():
     assert compare(*table(20, 0, 10, 20)).verdict == "b better"
     a, b = table(30, 9, 2, 11)
     there, back = compare(a, b), compare(b, a)
+    assert sign_flip(a.correct - b.correct) == pytest.approx(there.p_value, abs=1e-12)  # of single chains it is McNemar's
     assert (there.only_a, there.only_b, there.p_value) == (back.only_b, back.only_a, back.p_value)
     assert (back.difference.low, back.difference.high) == pytest.approx((-there.difference.high, -there.difference.low))
     assert verdict(0.1, 0.04) == "a better"

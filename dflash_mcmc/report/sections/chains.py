@@ -311,11 +311,7 @@ def mixing_section(study: Study) -> Section | None:
 
 
 def _converged(steps: dict[str, Window], spent: dict[str, float]) -> dict[str, Any]:
-    """The columns of the first table for the steps in a window, by problem.
-
-    Args:
-        spent: token-forwards of all chains of a problem together.
-    """
+    """The columns of the first table for the steps in a window and the token-forwards of all chains together, by problem."""
     windows, every = list(steps.values()), Clusters(list(steps))
     sizes = [window.log_p.size for window in windows]
     num_chains, lengths = zip(*(window.log_p.shape for window in windows), strict=True)

@@ -173,9 +173,8 @@ def provenance_section(study: Study) -> Section:
     packages = [{"package": name, "versions": ", ".join(used)} for name, used in versions.items()]
     counts = {name: (name, "count") for name in ("problems", "chains", "records", "expected", "starts")}
     shown = [row | {"started": str(row["started"] or "-")[:16].replace("T", " ")} for row in runs]
-    tables = [ReportTable("provenance", "Runs", {
+    return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), [ReportTable("provenance", "Runs", {
         "run": "run", "experiment": "experiment", "identity": "identity", **counts, "first start": "started", "state": "state",
-        "commit (* modified)": "commit", "host": "host", "device": "device", "Python": "python"}, shown, runs)]
-    return Section("provenance", "Provenance", paragraphs(_PROVENANCE_TEXT), [
-        *tables, ReportTable("shared", "Settings with one value", {"field": "field", "value": "value"}, shared),
+        "commit (* modified)": "commit", "host": "host", "device": "device", "Python": "python"}, shown, runs),
+        ReportTable("shared", "Settings with one value", {"field": "field", "value": "value"}, shared),
         ReportTable("packages", "Packages", {"package": "package", "versions": "versions"}, packages)])
