@@ -192,7 +192,8 @@ def test_a_combined_record_works_like_a_sample():
     assert compare(outcomes(records), single).test == "paired permutation"
     given = zip(chains("a", "1", "1", "2"), (0.0, 0.2, 0.1), strict=True)
     assert aggregated([{**record, "law_error": error} for record, error in given])[0]["law_error"] == 0.2  # the largest
-    timed = [{**record, "seconds": seconds} for record, seconds in zip(chains("a", "1", "1", "1"), (1.0, 4.0, 2.0), strict=True)]
+    given = zip(chains("a", "1", "1", "1"), (1.0, 4.0, 2.0), strict=True)
+    timed = [{**record, "seconds": seconds} for record, seconds in given]
     slowest = [aggregated(timed, chains=number)[0]["seconds"] for number in (1, 2, 3)]  # pairs take 2, 4 and 4 s
     assert slowest == pytest.approx([7 / 3, 10 / 3, 4.0])
     by_log_p = aggregated(several(), "log_p")  # of equal values, one is drawn uniformly
