@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,8 +17,19 @@ from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
     from dflash_mcmc.engine.batching.cache import CacheShape
-    from dflash_mcmc.engine.vllm import Vllm
     from dflash_mcmc.settings import Settings
+
+
+class VllmFields(Protocol):
+    """The fields of the component `engine=vllm` that its start reads."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    enable_expert_parallel: bool
+    block_size: int | None
+    enforce_eager: bool
+    kv_cache_dtype: str
+    float32_head: bool
 
 
 _MOST_CHAINS = 256
@@ -53,7 +64,8 @@ def fitting(chains: int, requests: float, width: int) -> int:
     return max(1, int(min(chains, requests // width)))
 
 
-def settings(engine: Vllm, config: Settings, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> VllmSettings:
+def settings(engine: VllmFields, config: Settings, target: UnloadedTarget, max_model_len: int,
+             max_num_seqs: int) -> VllmSettings:
     """What vLLM is started with. Raises ConfigError for what it cannot run on this device."""
     on_cpu, blend = target.device == "cpu", _blend(config)
     if on_cpu and engine.enable_expert_parallel and engine.tensor_parallel_size > 1:
@@ -68,7 +80,7 @@ def settings(engine: Vllm, config: Settings, target: UnloadedTarget, max_model_l
         blend=blend, architecture=_architecture(target) if blend else None, more=tuple(_more(engine, on_cpu).items()))
 
 
-def _more(engine: Vllm, on_cpu: bool) -> dict[str, Any]:
+def _more(engine: VllmFields, on_cpu: bool) -> dict[str, Any]:
     """Fields of the engine that are arguments of vLLM under the same names. A CPU always runs eagerly here."""
     names = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "max_num_batched_tokens",
              "quantization", "kv_cache_dtype", "gpu_memory_utilization")
@@ -107,7 +119,7 @@ def _devices(device: str, count: int) -> tuple[int, ...]:
     return tuple(range(rank * count, (rank + 1) * count))
 
 
-def cache_need(engine: Vllm, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:
+def cache_need(engine: VllmFields, target: UnloadedTarget, max_model_len: int, max_num_seqs: int) -> int | None:
     """Bytes of keys and values on each device that all requests at full length use, twice; None for recurrent layers.
 
     Twice, since a proposal begins as the state that it may replace, whose blocks are found again only while they are kept.
@@ -119,7 +131,7 @@ def cache_need(engine: Vllm, target: UnloadedTarget, max_model_len: int, max_num
     return 2 * max_num_seqs * (-(-max_model_len // block) * block) * token_bytes(engine, shape)
 
 
-def token_bytes(engine: Vllm, shape: CacheShape) -> int:
+def token_bytes(engine: VllmFields, shape: CacheShape) -> int:
     """Bytes of the keys and values of a token on each device."""
     num_parts = engine.pipeline_parallel_size * min(engine.tensor_parallel_size, shape.num_heads)
     each = -(-shape.token_bytes() // num_parts)
@@ -179,7 +191,7 @@ class CachePlan(NamedTuple):
         return f"{start} {lengths}{weights}; {end}"
 
 
-def plan_cache(engine: Vllm, config: Settings, shape: TargetShape) -> CachePlan:
+def plan_cache(engine: VllmFields, config: Settings, shape: TargetShape) -> CachePlan:
     """The plan. Raises ConfigError if `hardware.memory_gb` does not hold the longest sequence."""
     text = shape._replace(config=shape.config.get_text_config())
     each, weights = token_bytes(engine, text.cache_shape), shape.weight_bytes()
