@@ -129,7 +129,9 @@ def assumptions(config: Settings) -> list[str]:
     if cost is None:
         return [f"no estimate: sampler={name_of(config.sampler)} does not give one"]
     notes = [lengths(config)]
-    if cost.proposed:
+    if cost.proposed and config.engine.is_remote:
+        notes.append(f"counted for engine={name_of(config.engine)}: a server draws every token of every proposal")
+    elif cost.proposed:
         notes.append(f"assumed for proposals: acceptance={assumed.acceptance:g}, identical={assumed.identical:g} of the "
                      f"tokens skipped, abandoned_at={assumed.abandoned_at:g} of a proposal that is rejected early")
     if config.dataset.must_end:
@@ -165,7 +167,9 @@ def _answer_length(config: Settings) -> float:
 
 
 def _proposed(config: Settings, cost: ExpectedCost) -> float:
-    """Tokens of proposals that are drawn with a forward."""
+    """Tokens of proposals that are drawn with a forward: on a server all of them."""
+    if config.engine.is_remote:
+        return cost.proposed
     assumed, proposed = config.assumed, cost.proposed
     if config.sampler.rejects_early():
         proposed *= assumed.acceptance + (1.0 - assumed.acceptance) * assumed.abandoned_at

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dflash_mcmc as dm
+from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.api import audit, endpoint
 from dflash_mcmc.engine.api.session import ApiEngine, seed_of
@@ -368,6 +369,24 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch):
     assert "secret" not in str(error.value)
     with pytest.raises(UserError, match=r"engine.api_key_env: given 'NO_SUCH_KEY'; allowed: a variable of the environment"):
         engine_at("http://127.0.0.1:1/v1", api_key_env="NO_SUCH_KEY")
+
+
+def test_costs_are_those_of_a_server_with_a_cache_of_prefixes(make_config, monkeypatch):
+    """The prompt once, each token of a proposal, and each token that is scored again. A plan assumes none that is skipped."""
+    sampler = dm.PowerMH(alpha=2.0, proposal_temperature=0.5, num_blocks=1, num_steps=2)
+    for server, fields, times in (({"processed": True}, {"logprobs": "processed"}, 2), ({"kind": "llamacpp"}, {
+            "logprobs": "top"}, 1)):
+        answering(monkeypatch, Standing(TOY, **server))
+        engine = ApiEngine(TARGET, endpoint.Endpoint(dm.Api(url="http://x/v1", **fields)), fields["logprobs"], 1, 1)
+        (done,) = engine.run([("", sampler.chain(np.array([0, 1, 0]), 3, Key(5)))])
+        engine.close()
+        trace = done.result.trace
+        drawn_tokens = trace[0]["length"] + sum(entry["proposal_length"] - entry["cut"] for entry in trace)
+        assert done.cost.tokens_drawn == drawn_tokens
+        assert done.cost.token_forwards == 2 + times * drawn_tokens
+        assert done.cost.prompt_forwards == 2
+    with_skips, without = (cost.token_forwards(make_config("condition=ps", *more)) for more in ((), ("engine=api", URL)))
+    assert without > with_skips
 
 
 def test_a_law_that_scores_is_p_itself_or_the_most_likely_token(monkeypatch):

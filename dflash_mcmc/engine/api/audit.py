@@ -58,9 +58,12 @@ def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logpro
     with ThreadPoolExecutor(num_requests, thread_name_prefix="audit") as threads:
         try:
             _check(endpoint, target, prompt, logprobs if needs_law else None, threads)
-        except WrongReply as wrong:
-            raise UserError(f"engine.audit: the server gives {wrong}; allowed: an OpenAI-style server whose replies have "
-                            "token ids and the log probability of each") from wrong
+        except BaseException as error:
+            endpoint.stopped.set()  # a stop does not wait for replies
+            if not isinstance(error, WrongReply):
+                raise
+            raise UserError(f"engine.audit: the server gives {error}; allowed: an OpenAI-style server whose replies have "
+                            "token ids and the log probability of each") from error
     _done.add(name)
 
 

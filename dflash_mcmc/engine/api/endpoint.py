@@ -87,7 +87,7 @@ class Endpoint:
     def __init__(self, engine: EndpointFields):
         self._engine, self.stopped = engine, threading.Event()
         self._url = (engine.url or "").rstrip("/")
-        told = self.ask("/models")
+        told = self.ask("/models", patience=0.0)
         try:
             named = {each["id"]: each for each in told["data"]}
             self.model = next(iter(named)) if engine.model is None else engine.model
@@ -99,9 +99,12 @@ class Endpoint:
         except (LookupError, TypeError, AttributeError, StopIteration) as error:
             raise ConfigError("engine.url", engine.url, "an OpenAI-style server: its /models names no model") from error
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, as long as
-        `patience_seconds` allow. Raises Refusal for another status, and UserError when the time is over."""
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, patience: float | None = None) -> Any:
+        """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, for `patience` seconds.
+
+        None takes `patience_seconds`. Raises Refusal for another status, and UserError when the time is over.
+        """
+        patience = self._engine.patience_seconds if patience is None else patience
         engine, began, pause = self._engine, time.monotonic(), _FIRST_WAIT
         key = key_of("engine.api_key_env", engine.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -116,10 +119,10 @@ class Endpoint:
                 raise Refusal(f"engine.url: {self._url} refuses a request with {reason}; allowed: an OpenAI-style server with "
                               "this engine.model, the key of engine.api_key_env, and room for the prompt and "
                               "dataset.max_new_tokens")
-            if self.stopped.is_set() or time.monotonic() - began + pause > engine.patience_seconds:
+            if self.stopped.is_set() or time.monotonic() - began + pause > patience:
                 raise UserError(f"engine.url: given {self._url}, which gives no answer ({reason}); allowed: a server that "
                                 "runs; the same command draws what is missing")
-            note(f"engine.url: no answer from {self._url}; requests are sent again for up to {engine.patience_seconds:g} s")
+            note(f"engine.url: no answer from {self._url}; requests are sent again for up to {patience:g} s")
             self.stopped.wait(pause)
             pause = min(2.0 * pause, _LONGEST_WAIT)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.api.endpoint import DrawnReply, Endpoint, WrongReply
+from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.interface import Finished, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.live_chains import LiveChains
@@ -80,6 +80,7 @@ class ApiEngine(MeteredEngine):
         finally:
             for future in self._asked:
                 future.cancel()
+            self._asked.clear()
 
     def _step(self, run: LiveChains) -> None:
         """Waits until a request ends, or a short time, and gives the chains their answers."""
@@ -111,12 +112,18 @@ class ApiEngine(MeteredEngine):
                 self._asked[self._threads.submit(self._answer, operation, base)] = _InProgress(chain, number, base)
 
     def _charge(self, chain: LiveChain, number: int, base: Trajectory, answer: Trajectory) -> None:
-        """Charges what a server with a cache of prefixes evaluates: a chain's prompt once, and each new token."""
-        count, drawn = answer.length - base.length, isinstance(chain.operations[number], Draw)
+        """Charges what a server with a cache of prefixes evaluates: a chain's prompt once, and each token drawn or scored."""
+        operation, count = chain.operations[number], answer.length - base.length
+        drawn = isinstance(operation, Draw)
+        again = count if drawn and self._scores_again(operation.params) else 0
         first = not number and not chain.cost.target_forwards
         prompt = len(base.prompt) - 1 if first else 0
         chain.charge(number, tokens_drawn=count if drawn else 0, target_forwards=count if drawn else 1,
-                     token_forwards=prompt + count, prompt_forwards=prompt)
+                     token_forwards=prompt + count + again, prompt_forwards=prompt)
+
+    def _scores_again(self, law: SamplingParams) -> bool:
+        """Whether the tokens of a draw are scored for log p, since the server tells log q of its law alone."""
+        return self._logprobs == "processed" and law != SamplingParams() and self._endpoint.kind != OURS
 
     def _answer(self, operation: Operation, base: Trajectory) -> Trajectory:
         """The answer to an operation, in a thread of its own. Raises UserError, and WrongReply."""
@@ -140,7 +147,7 @@ class ApiEngine(MeteredEngine):
         else:
             log_q = np.zeros(count) if not law.temperature else values if self._logprobs == "processed" else (
                 self._law_of(reply, base, count, law))
-            log_p = values if self._logprobs != "processed" else (
+            log_p = values if not self._scores_again(law) else (
                 self._endpoint.scored(np.concatenate([base.sequence, tokens]), count)[0])
         return base.extended(tokens, log_p, log_q, np.zeros((count, 2)), ended)
 
