@@ -73,9 +73,9 @@ _OF_ANOTHER = re.compile(
     r"other|another|alternative|distractor|trap)\s+(?:final\s+)?"
     r"|\b(?:students?|people|many|some|others|one|you|they)\s+(?:\w+\s+){0,2}(?:thinks?|says?|guess|believes?|conclude|assume|answer)"
     r"\s+(?:that\s+)?(?:the\s+)?|\bI\s+(?:\w+\s+)?thought\s+(?:that\s+)?(?:the\s+)?"
-    r"|\btempting\s+to\s+\w+\s+(?:that\s+)?(?:the\s+)?)$", re.IGNORECASE)
+    r"|\btempting\s+to\s+\w+\s+(?:that\s+)?(?:the\s+)?|\bin\s+(?:which|that)\s+case,?\s+(?:the\s+)?)$", re.IGNORECASE)
 """What stands right before a statement about a wrong or earlier answer, or somebody else's."""
-_CONDITION = re.compile(r"\W*(?:if|had|were|suppose|supposing|assuming|unless|without|with)\b", re.IGNORECASE)
+_CONDITION = re.compile(r"\W*(?:if|had|were|suppose|supposing|assuming|unless|without|with|otherwise)\b", re.IGNORECASE)
 _BEFORE_NOW = re.compile(r"\W*(?:previously|earlier|initially|originally|at\s+first)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"\n|[.!?;:](?=\s)")
 _REACH = 240

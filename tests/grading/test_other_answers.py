@@ -14,7 +14,8 @@ from dflash_mcmc.grading.extraction import after_thinking, stated_answer
     "Students often think the answer is B.", "One might say that the answer is B.",
     "If x were negative, the answer would be D.",
     "With friction the answer would be A.", "The answer would be D if x were negative.", "Incorrect answer: B",
-    "My first answer: B", "It is tempting to say the answer is B."])
+    "My first answer: B", "It is tempting to say the answer is B.", "Otherwise, the answer would be D.",
+    "Unless the gas is ideal, in which case the answer is A."])
 def test_another_choice_is_not_taken(more):
     assert final_letter(f"Answer: C\n\n{more}", "ABCD")[0] == "C"
     assert final_letter(f"The answer is C. {more}", "ABCD")[0] == "C"

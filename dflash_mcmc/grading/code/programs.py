@@ -71,7 +71,7 @@ def program_of(text: str, task: CodeTask) -> str | None:
     answer = after_thinking(text)
     if answer is None or not answer.strip():
         return None
-    answer = answer.replace("\r\n", "\n")
+    answer = answer.removeprefix("\ufeff").replace("\r\n", "\n")
     if not task.prompt:
         return _whole_program(answer, task)
     defines = _definition(task.entry_point)
