@@ -182,5 +182,5 @@ def rate(config: Settings) -> str:
     """The line about the rate that the hours are computed with."""
     if measured := config.hardware.tokens_per_second:
         return f"hours: at hardware.tokens_per_second={measured:g}"
-    return ("hours: unknown, since paths.outputs has no run of this model that this machine has finished; "
-            "hardware.tokens_per_second sets the rate")
+    return ("hours: unknown, since none of the newest runs in paths.outputs is of this model, draft and engine and was "
+            "finished by this machine; hardware.tokens_per_second sets the rate")

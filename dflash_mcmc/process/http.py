@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -83,19 +84,30 @@ def fetch_json(url: str, body: object = None, *, seconds: float, headers: Mappin
 
 
 def check_url(field: str, url: str | None) -> None:
-    """Raises ConfigError for anything but a URL of http or https. A URL with a user, or a password, is not repeated."""
-    parts = urlsplit(url or "")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise ConfigError(field, url if parts.username is None else "a URL with a user", "an http(s) URL without user and "
-                          "password, such as http://localhost:8000/v1")
+    """Raises ConfigError for anything but a URL of http or https. A URL that may hold a secret is not repeated."""
+    allowed = "an http(s) URL without user, password and query, such as http://localhost:8000/v1"
+    try:
+        parts = urlsplit(url or "")
+        host, secret = parts.hostname, parts.username is not None or bool(parts.query or parts.fragment)
+    except ValueError as error:
+        raise ConfigError(field, url, allowed) from error
+    if secret or not host or parts.scheme not in ("http", "https"):
+        raise ConfigError(field, "a URL with a user or a query" if secret else url, allowed)
 
 
 def key_of(field: str, variable: str | None) -> str:
-    """The key in a variable of the environment; empty without one. Nothing stores it. Raises ConfigError if it is missing."""
-    key = os.environ.get(variable, "").strip() if variable else ""
-    if variable and not key:
-        raise ConfigError(field, variable, "a variable of the environment that holds the key, or null for an endpoint "
-                          "without keys")
+    """The key in a variable of the environment; empty without one. Nothing stores or repeats it.
+
+    Raises ConfigError if it is missing, or no single word that a header can hold.
+    """
+    if not variable:
+        return ""
+    allowed = "a variable of the environment that holds one key, or null for an endpoint without keys"
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):  # somebody may have typed the key itself
+        raise ConfigError(field, "something else than capitals, digits and _", allowed)
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ConfigError(field, variable, f"{allowed} of printable characters" if key else allowed)
     return key
 
 

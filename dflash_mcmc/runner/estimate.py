@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from dflash_mcmc.chains.cost import CostEstimate
 from dflash_mcmc.config.identity import configuration_of, point_labels, settings_of
+from dflash_mcmc.config.schema import component_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
@@ -55,12 +56,13 @@ def of(command: Command) -> str:
     jobs, num_trials = command.jobs, command.sweep.num_trials if command.sweep else None
     searches = command.sweep is not None and command.sweep.searches
     counted, rates = command.lengths or [Lengths()] * len(jobs), []
+    needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
+    finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
     for job, config, label, counted_lengths in zip(jobs, with_lengths(command), point_labels(jobs), counted, strict=True):
-        if config.hardware.tokens_per_second is None and (measured := _finished_rate(config)):
+        if config.hardware.tokens_per_second is None and (like := _like(config, finished)):
             hardware: Any = config.hardware
-            rate, folder = measured
-            config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=rate))
-            rates.append(f"hours: the rate is that of {folder}, which this machine has finished")
+            config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=like.rate))
+            rates.append(f"hours: the rate is that of {like.folder}, which this machine has finished")
         tasks = tasks_of(config)
         run = _PlannedRun(label, job, tasks, tasks.estimate().of_share(counted_lengths.share))
         planned = runs.setdefault(_settings(job.config), run)
@@ -110,20 +112,40 @@ def _with_lengths(job: Job, lengths: Lengths) -> Config:
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **assumed)) if assumed else config
 
 
-def _finished_rate(config: Config) -> tuple[float, Path] | None:
-    """Token-forwards a second of the newest run of the model on this machine that is finished, and its folder."""
-    mine = {tuple(name.split(".", 1)): value for name, _, _, value in walk(config)
-            if name.startswith("model.") or name == "hardware.device"}
-    finished = sorted(Path(config.paths.outputs).glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in finished[:_MOST_LOOKED_AT]:
+class _Finished(NamedTuple):
+    """A finished run of samples of this machine."""
+
+    settings: dict[str, Any]
+    """By dotted name."""
+    rate: float
+    """Token-forwards a second."""
+    folder: Path
+
+
+def _like(config: Config, finished: Sequence[_Finished]) -> _Finished | None:
+    """The first run with the model, draft and engine of this one."""
+    mine: dict[str, Any] = {f"{group}.name": name_of(component_of(config, group)) for group in ("model", "draft", "engine")}
+    mine |= {name: value for name, _, _, value in walk(config)
+             if name.startswith(("model.", "draft.")) or name in ("hardware.device", "hardware.num_slots")}
+    return next((run for run in finished if all(run.settings.get(name) == value for name, value in mine.items())), None)
+
+
+def _finished(outputs: Path) -> list[_Finished]:
+    """The newest finished runs of samples of this machine, newest first."""
+    found = []
+    newest = sorted(outputs.glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest[:_MOST_LOOKED_AT]:
         try:
-            recorded, summary = configuration_of(path.parent), json_object(path)
-            same_model = all(recorded[group][field] == value for (group, field), value in mine.items())
-            if same_model and described(path.parent / RUN)[1][-1]["host"] == socket.gethostname():
-                return summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"]), path.parent
+            summary = json_object(path)
+            if described(path.parent / RUN)[1][-1]["host"] != socket.gethostname():
+                continue
+            rate = summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"])
+            groups = {name: value for name, value in configuration_of(path.parent).items() if isinstance(value, dict)}
+            settings = {f"{group}.{field}": value for group, values in groups.items() for field, value in values.items()}
+            found.append(_Finished(settings, rate, path.parent))
         except (UserError, LookupError, TypeError, ArithmeticError):
             continue  # a probe, or what no run wrote: the commands that read it say so
-    return None
+    return found
 
 
 def _counted(job: Job, lengths: Lengths) -> str:

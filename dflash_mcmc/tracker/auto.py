@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import importlib.util
 import netrc
 import os
@@ -55,11 +57,21 @@ def _has_wandb() -> bool:
     """Whether W&B has a variable of the environment, or an account: without its import, which takes half a second."""
     if any(os.environ.get(name) for name in _OF_WANDB):
         return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rpartition("//")[2].split("/")[0]
     try:
-        return netrc.netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).authenticators(host) is not None
+        hosts = netrc.netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
     except (OSError, netrc.NetrcParseError):
         return False
+    return any(url.rpartition("//")[2].split("/")[0] in hosts for url in _urls())
+
+
+def _urls() -> list[str]:
+    """The servers of W&B that this user may have logged in to: `wandb login --host` writes one into W&B's settings."""
+    settings = configparser.ConfigParser()
+    folder = os.environ.get("WANDB_CONFIG_DIR", str(Path.home() / ".config" / "wandb"))
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError):
+        settings.read(Path(folder) / "settings")
+    own = settings.get("default", "base_url", fallback="https://api.wandb.ai")
+    return ["https://api.wandb.ai", own, os.environ.get("WANDB_BASE_URL", own)]
 
 
 @cache

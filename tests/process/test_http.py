@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from dflash_mcmc.process.http import NoReplyError, fetch_json
+from dflash_mcmc.errors import ConfigError
+from dflash_mcmc.process.http import NoReplyError, check_url, fetch_json, key_of
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -99,3 +100,22 @@ def test_no_server_is_one_line():
     for url in ("http://127.0.0.1:1/v1", "http://", "nowhere", "ftp://127.0.0.1/x"):
         with pytest.raises(NoReplyError):
             fetch_json(url, seconds=2)
+
+
+@pytest.mark.parametrize(("url", "repeats"), [
+    ("http://[::1/v1", True), ("ftp://host/v1", True), ("host", True), (None, True), ("https://u:secret@host/v1", False),
+    ("https://host/v1?api-key=secret", False), ("https://host/v1#secret", False)])
+def test_a_wrong_address_is_one_line_without_a_secret(url, repeats):
+    with pytest.raises(ConfigError) as refused:
+        check_url("engine.url", url)
+    assert "secret" not in str(refused.value)
+    assert (repr(url) in str(refused.value)) == repeats
+
+
+@pytest.mark.parametrize(("variable", "value"), [("sk-secret", ""), ("gsk_secret", ""), ("A_KEY", "sk-one\nsk-secret"),
+                                                 ("A_KEY", "Bearer secret"), ("A_KEY", "")])
+def test_a_wrong_key_is_not_repeated(variable, value, monkeypatch):
+    monkeypatch.setenv("A_KEY", value)
+    with pytest.raises(ConfigError, match=r"^engine\.api_key_env: given .*; allowed: a variable of the environ") as refused:
+        key_of("engine.api_key_env", variable)
+    assert "secret" not in str(refused.value)

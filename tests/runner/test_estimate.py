@@ -291,6 +291,7 @@ def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_conf
     assert cells(text)["temp"][-1] == "2.93"  # 21,082 at 2 a second
     assert f"hours: the rate is that of {done.folder}, which this machine has finished" in text
     assert str(other.folder) not in text
+    assert "hours: unknown" in told(capsys, *plan, "draft=tiny", "decoder=speculative_match")
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert "hours: unknown" in told(capsys, *plan)
 

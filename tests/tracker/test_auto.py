@@ -15,11 +15,16 @@ from dflash_mcmc.tracker import auto
     ({}, "", True, "trackio"), ({}, "", False, "none"), ({"WANDB_API_KEY": "f" * 40}, "", True, "wandb"),
     ({"WANDB_MODE": "offline"}, "", True, "wandb"), ({"WANDB_MODE": "disabled"}, "", True, "none"),
     ({}, "machine api.wandb.ai login user password secret", True, "wandb"),
-    ({}, "machine other.example login user password secret", True, "trackio"), ({}, "machine", True, "trackio")])
+    ({}, "machine other.example login user password secret", True, "trackio"), ({}, "machine", True, "trackio"),
+    ({}, "default login user password secret", True, "trackio"),
+    ({}, "machine wandb.firm login user password secret", True, "wandb")])
 def test_what_a_run_without_a_tracker_takes(make_config, monkeypatch, tmp_path, capsys, variables, netrc, installed, chosen):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_SWEEP_ID", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "netrc").write_text(netrc)
+    if "wandb.firm" in netrc:  # what `wandb login --host` writes
+        (tmp_path / "settings").write_text("[default]\nbase_url = https://wandb.firm\n")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
