@@ -64,6 +64,8 @@ REFUSED = {
     ("sampler=temperature", "sampler.sampling_mask=true", "sampler.top_k=4"): "sampler: given 'temperature'; allowed: one",
     ("model.rope_scaling={rope_type:yarn,factor:2.0}",): "model.rope_scaling: given {'rope_type': 'yarn', 'factor': 2.0}; "
                                                          "allowed: null with engine=api, or engine=slots: the server's own",
+    ("engine.body={seed:1,priority:3,top_p:0.9}",): "engine.body: given 'seed, top_p'; allowed: fields that a request does",
+    ("sampler.rescore=true",): "sampler.rescore: given True; allowed: false without blend.grid=cut",
     ("engine.body=3",): "engine.body: given 3; allowed: null, or a mapping",
     ("engine.patience_seconds=0",): "engine.patience_seconds: given 0.0; allowed: a number > 0",
 }
@@ -155,6 +157,12 @@ def test_a_red_audit_ends_the_run_with_the_field_to_state(make_config, monkeypat
     assert "\n" not in str(error.value)
 
 
+def test_each_address_and_each_body_has_an_audit_of_its_own(make_config, monkeypatch):
+    for number, override in enumerate((URL, URL, "engine.body={priority:3}", "engine.url=http://127.0.0.1:2/v1")):
+        started(make_config, monkeypatch, server := Standing(WIDE), override)
+        assert bool(server.bodies) == (number != 1), override
+
+
 def test_without_the_audit_the_server_is_believed_and_that_is_said(make_config, monkeypatch, capsys):
     server = Standing(WIDE, law={"top_k": 40})
     started(make_config, monkeypatch, server, "engine.audit=false")
@@ -173,6 +181,7 @@ def test_a_request_states_what_a_server_would_set_by_itself_and_token_ids_both_w
         assert asked["seed"] == seed_of(key, 0) != seed_of(key, 1)
         common = {"prompt": [0], "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "priority": 3}
         assert {**asked, **common, **fields} == asked
+        assert asked.keys() - endpoint.OWN_FIELDS == {"priority"}
 
 
 def engine_at(url: str, **fields: Any) -> ApiEngine:
@@ -279,6 +288,20 @@ def test_a_server_that_stays_away_ends_the_run_after_its_patience(monkeypatch):
     with pytest.raises(UserError, match=r"gives no answer \(.*\); allowed: a server that runs; the same command draws"):
         drawn(engine, dm.Temperature(temperature=1.0), chains=1)
     assert time.monotonic() - started < 10
+
+
+def test_patience_counts_from_the_first_failure(monkeypatch):
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.01)
+    asked = []
+
+    def answer(handler, number: int, sent: bytes) -> bool:
+        asked.append(number)
+        time.sleep(0.6 if number == 1 else 0.0)
+        return False
+
+    with Listening(Standing(TOY), answer) as server:
+        drawn(engine_at(server.url, timeout_seconds=0.3, patience_seconds=0.2), dm.Temperature(temperature=1.0), chains=1)
+    assert asked == [1, 2]
 
 
 def test_a_server_that_goes_away_and_comes_back_costs_time_alone(monkeypatch):

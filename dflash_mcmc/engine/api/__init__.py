@@ -47,13 +47,19 @@ class Api(Engine):
     api_key_env: str | None = runtime(None, "variable of the environment with the API key, which is never stored; null sends "
                                       "none")
     timeout_seconds: float = runtime(600.0, "limit on one request", gt=0)
-    patience_seconds: float = runtime(600.0, "time in which a request is sent again after 429, 5xx, resets and timeouts", gt=0)
+    patience_seconds: float = runtime(600.0, "time from a request's first failure in which it is sent again after 429, 5xx, "
+                                    "resets and timeouts", gt=0)
 
     def check(self, config: Settings) -> None:
         """Checks the URL, and that no part needs more than drawn tokens and their log probabilities. Raises ConfigError."""
+        from dflash_mcmc.engine.api.endpoint import OWN_FIELDS
+
         check_url("engine.url", self.url)
         if not (self.body is None or isinstance(self.body, dict)):
             raise ConfigError("engine.body", self.body, "null, or a mapping such as {ignore_eos:false}")
+        if taken := [name for name in self.body or () if name in OWN_FIELDS]:
+            raise ConfigError("engine.body", ", ".join(taken), "fields that a request does not set itself, such as "
+                              "ignore_eos; the sampler's fields state its law")
         instead = "with engine=api, or engine=slots"
         for group in ("probe", "blend", "draft"):
             if not getattr(config, group).is_null:

@@ -48,7 +48,7 @@ def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logpro
     """Audits a server once for all runs of this process. Raises UserError with the first fault."""
     law = config.sampler.law()
     needs_law = law not in (SamplingParams(), SamplingParams(temperature=0.0)) and endpoint.kind != OURS
-    name = (endpoint.kind, endpoint.model, logprobs, needs_law, target.folder)
+    name = (endpoint.url, endpoint.kind, endpoint.model, repr(endpoint.body), logprobs, needs_law, target.folder)
     if name in _done:
         return
     text = config.model.render(target.tokenizer, Conversation.of(_QUESTION))

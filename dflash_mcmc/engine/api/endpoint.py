@@ -17,6 +17,10 @@ from dflash_mcmc.process.http import NoReplyError, fetch_json, key_of
 Read = TypeVar("Read")
 OURS, VLLM, LLAMA_CPP = "dflash_mcmc", "vllm", "llamacpp"
 """What servers call themselves in `/models` (`owned_by`), where their requests differ."""
+OWN_FIELDS = ("model", "prompt", "n", "max_tokens", "seed", "logprobs", "echo", "stop", "stop_token_ids", "temperature",
+              "top_p", "top_k", "min_p", "samplers", "repeat_penalty", "repetition_penalty", "frequency_penalty",
+              "presence_penalty", "sampler", "return_token_ids", "return_tokens_as_token_ids")
+"""The fields that a request sets itself."""
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 """Seconds between two tries: the first wait, and the longest; each is twice as long as the one before."""
@@ -79,6 +83,7 @@ class Endpoint:
         engine: the component.
 
     Attributes:
+        url, body: the server's address, and the further fields of requests for tokens.
         model, kind: the model and the server, as the server names them.
         longest: tokens of a sequence that the server takes, where it says so; else None.
         stopped: ends all requests once it is set.
@@ -86,7 +91,7 @@ class Endpoint:
 
     def __init__(self, engine: EndpointFields):
         self._engine, self.stopped = engine, threading.Event()
-        self._url = (engine.url or "").rstrip("/")
+        self.url, self.body = (engine.url or "").rstrip("/"), engine.body or {}
         told = self.ask("/models", patience=0.0)
         try:
             named = {each["id"]: each for each in told["data"]}
@@ -102,27 +107,29 @@ class Endpoint:
     def ask(self, path: str, body: Mapping[str, Any] | None = None, patience: float | None = None) -> Any:
         """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, for `patience` seconds.
 
-        None takes `patience_seconds`. Raises Refusal for another status, and UserError when the time is over.
+        They count from the first failure; None takes `patience_seconds`. Raises Refusal for another status, and UserError when
+        the time is over.
         """
         patience = self._engine.patience_seconds if patience is None else patience
-        engine, began, pause = self._engine, time.monotonic(), _FIRST_WAIT
+        engine, failed, pause = self._engine, 0.0, _FIRST_WAIT
         key = key_of("engine.api_key_env", engine.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         while True:
             try:
-                return fetch_json(self._url + path, body, seconds=engine.timeout_seconds, headers=headers,
+                return fetch_json(self.url + path, body, seconds=engine.timeout_seconds, headers=headers,
                                   stopped=self.stopped)
             except NoReplyError as error:
                 reason = str(error).replace(key, "[key]") if key else str(error)
                 status = error.status
             if status is not None and status < 500 and status not in _BUSY:
-                raise Refusal(f"engine.url: {self._url} refuses a request with {reason}; allowed: an OpenAI-style server with "
+                raise Refusal(f"engine.url: {self.url} refuses a request with {reason}; allowed: an OpenAI-style server with "
                               "this engine.model, the key of engine.api_key_env, and room for the prompt and "
                               "dataset.max_new_tokens")
-            if self.stopped.is_set() or time.monotonic() - began + pause > patience:
-                raise UserError(f"engine.url: given {self._url}, which gives no answer ({reason}); allowed: a server that "
+            failed = failed or time.monotonic()
+            if self.stopped.is_set() or time.monotonic() - failed + pause > patience:
+                raise UserError(f"engine.url: given {self.url}, which gives no answer ({reason}); allowed: a server that "
                                 "runs; the same command draws what is missing")
-            note(f"engine.url: no answer from {self._url}; requests are sent again for up to {patience:g} s")
+            note(f"engine.url: no answer from {self.url}; requests are sent again for up to {patience:g} s")
             self.stopped.wait(pause)
             pause = min(2.0 * pause, _LONGEST_WAIT)
 
@@ -140,7 +147,7 @@ class Endpoint:
             body["stop_token_ids"] = list(stop_ids)
         if self.kind in (OURS, VLLM) and stop:  # their ids and log p have the tokens of the string
             body["stop"] = list(stop)
-        return self._read({**body, **(self._engine.body or {})}, lambda choice: _reply(choice, length, top))
+        return self._read({**body, **self.body}, lambda choice: _reply(choice, length, top))
 
     def scored(self, sequence: np.ndarray, count: int, top: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """log p of the last `count` tokens of a sequence, float64 (count,), and whether each is the most likely one.
@@ -150,7 +157,7 @@ class Endpoint:
         def of(choice: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             told = choice["logprobs"]
             if not len(sequence) <= len(told.get("token_logprobs") or ()) <= len(sequence) + 1:  # llama.cpp ignores `echo`
-                raise Refusal(f"engine.url: {self._url} scores no given tokens; allowed: a server with echo and logprobs")
+                raise Refusal(f"engine.url: {self.url} scores no given tokens; allowed: a server with echo and logprobs")
             values = _numbers(told["token_logprobs"][len(sequence) - count : len(sequence)])
             rows = (told["top_logprobs"] or [])[len(sequence) - count : len(sequence)] if top else []
             return values, np.array([value >= max(row.values()) for value, row in zip(values, rows, strict=False)], bool)
