@@ -95,7 +95,9 @@ def main(arguments: list[str]) -> None:
     found, more = _audited(folder / "drawn.jsonl" if server else path, config, given, server)
     from dflash_mcmc.verify import report
 
-    report.write(found, folder, f"What {given.target} has drawn, against model {name_of(config.model)}.", more)
+    files = config.model.files()
+    stated = f" The law is the function {given.law}." if given.law else ""
+    report.write(found, folder, f"What {given.target} has drawn, against model {files.folder if files else ''}.{stated}", more)
     print(report.text(found, more))
     print(f"\nwritten to {folder}")
     if found.is_red or report.broken(more):
@@ -109,6 +111,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
+    function = _function(given.law) if given.law else None  # a wrong one is told before the model is read
     note("reading the model")
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
@@ -134,7 +137,6 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     if found:
         more.append(report.of_findings(found))
     with bars.Bar(len(texts), "text", "auditing") as bar:
-        function = _function(given.law) if given.law else None
         audited = audit(model, counted(bar), law, given.level, config.blend, function)._replace(
             left_out=left_out, defaults=_defaults(config, read))
     if given.distance is not None:

@@ -236,7 +236,8 @@ def _by_function(function: LawFunction, logits: torch.Tensor, prompt: np.ndarray
     text, rows = np.concatenate([prompt, tokens]), []
     for row, place in zip(logits, range(len(prompt) + piece.start, len(prompt) + piece.stop), strict=False):
         try:
-            weights = torch.as_tensor(function(row.clone(), text[:place]), dtype=row.dtype, device=row.device)
+            returned = function(row.clone(), text[:place])
+            weights = torch.as_tensor([] if returned is None else returned, dtype=row.dtype, device=row.device)
         except Exception as error:  # it is another person's function
             raise UserError(f"--law: fails at token {place}: {type(error).__name__}: {reason_of(error)}") from error
         if weights.shape != row.shape or not weights.isfinite().any() or not (weights < torch.inf).all():

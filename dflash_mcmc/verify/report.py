@@ -55,7 +55,8 @@ def tables(found: Audit) -> list[ReportTable]:
     if found.top is None:
         return []
     order: list[int] = []  # the best bet of each kind; the JSON has all
-    for place in sorted(range(len(found.bets)), key=lambda place: -found.each[place].evidence):
+    placed = [place for place, each in enumerate(found.each) if each.largest or each.evidence]  # without steps none is
+    for place in sorted(placed, key=lambda place: -found.each[place].evidence):
         if found.bets[place].group not in (found.bets[other].group for other in order):
             order.append(place)
     bets = [{"kind": found.bets[place].group, "says": found.bets[place].says, **found.each[place]._asdict()}
@@ -150,7 +151,7 @@ def write(found: Audit, folder: Path, title: str, more: Sequence[FurtherPart] = 
     sections = [section, *(part.section for part in more)]
     build.write(folder, first_line(found, more), [ReportPart("", title, (), sections)])
     with writing(folder / "verify.json"):
-        measured = values(found) | {part.section.name: part.values for part in more}
+        measured = {"title": title} | values(found) | {part.section.name: part.values for part in more}
         write_atomically(folder / "verify.json", json.dumps(measured, indent=1) + "\n")
 
 
