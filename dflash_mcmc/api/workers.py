@@ -69,7 +69,11 @@ class Closing(Exception):
 
 
 class NotDrawn(Exception):
-    """An order without an answer. The message is one line."""
+    """An order without an answer. The message is one line, and `status` that of HTTP: 400 for what the client can change."""
+
+    def __init__(self, reason: str, status: int = 500):
+        super().__init__(reason)
+        self.status = status
 
 
 class Order(NamedTuple):
@@ -99,7 +103,7 @@ class Workers:
         self._waiting: deque[tuple[int, Order]] = deque()
         self._live: dict[int, Order] = {}
         self._dropped: set[int] = set()
-        self._failures: dict[int, str] = {}
+        self._failures: dict[int, NotDrawn] = {}
         self._number, self._closing = 0, False
         self._engine: ChainRunner | None = None
         self._sets: set[tuple[str, ...]] = set()
@@ -236,7 +240,7 @@ class Workers:
         except Exception as error:  # a sampler may be a plugin
             if not isinstance(error, UserError):
                 traceback.print_exc(file=sys.stderr)
-            self._failures[number] = _reason(error, "sampler")
+            self._failures[number] = NotDrawn(_reason(error, "sampler"), 400 if isinstance(error, UserError) else 500)
             return None
 
     def _next(self, begun: int) -> tuple[int, Order] | None:
@@ -254,10 +258,10 @@ class Workers:
         return None
 
     def _end(self, done: Finished[int], runner: ChainRunner) -> None:
-        failure = self._failures.pop(done.tag, done.failure)
+        failure = self._failures.pop(done.tag, None) or NotDrawn(done.failure)
         # The order stays live until its answer is there: if decoding fails, `_give_up` answers it with the others.
         order = self._live[done.tag]
-        outcome = NotDrawn(failure) if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
+        outcome = failure if done.result is None else _drawn(done.result, done.cost, order.stop, runner.model)
         with self._news:
             del self._live[done.tag]
             self._dropped.discard(done.tag)

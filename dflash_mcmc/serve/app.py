@@ -188,7 +188,7 @@ class Service:
                 quiet = clock() + self.options.keep_alive_seconds
             self._count(request, whole, prompt_tokens)
         except NotDrawn as error:
-            raise Refused(500, str(error)) from error
+            raise Refused(error.status, str(error)) from error
         finally:
             self._drop(numbers)
 
@@ -286,7 +286,7 @@ class Service:
                 raise Refused(499, "the client has gone")
             raise self._too_late()
         except NotDrawn as error:
-            raise Refused(500, str(error)) from error
+            raise Refused(error.status, str(error)) from error
         finally:
             gone.cancel()
             if not drawing.done():

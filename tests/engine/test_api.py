@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dflash_mcmc as dm
+from dflash_mcmc.api import workers
 from dflash_mcmc.chains import cost
 from dflash_mcmc.config.identity import identity_of
 from dflash_mcmc.engine.api import audit, endpoint
@@ -53,8 +56,8 @@ def test_server_model_and_tokenizer_are_the_identity_and_no_weight_is(make_confi
 
 
 REFUSED = {
-    ("engine.url=null",): "engine.url: given None; allowed: an http(s) URL without user and password",
-    ("engine.url=http://me:secret@host/v1",): "engine.url: given 'a URL with a user'; allowed: an http(s) URL without user",
+    ("engine.url=null",): "engine.url: given None; allowed: an http(s) URL without user, password",
+    ("engine.url=http://me:secret@host/v1",): "engine.url: given 'a URL with a user or a query'; allowed: an http(s) URL",
     ("decoder=speculative_match", "draft=ngram"): "draft: given 'ngram'; allowed: none with engine=api, or engine=slots",
     ("blend=layer",): "blend: given 'layer'; allowed: none with engine=api, or engine=slots, which reads layers",
     ("sampler=draft_mh", "draft=tiny"): "draft: given 'dflash'; allowed: none with engine=api, or engine=slots",
@@ -96,9 +99,9 @@ HOT = "sampler.temperature=0.5"
 
 
 @pytest.mark.parametrize(("server", "overrides"), [
-    ({}, []), ({"kind": "llamacpp", "echoes": False}, []), ({"processed": True}, []), ({"processed": True}, [
-        HOT, "engine.logprobs=processed"]), ({"kind": "llamacpp", "echoes": False}, [
-            HOT, "sampler.top_k=20", "engine.logprobs=top"]), ({}, ["condition=greedy"])], ids=str)
+    ({}, []), ({"kind": "llamacpp", "echoes": False}, []), ({"processed": True}, ["engine.logprobs=processed"]),
+    ({"processed": True}, [HOT, "engine.logprobs=processed"]), ({}, ["condition=greedy"]),
+    ({"kind": "llamacpp", "echoes": False}, [HOT, "sampler.top_k=20", "engine.logprobs=top"])], ids=str)
 def test_an_honest_server_passes_its_audit(make_config, monkeypatch, server, overrides):
     started(make_config, monkeypatch, Standing(WIDE, **server), *overrides)
 
@@ -124,13 +127,16 @@ RED = {
     "raw for processed": ({}, [HOT, "engine.logprobs=processed"],
                           "engine.logprobs: given 'processed'; allowed: raw or top: log p of a draw at temperature 2 is that"),
     "processed for lists": ({"kind": "llamacpp", "echoes": False, "processed": True}, [
-        HOT, "sampler.top_k=20", "engine.logprobs=top"], "engine.logprobs: given 'top'; allowed: processed: log p of a draw"),
+        HOT, "sampler.top_k=20", "engine.logprobs=top"], "engine.logprobs: given 'top'; allowed: a server that states raw"),
+    "processed for raw": ({"processed": True}, [], "engine.logprobs: given 'raw'; allowed: processed: log p of a draw at"),
     "processed, unscored": ({"echoes": False, "processed": True}, [HOT, "engine.logprobs=processed"],
-                            "engine.logprobs: given 'processed'; allowed: top, with a server that lists"),
+                            "engine.logprobs: given 'processed'; allowed: a server that states raw"),
     "raw of a proposal": ({}, [HOT], "engine.logprobs: given 'raw'; allowed: with draws at temperature 0.5: processed, where"),
     "a top-k of vLLM's": ({"law": {"top_k": 20}}, [], CUT),
     "a top-k of its own": ({"kind": "llamacpp", "echoes": False, "law": {"top_k": 40}}, [], CUT),
     "a min-p of its own": ({"kind": "llamacpp", "echoes": False, "law": {"min_p": 0.05}}, [], CUT),
+    "a top-p of SGLang's": ({"processed": True, "law": {"top_p": 0.95}}, ["engine.logprobs=processed"], CUT),
+    "a top-k of SGLang's": ({"processed": True, "law": {"top_k": 40}}, ["engine.logprobs=processed"], CUT),
     "no temperature": ({"law": {"temperature": 1.0}}, [], CUT),
     "seeds are ignored": ({"law": {"top_k": 1}}, [], "engine.url: given 'a server whose audit is red'; allowed: a server that "
                           "draws: 8 answers"),
@@ -302,6 +308,63 @@ def test_patience_counts_from_the_first_failure(monkeypatch):
     with Listening(Standing(TOY), answer) as server:
         drawn(engine_at(server.url, timeout_seconds=0.3, patience_seconds=0.2), dm.Temperature(temperature=1.0), chains=1)
     assert asked == [1, 2]
+
+
+def test_an_outage_is_said_once_and_a_busy_server_names_its_models_later(monkeypatch, capsys):
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.01)
+    standing, models = Standing(TOY), list[float]()
+
+    def fetch(url: str, body: dict | None = None, **options: Any) -> Any:
+        if body is None:
+            models.append(options["seconds"])
+            if len(models) < 3:
+                raise NoReplyError("status 429", 429)
+        elif len(standing.bodies) < 40 and standing.fetch(url, body):
+            raise NoReplyError("status 500", 500)
+        return standing.fetch(url, body)
+
+    monkeypatch.setattr(endpoint, "fetch_json", fetch)
+    drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=8)
+    assert models == [10.0] * 3
+    assert capsys.readouterr().err.count("no answer from") == 1
+
+
+def test_requests_of_chains_that_have_ended_are_not_sent(monkeypatch):
+    go, ended = threading.Event(), list[int]()
+
+    def late(number: int, body: dict, reply: dict) -> dict:
+        go.wait(60)
+        return reply
+
+    answering(monkeypatch, server := Standing(TOY, spoil=late))
+    engine = ApiEngine(TARGET, endpoint.Endpoint(dm.Api(url="http://x/v1")), "raw", 1, 8)
+    sampler = dm.Temperature(temperature=1.0)
+    for done in engine.steps((number, sampler.chain(np.array([0]), 3, Key(number))) for number in range(5)):
+        ended += [] if done is None else [done.tag]
+        engine.drop({1, 2, 3, 4} if done is None else set())
+        if len(ended) == 4:
+            go.set()
+    engine.close()
+    assert ended[-1] == 0
+    assert len(server.bodies) == 1
+
+
+def test_a_law_that_the_server_cannot_give_fails_its_order_alone(make_config, monkeypatch):
+    answering(monkeypatch, Standing(WIDE))
+    config = make_config("engine=api", URL)
+    target = config.engine.load(config, "cpu")
+    drawing = workers.Workers(lambda stop: ApiEngine(target, endpoint.Endpoint(config.engine), "raw", 2, 4), False, dm.Api, 8,
+                              lambda: None)
+    orders = [workers.Order(functools.partial(dm.Temperature(temperature=temperature).chain, np.array([0]), 3, Key(1)), (),
+                            Future()) for temperature in (1.0, 0.5, 1.0)]
+    drawing.order(orders)
+    drawing.begin()
+    with pytest.raises(workers.NotDrawn, match=r"engine.logprobs: given 'raw'; allowed: with draws at") as error:
+        orders[1].future.result(60)
+    assert error.value.status == 400
+    assert all(orders[number].future.result(60).result.trajectory.length for number in (0, 2))
+    assert not drawing.failing
+    drawing.close(60)
 
 
 def test_a_server_that_goes_away_and_comes_back_costs_time_alone(monkeypatch):

@@ -40,15 +40,15 @@ _EVIDENCE = 1e4
 """The evidence against an untruncated law that is enough: a right server reaches it once in so many audits (Ville 1939)."""
 _ROUNDED = 1e-6
 """Nats by which two statements of one log p may differ."""
+_EQUAL = 1e-4
+"""Nats of difference between reading and drawing a token that are no evidence for either sign."""
 _done = set[tuple[object, ...]]()
 """The audits that have passed in this process."""
 
 
 def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logprobs: str, num_requests: int) -> None:
     """Audits a server once for all runs of this process. Raises UserError with the first fault."""
-    law = config.sampler.law()
-    needs_law = law not in (SamplingParams(), SamplingParams(temperature=0.0)) and endpoint.kind != OURS
-    name = (endpoint.url, endpoint.kind, endpoint.model, repr(endpoint.body), logprobs, needs_law, target.folder)
+    name = (endpoint.url, endpoint.kind, endpoint.model, repr(endpoint.body), logprobs, target.folder)
     if name in _done:
         return
     text = config.model.render(target.tokenizer, Conversation.of(_QUESTION))
@@ -57,7 +57,7 @@ def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logpro
         prompt = prompt[: max(1, target.max_positions - _LENGTH)]
     with ThreadPoolExecutor(num_requests, thread_name_prefix="audit") as threads:
         try:
-            _check(endpoint, target, prompt, logprobs if needs_law else None, threads)
+            _check(endpoint, target, prompt, logprobs, threads)
         except BaseException as error:
             endpoint.stopped.set()  # a stop does not wait for replies
             if not isinstance(error, WrongReply):
@@ -67,9 +67,8 @@ def audited(endpoint: Endpoint, config: Settings, target: UnloadedTarget, logpro
     _done.add(name)
 
 
-def _check(endpoint: Endpoint, target: UnloadedTarget, prompt: np.ndarray, stated: str | None,
-           threads: ThreadPoolExecutor) -> None:
-    """Raises UserError for the first fault. `stated`: what log probabilities are said to be, where this matters."""
+def _check(endpoint: Endpoint, target: UnloadedTarget, prompt: np.ndarray, stated: str, threads: ThreadPoolExecutor) -> None:
+    """Raises UserError for the first fault. `stated`: what log probabilities are said to be."""
     top = _listed(endpoint, prompt)
 
     def draws(law: SamplingParams, seeds: Sequence[int]) -> list[DrawnReply]:
@@ -102,14 +101,16 @@ def _check(endpoint: Endpoint, target: UnloadedTarget, prompt: np.ndarray, state
         cold, warm = (np.sort(endpoint.drawn(prompt, 1, law, 0, top).top[0][:, 1])[: -_FEW - 1 : -1]
                       for law in (SamplingParams(), _HOT))
         raw = float(np.abs(cold - warm).mean()) <= _OFF
-    if stated is not None and raw == (stated == "processed"):
+    if not raw and read is None:
+        raise ConfigError("engine.logprobs", stated, "a server that states raw log p, or scores given tokens: the log p of "
+                          "this one is that of the law that it draws from, so that the model's is not known")
+    if raw == (stated == "processed"):
         raise ConfigError("engine.logprobs", stated, f"{'raw or top' if raw else 'processed'}: log p of a draw at temperature "
                           f"2 is {'that' if raw else 'not that'} of the model at temperature 1")
-    if stated == "processed" and read is None:
-        raise ConfigError("engine.logprobs", stated, "top, with a server that lists sampler.top_k tokens: this one scores no "
-                          "given tokens, so that log p of a draw is not known")
-    if raw:  # a cut of a server that states log p of its own law was seen above
+    if raw:
         _check_untruncated(hot)
+    elif read is not None:
+        _check_unshifted(plain, read)
 
 
 def _listed(endpoint: Endpoint, prompt: np.ndarray) -> int:
@@ -170,17 +171,32 @@ def _check_untruncated(hot: Sequence[DrawnReply]) -> None:
     With m the mass of a list at temperature 1 and p its smallest probability, the tokens outside have together at least
     (1 - m) p^(1/T - 1) at temperature T, since none of them is likelier than p.
     """
-    wealth, power = np.zeros((2, len(_STRENGTHS))), 1.0 / _HOT.temperature
+    drawn, shares, power = list[np.ndarray](), list[np.ndarray](), 1.0 / _HOT.temperature
     for reply in hot:
         for value, row in zip(reply.values, reply.top, strict=False):
             p = np.exp(row[:, 1])
             inside, outside = (p**power).sum(), max(0.0, 1.0 - p.sum()) * p.min() ** (power - 1.0)
-            shares = np.array([inside, p.max() ** power]) / (inside + outside)
-            drawn = value >= np.array([row[:, 1].min(), row[:, 1].max()]) - _ROUNDED
-            wealth += np.outer(drawn, _STRENGTHS) - np.log1p(np.outer(shares, np.expm1(_STRENGTHS)))
-    evidence = float(np.exp(wealth).mean())
+            shares.append(np.array([inside, p.max() ** power]) / (inside + outside))
+            drawn.append(value >= np.array([row[:, 1].min(), row[:, 1].max()]) - _ROUNDED)
+    _bet(np.array(drawn), np.array(shares), "it draws too few unlikely tokens at temperature 2")
+
+
+def _check_unshifted(plain: Sequence[DrawnReply], read: Sequence[np.ndarray]) -> None:
+    """Whether log p of the law at temperature 1 is above that of the model more often than below, as under any cut.
+
+    A cut divides by the mass that it keeps; rounding, in reading and in drawing, goes both ways.
+    """
+    above = np.concatenate([reply.values for reply in plain]) - np.concatenate(read)
+    above = above[np.abs(above) > _EQUAL, None] > 0.0
+    _bet(above, np.full(above.shape, 0.5), "its log p of tokens that it draws at temperature 1 is above that of the model")
+
+
+def _bet(drawn: np.ndarray, shares: np.ndarray, fault: str) -> None:
+    """Bets that events happen more often than in these shares of the cases, both (cases, events). Raises ConfigError."""
+    wealth = (drawn[..., None] * _STRENGTHS - np.log1p(shares[..., None] * np.expm1(_STRENGTHS))).sum(0)
+    evidence = float(np.exp(np.minimum(wealth, 700.0)).mean())
     if evidence > _EVIDENCE:
         raise ConfigError("engine.body", "nothing for it", "the field that turns off the top-k, top-p, min-p or temperature "
-                          "which the server sets by itself: it draws too few unlikely tokens at temperature 2 (evidence "
-                          f"{evidence:.1g}); or the same cut stated as the law, in sampler.top_k, top_p or min_p")
+                          f"which the server sets by itself: {fault} (evidence {evidence:.1g}); or the same cut stated as the "
+                          "law, in sampler.top_k, top_p or min_p")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from dflash_mcmc.errors import ConfigError, UserError, note
+from dflash_mcmc.errors import ConfigError, UserError, tell
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process.http import NoReplyError, fetch_json, key_of
 
@@ -24,6 +24,10 @@ OWN_FIELDS = ("model", "prompt", "n", "max_tokens", "seed", "logprobs", "echo", 
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 """Seconds between two tries: the first wait, and the longest; each is twice as long as the one before."""
+_BRIEF = 10.0
+"""Seconds for the reply to `/models`, and for further tries where the server is busy."""
+_OUTAGE = 60.0
+"""Seconds without a failure after which the next one is another outage, and is said."""
 _TRIES = 3
 """Replies with other than tokens and numbers, after which a chain is given up."""
 _BUSY = (408, 429)
@@ -92,7 +96,8 @@ class Endpoint:
     def __init__(self, engine: EndpointFields):
         self._engine, self.stopped = engine, threading.Event()
         self.url, self.body = (engine.url or "").rstrip("/"), engine.body or {}
-        told = self.ask("/models", patience=0.0)
+        self._failed, self._lock = -math.inf, threading.Lock()
+        told = self.ask("/models")
         try:
             named = {each["id"]: each for each in told["data"]}
             self.model = next(iter(named)) if engine.model is None else engine.model
@@ -104,20 +109,19 @@ class Endpoint:
         except (LookupError, TypeError, AttributeError, StopIteration) as error:
             raise ConfigError("engine.url", engine.url, "an OpenAI-style server: its /models names no model") from error
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, patience: float | None = None) -> Any:
-        """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, for `patience` seconds.
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, for `patience_seconds`.
 
-        They count from the first failure; None takes `patience_seconds`. Raises Refusal for another status, and UserError when
-        the time is over.
+        They count from the first failure. Without a body all times are brief, and only 429 and 503 are asked for again. Raises
+        Refusal for another status, and UserError when the time is over.
         """
-        patience = self._engine.patience_seconds if patience is None else patience
         engine, failed, pause = self._engine, 0.0, _FIRST_WAIT
         key = key_of("engine.api_key_env", engine.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         while True:
             try:
-                return fetch_json(self.url + path, body, seconds=engine.timeout_seconds, headers=headers,
-                                  stopped=self.stopped)
+                return fetch_json(self.url + path, body, headers=headers, stopped=self.stopped,
+                                  seconds=min(engine.timeout_seconds, _BRIEF if body is None else math.inf))
             except NoReplyError as error:
                 reason = str(error).replace(key, "[key]") if key else str(error)
                 status = error.status
@@ -125,11 +129,17 @@ class Endpoint:
                 raise Refusal(f"engine.url: {self.url} refuses a request with {reason}; allowed: an OpenAI-style server with "
                               "this engine.model, the key of engine.api_key_env, and room for the prompt and "
                               "dataset.max_new_tokens")
+            patience = engine.patience_seconds
+            if body is None:
+                patience = min(patience, _BRIEF) if status in (429, 503) else 0.0
             failed = failed or time.monotonic()
             if self.stopped.is_set() or time.monotonic() - failed + pause > patience:
                 raise UserError(f"engine.url: given {self.url}, which gives no answer ({reason}); allowed: a server that "
                                 "runs; the same command draws what is missing")
-            note(f"engine.url: no answer from {self.url}; requests are sent again for up to {patience:g} s")
+            with self._lock:
+                last, self._failed = self._failed, time.monotonic()
+            if self._failed - last > _OUTAGE:
+                tell(f"engine.url: no answer from {self.url} ({reason}); requests are sent again for up to {patience:g} s")
             self.stopped.wait(pause)
             pause = min(2.0 * pause, _LONGEST_WAIT)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, WrongReply
+from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.interface import Finished, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.live_chains import LiveChains
@@ -75,6 +75,7 @@ class ApiEngine(MeteredEngine):
                 self._step(run)
                 run.drop(self._dropped)
                 self._dropped.clear()
+                self._cancel_ended()
                 yield from run.fill()
                 yield None
         finally:
@@ -99,8 +100,17 @@ class ApiEngine(MeteredEngine):
             except WrongReply as wrong:
                 run.end(chain, number, None, f"the server gave {wrong}")
                 continue
+            except (ConfigError, Refusal) as error:
+                run.fail(chain, error)
+                continue
             self._charge(chain, number, base, answer)
             run.end(chain, number, answer)
+
+    def _cancel_ended(self) -> None:
+        """Takes out the requests of chains that have ended. Those that are under way end without effect."""
+        for future in [future for future, asked in self._asked.items() if asked.chain.ended]:
+            future.cancel()
+            del self._asked[future]
 
     def _begin(self, chain: LiveChain) -> None:
         """Sends the operations of a chain's new request, but for those that are answered without the server."""
@@ -146,7 +156,7 @@ class ApiEngine(MeteredEngine):
             log_p, log_q = values, reply.log_q[:count]
         else:
             log_q = np.zeros(count) if not law.temperature else values if self._logprobs == "processed" else (
-                self._law_of(reply, base, count, law))
+                self._law_of(reply, count, law))
             log_p = values if not self._scores_again(law) else (
                 self._endpoint.scored(np.concatenate([base.sequence, tokens]), count)[0])
         return base.extended(tokens, log_p, log_q, np.zeros((count, 2)), ended)
@@ -164,16 +174,18 @@ class ApiEngine(MeteredEngine):
                             "and the files of the same model")
         return len(reply.ids), False
 
-    def _law_of(self, reply: DrawnReply, base: Trajectory, count: int, law: SamplingParams) -> np.ndarray:
-        """log q of tokens from the lists of the most likely ones, float64 (count,). Raises WrongReply for one outside."""
-        log_q = np.empty(count)
-        for place in range(count):
-            ids, row = reply.top[place][:, 0].astype(int), np.full(self.model.vocab_size, -np.inf)
-            if ids.min() < 0 or ids.max() >= len(row):
-                raise WrongReply("lists of the most likely tokens without their ids")
-            row[ids] = reply.top[place][:, 1]
-            generated = np.concatenate([base.tokens, reply.ids[:place]])
-            log_q[place] = exact_law.process(row, law, base.prompt, generated)[reply.ids[place]]
+    def _law_of(self, reply: DrawnReply, count: int, law: SamplingParams) -> np.ndarray:
+        """log q of tokens from the lists of the most likely ones, float64 (count,). Raises WrongReply for one outside.
+
+        The law has no penalty and keeps no token outside of the lists, so that they alone are processed.
+        """
+        log_q, none = np.full(count, -np.inf), np.empty(0, np.int64)
+        for place, (token, top) in enumerate(zip(reply.ids[:count], reply.top, strict=False)):
+            row = top[np.argsort(top[:, 0])]  # ties are kept in the order of ids
+            if row[0, 0] < 0 or row[-1, 0] >= self.model.vocab_size or len(row) < (law.top_k or self.model.vocab_size):
+                raise WrongReply("lists of the most likely tokens without their ids, or shorter than sampler.top_k")
+            if token in row[:, 0]:
+                log_q[place] = exact_law.process(row[:, 1], law, none, none)[row[:, 0] == token][0]
         if not np.isfinite(log_q).all():
             raise WrongReply("a token that is not among those that the law keeps")
         return log_q

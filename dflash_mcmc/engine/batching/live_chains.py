@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterator
 
 from dflash_mcmc.engine.batching.chains import LiveChain
@@ -56,6 +57,14 @@ class LiveChains:
             return
         chain.note(number, answer)
         self._turns.advance(chain)
+
+    def fail(self, chain: LiveChain, error: Exception) -> None:
+        """Raises an error in a chain. One that catches it ends, and another ends the run."""
+        if chain.ended:
+            return
+        with contextlib.suppress(StopIteration):
+            chain.generator.throw(error)
+        self._give_up(chain, str(error))
 
     def drop(self, tags: Collection[Hashable]) -> None:
         """Ends chains before their end."""
