@@ -112,7 +112,7 @@ def _with_lengths(job: Job, lengths: Lengths) -> Config:
     return dataclasses.replace(config, assumed=dataclasses.replace(config.assumed, **assumed)) if assumed else config
 
 
-class _Finished(NamedTuple):
+class _PastRun(NamedTuple):
     """A finished run of samples of this machine."""
 
     settings: dict[str, Any]
@@ -122,7 +122,7 @@ class _Finished(NamedTuple):
     folder: Path
 
 
-def _like(config: Config, finished: Sequence[_Finished]) -> _Finished | None:
+def _like(config: Config, finished: Sequence[_PastRun]) -> _PastRun | None:
     """The first run with the model, draft and engine of this one."""
     mine: dict[str, Any] = {f"{group}.name": name_of(component_of(config, group)) for group in ("model", "draft", "engine")}
     mine |= {name: value for name, _, _, value in walk(config)
@@ -130,7 +130,7 @@ def _like(config: Config, finished: Sequence[_Finished]) -> _Finished | None:
     return next((run for run in finished if all(run.settings.get(name) == value for name, value in mine.items())), None)
 
 
-def _finished(outputs: Path) -> list[_Finished]:
+def _finished(outputs: Path) -> list[_PastRun]:
     """The newest finished runs of samples of this machine, newest first."""
     found = []
     newest = sorted(outputs.glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -142,7 +142,7 @@ def _finished(outputs: Path) -> list[_Finished]:
             rate = summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"])
             groups = {name: value for name, value in configuration_of(path.parent).items() if isinstance(value, dict)}
             settings = {f"{group}.{field}": value for group, values in groups.items() for field, value in values.items()}
-            found.append(_Finished(settings, rate, path.parent))
+            found.append(_PastRun(settings, rate, path.parent))
         except (UserError, LookupError, TypeError, ArithmeticError):
             continue  # a probe, or what no run wrote: the commands that read it say so
     return found
