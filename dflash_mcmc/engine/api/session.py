@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.engine.api.endpoint import OURS, DrawnReply, Endpoint, Refusal, WrongReply
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.interface import Finished, MeteredEngine, Tag
-from dflash_mcmc.engine.batching.live_chains import LiveChains
+from dflash_mcmc.engine.batching.live_chains import Asked, DelegatingEngine, LiveChains
 from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
 from dflash_mcmc.errors import ConfigError, UserError
-from dflash_mcmc.ops import Chain, Draw, Operation, SamplingParams, Score
+from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
 from dflash_mcmc.types import Trajectory
@@ -27,21 +24,13 @@ _SEED_BITS = 31
 """Every server takes seeds of so many bits."""
 
 
-class _InProgress(NamedTuple):
-    """A request in progress, for an operation of a chain."""
-
-    chain: LiveChain
-    number: int
-    base: Trajectory
-
-
 def seed_of(key: Key, length: int) -> int:
     """The seed of a request that goes on after `length` generated tokens. A retry has the same one: with another, answers that
     take longer than the server's or the client's limits would be drawn again until they are short."""
     return int.from_bytes(key.fold_in("request", length).digest[:4], "big") % 2**_SEED_BITS
 
 
-class ApiEngine(MeteredEngine):
+class ApiEngine(DelegatingEngine):
     """Runs chains of operations on an endpoint.
 
     Args:
@@ -53,35 +42,15 @@ class ApiEngine(MeteredEngine):
     """
 
     def __init__(self, model: UnloadedTarget, endpoint: Endpoint, logprobs: str, num_requests: int, num_chains: int):
-        super().__init__()
-        self.model, self._endpoint, self._logprobs, self._num_chains = model, endpoint, logprobs, num_chains
+        super().__init__(num_chains)
+        self.model, self._endpoint, self._logprobs = model, endpoint, logprobs
         self._threads = ThreadPoolExecutor(num_requests, thread_name_prefix="endpoint")
-        self._asked: dict[Future[Trajectory], _InProgress] = {}
 
     def close(self) -> None:
         """Ends the requests in progress. What they would have given is counted nowhere."""
         self._endpoint.stopped.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._asked.clear()
-
-    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
-        self._meter.reset_clock()
-        self._dropped.clear()
-        run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
-        try:
-            yield from run.fill()
-            while run.live:
-                self._step(run)
-                run.drop(self._dropped)
-                self._dropped.clear()
-                self._cancel_ended()
-                yield from run.fill()
-                yield None
-        finally:
-            for future in self._asked:
-                future.cancel()
-            self._asked.clear()
 
     def _step(self, run: LiveChains) -> None:
         """Waits until a request ends, or a short time, and gives the chains their answers."""
@@ -106,9 +75,9 @@ class ApiEngine(MeteredEngine):
             self._charge(chain, number, base, answer)
             run.end(chain, number, answer)
 
-    def _cancel_ended(self) -> None:
-        """Takes out the requests of chains that have ended. Those that are under way end without effect."""
-        for future in [future for future, asked in self._asked.items() if asked.chain.ended]:
+    def _abort(self, requests: list[Future[Trajectory]]) -> None:
+        """Takes out requests. Those that are under way end without effect."""
+        for future in requests:
             future.cancel()
             del self._asked[future]
 
@@ -119,7 +88,7 @@ class ApiEngine(MeteredEngine):
                 raise ValueError("engine=api has no operations with stop strings of their own")
             base = prepare(chain, number, skip_identical=False)
             if base is not None:
-                self._asked[self._threads.submit(self._answer, operation, base)] = _InProgress(chain, number, base)
+                self._asked[self._threads.submit(self._answer, operation, base)] = Asked(chain, number, base)
 
     def _charge(self, chain: LiveChain, number: int, base: Trajectory, answer: Trajectory) -> None:
         """Charges what a server with a cache of prefixes evaluates: a chain's prompt once, and each token drawn or scored."""

@@ -1,15 +1,66 @@
-"""The chains in progress of an engine that carries out their operations elsewhere: in vLLM, or on a server."""
+"""Engines that carry out the operations of their chains elsewhere, in vLLM or on a server, and their chains in progress."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from dflash_mcmc.engine.batching.chains import LiveChain
-from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter
+from dflash_mcmc.engine.batching.interface import DROPPED, NOT_NUMBERS, Finished, Meter, MeteredEngine, Tag
 from dflash_mcmc.engine.batching.scheduler import Turns
 from dflash_mcmc.ops import Chain
 from dflash_mcmc.types import ChainResult, Cost, Trajectory
+
+
+class Asked(NamedTuple):
+    """A request in progress: the operation of a chain, and the trajectory that the request goes on from."""
+
+    chain: LiveChain
+    number: int
+    base: Trajectory
+
+
+class DelegatingEngine(MeteredEngine):
+    """Runs chains whose operations are requests to something else.
+
+    Args:
+        num_chains: chains in progress at once.
+    """
+
+    def __init__(self, num_chains: int):
+        super().__init__()
+        self._num_chains, self._asked = num_chains, dict[Any, Asked]()
+
+    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
+        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
+        self._meter.reset_clock()
+        self._dropped.clear()
+        run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
+        try:
+            yield from run.fill()
+            while run.live:
+                self._step(run)
+                run.drop(self._dropped)
+                self._dropped.clear()
+                self._abort([request for request, asked in self._asked.items() if asked.chain.ended])
+                yield from run.fill()
+                yield None
+        finally:
+            self._abort(list(self._asked))
+
+    @abstractmethod
+    def _begin(self, chain: LiveChain) -> None:
+        """Asks for the operations of a chain's new request, but for those that are answered at once."""
+
+    @abstractmethod
+    def _step(self, run: LiveChains) -> None:
+        """Gives chains the answers to requests that have ended, and takes these out of `_asked`."""
+
+    @abstractmethod
+    def _abort(self, requests: list[Any]) -> None:
+        """Ends requests, and takes them out of `_asked`."""
 
 
 class LiveChains:

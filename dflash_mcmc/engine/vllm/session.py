@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Iterable
-from typing import NamedTuple
 
 import numpy as np
 
 from dflash_mcmc.engine.batching.chains import LiveChain, prepare
-from dflash_mcmc.engine.batching.interface import Finished, MeteredEngine, Tag
-from dflash_mcmc.engine.batching.live_chains import LiveChains
+from dflash_mcmc.engine.batching.live_chains import Asked, DelegatingEngine, LiveChains
 from dflash_mcmc.engine.batching.rows import split_columns
 from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.vllm.core import EndedRequest, VllmCore
 from dflash_mcmc.engine.vllm.ledger import Drawn, StopTable, Ticket
-from dflash_mcmc.ops import Chain, Draw
+from dflash_mcmc.ops import Draw
 from dflash_mcmc.process import bars
 from dflash_mcmc.types import Trajectory
 
 _SCORES = 4
 
 
-class _Asked(NamedTuple):
-    """A request in progress: the operation of a chain, and the trajectory that the request goes on from."""
-
-    chain: LiveChain
-    number: int
-    base: Trajectory
-
-
-class VllmEngine(MeteredEngine):
+class VllmEngine(DelegatingEngine):
     """Runs chains of operations on vLLM.
 
     Args:
@@ -42,45 +31,27 @@ class VllmEngine(MeteredEngine):
     """
 
     def __init__(self, model: UnloadedTarget, core: VllmCore, num_chains: int, skip_identical: bool = True):
-        super().__init__()
-        self.model, self._core, self._num_chains, self._skip_identical = model, core, num_chains, skip_identical
+        super().__init__(num_chains)
+        self.model, self._core, self._skip_identical = model, core, skip_identical
         self._numbers = itertools.count()
-        self._asked: dict[int, _Asked] = {}
         core.stop_at(StopTable.of(model.stop_strings))
 
     def close(self) -> None:
         """Ends the requests in progress. vLLM stays loaded for the next job of this process."""
-        if self._asked:
-            self._core.abort(list(self._asked))
-            self._asked.clear()
+        self._abort(list(self._asked))
 
-    def steps(self, chains: Iterable[tuple[Tag, Chain] | None]) -> Generator[Finished[Tag] | None, None, None]:
-        """Like `run`, but also yields None after every step, to let the caller do something else in between."""
-        self._meter.reset_clock()
-        self._dropped.clear()
-        run = LiveChains(iter(chains), self._num_chains, self._begin, self._meter)
-        try:
-            yield from run.fill()
-            while run.live:
-                for asked, answer in self._step(run) if self._asked else []:  # else all chains wait for a turn
-                    run.end(asked.chain, asked.number, answer)
-                run.drop(self._dropped)
-                self._dropped.clear()
-                self._drop([number for number, asked in self._asked.items() if asked.chain.ended])
-                yield from run.fill()
-                yield None
-        finally:
-            self.close()
-
-    def _step(self, run: LiveChains) -> list[tuple[_Asked, Trajectory | None]]:
-        """Steps vLLM. Returns the requests that have ended, and their answers."""
+    def _step(self, run: LiveChains) -> None:
+        """Steps vLLM, unless all chains wait for a turn."""
+        if not self._asked:
+            return
         started, live = time.perf_counter(), len(run.live)
         ended = self._core.step()
         bars.drew(len(self._asked))
         self._meter.count_steps(1, len(self._asked), self._num_chains if run.more else 0, started)
         answers = self._answers(ended)
         self._meter.share(started, live)
-        return answers
+        for asked, answer in answers:
+            run.end(asked.chain, asked.number, answer)
 
     def _begin(self, chain: LiveChain) -> None:
         """Asks vLLM for the operations of a chain's new request, but for those that are answered without it."""
@@ -92,17 +63,17 @@ class VllmEngine(MeteredEngine):
                 strings = self.model.stop_strings
                 matched = 0 if strings is None else strings.state(base.tokens)
                 ticket = Ticket.of(next(self._numbers), operation, base, self.model.stop_ids, matched)
-                self._asked[ticket.number] = _Asked(chain, number, base)
+                self._asked[ticket.number] = Asked(chain, number, base)
                 self._core.add(ticket, base.sequence.tolist())
 
-    def _answers(self, ended: list[EndedRequest]) -> list[tuple[_Asked, Trajectory | None]]:
+    def _answers(self, ended: list[EndedRequest]) -> list[tuple[Asked, Trajectory | None]]:
         """The answers of requests that have ended; None where logits are not numbers."""
         if not ended:
             return []
         drawn = self._core.take([request.number for request in ended])
         return [self._answer(self._asked.pop(request.number), request, drawn[request.number]) for request in ended]
 
-    def _answer(self, asked: _Asked, request: EndedRequest, drawn: Drawn) -> tuple[_Asked, Trajectory | None]:
+    def _answer(self, asked: Asked, request: EndedRequest, drawn: Drawn) -> tuple[Asked, Trajectory | None]:
         chain, number, base = asked
         operation, count = chain.operations[number], len(drawn.tokens)
         read = base.sequence_length - request.cached
@@ -118,9 +89,9 @@ class VllmEngine(MeteredEngine):
             raise RuntimeError(f"vLLM ended a request after {count} tokens, without a stop id, stop string, horizon or floor")
         return asked, answer
 
-    def _drop(self, numbers: list[int]) -> None:
-        """Ends requests whose chain has failed."""
-        if numbers:
-            self._core.abort(numbers)
-            for number in numbers:
+    def _abort(self, requests: list[int]) -> None:
+        """Ends requests of vLLM."""
+        if requests:
+            self._core.abort(requests)
+            for number in requests:
                 del self._asked[number]
