@@ -14,9 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.potential import Evaluator, Factor
+from dflash_mcmc.process import user_code
 from dflash_mcmc.registry import register
 from dflash_mcmc.settings import Settings
 from dflash_mcmc.types import Problem
@@ -39,27 +40,17 @@ class PythonPotential(Factor):
     def check(self, config: Settings) -> None:
         """Raises ConfigError if the file does not define the function, in addition to the checks of every potential."""
         Factor.check(self, config)
-        file, function = self._place()
-        if not callable(_functions(file).get(function)):
-            raise ConfigError("potential.path", self.path, f"FILE:FUNCTION, where the file defines the function; it has "
-                              f"{', '.join(name for name, value in _functions(file).items() if callable(value)) or 'none'}")
+        user_code.function_at("potential.path", self.path)
 
     def fingerprint(self) -> str:
         """A hash of the file and of the function's name."""
-        file, function = self._place()
+        file, function = user_code.place_of("potential.path", self.path)
         return hashlib.sha256(file.read_bytes() + f":{function}".encode()).hexdigest()[:32]
 
     def start(self, config: Settings) -> Evaluator:
         """The evaluator, with a process."""
-        worker = _RatingProcess(*self._place(), self.timeout_seconds, self.memory_gib)
+        worker = _RatingProcess(*user_code.place_of("potential.path", self.path), self.timeout_seconds, self.memory_gib)
         return Evaluator(worker.rate, self.on_failure, close=worker.end)
-
-    def _place(self) -> tuple[Path, str]:
-        """(file, name of the function). Raises ConfigError."""
-        name, _, function = str(self.path or "").rpartition(":")
-        if not name or not function.isidentifier() or not Path(name).expanduser().is_file():
-            raise ConfigError("potential.path", self.path, "FILE:FUNCTION, a file of Python that exists and a function in it")
-        return Path(name).expanduser(), function
 
 
 class _RatingProcess:
@@ -103,14 +94,6 @@ class _RatingProcess:
             self._process.join()
             self._pipe.close()
             self._process = None
-
-
-def _functions(file: Path) -> dict[str, Any]:
-    """The names that a file defines. Raises UserError if it cannot be run."""
-    try:
-        return {name: value for name, value in runpy.run_path(str(file)).items() if not name.startswith("_")}
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(f"potential.path: {file} cannot be run: {type(error).__name__}: {error}") from error
 
 
 def _serve(pipe: Connection, file: str, function: str, memory_gib: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ from dflash_mcmc.config.identity import configuration_of, node_of
 from dflash_mcmc.config.single import options_of, single_job
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.process import program
+from dflash_mcmc.process import program, user_code
 from dflash_mcmc.registry import name_of
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from dflash_mcmc.model.hf import HFModel
     from dflash_mcmc.verify.audit import Audit
     from dflash_mcmc.verify.drawn import DrawnText
-    from dflash_mcmc.verify.evidence import LawFunction
     from dflash_mcmc.verify.report import FurtherPart
 
 RED = 1
@@ -111,7 +109,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify import behaviour, drawn, report
     from dflash_mcmc.verify.audit import audit
 
-    function = _function(given.law) if given.law else None  # a wrong one is told before the model is read
+    function = user_code.function_at("--law", given.law) if given.law else None  # a wrong one is told before the model is read
     note("reading the model")
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
@@ -149,18 +147,6 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
                              config.blend)
         more.append(report.of_distances(measured, given.level))
     return audited, more
-
-
-def _function(path: str) -> LawFunction:
-    """The function of `FILE:FUNCTION`. Raises UserError."""
-    file, _, name = path.rpartition(":")
-    try:
-        found = runpy.run_path(file).get(name) if Path(file).is_file() else None
-    except Exception as error:  # it is another person's file
-        raise UserError(f"--law: {file} cannot be run: {type(error).__name__}: {reason_of(error)}") from error
-    if not callable(found):
-        raise UserError(f"--law: given {path!r}; allowed: FILE:FUNCTION, a file of Python that exists and a function in it")
-    return found
 
 
 def _defaults(config: Config, law: SamplingParams) -> str:

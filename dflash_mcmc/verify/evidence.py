@@ -344,8 +344,7 @@ class Steps:
                 place += 1
                 self._longest = max(self._longest, inside + 1)
             before = size
-        strengths = np.array(_STRENGTHS)
-        paid = top[:, None] * strengths - np.log1p(np.minimum(expected_top, 1.0)[:, None] * np.expm1(strengths))
+        paid = torch.stack(list(_tilts(torch.from_numpy(top), torch.from_numpy(expected_top))), dim=1).numpy()
         return (at * paid[:, None]).reshape(len(top), -1)
 
 
