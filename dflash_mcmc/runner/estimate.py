@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tabulate import tabulate
 
 from dflash_mcmc.chains.cost import CostEstimate
-from dflash_mcmc.config.identity import configuration_of, point_labels, settings_of
-from dflash_mcmc.config.schema import component_of
+from dflash_mcmc.config.identity import configuration_of, plain, point_labels, settings_of
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.fields import walk
 from dflash_mcmc.registry import name_of
@@ -59,7 +58,9 @@ def of(command: Command) -> str:
     needed = any(job.config.hardware.tokens_per_second is None for job in jobs)
     finished = _finished(Path(jobs[0].config.paths.outputs)) if needed else []
     for job, config, label, counted_lengths in zip(jobs, with_lengths(command), point_labels(jobs), counted, strict=True):
-        if config.hardware.tokens_per_second is None and (like := _like(config, finished)):
+        speed = _speed(plain(config))
+        like = next((run for run in finished if run.speed == speed), None)
+        if config.hardware.tokens_per_second is None and like is not None:
             hardware: Any = config.hardware
             config = dataclasses.replace(config, hardware=dataclasses.replace(hardware, tokens_per_second=like.rate))
             rates.append(f"hours: the rate is that of {like.folder}, which this machine has finished")
@@ -115,19 +116,20 @@ def _with_lengths(job: Job, lengths: Lengths) -> Config:
 class _PastRun(NamedTuple):
     """A finished run of samples of this machine."""
 
-    settings: dict[str, Any]
-    """By dotted name."""
+    speed: list[Any]
+    """What its speed depends on; see `_speed`."""
     rate: float
     """Token-forwards a second."""
     folder: Path
 
 
-def _like(config: Config, finished: Sequence[_PastRun]) -> _PastRun | None:
-    """The first run with the model, draft and engine of this one."""
-    mine: dict[str, Any] = {f"{group}.name": name_of(component_of(config, group)) for group in ("model", "draft", "engine")}
-    mine |= {name: value for name, _, _, value in walk(config)
-             if name.startswith(("model.", "draft.")) or name in ("hardware.device", "hardware.num_slots")}
-    return next((run for run in finished if all(run.settings.get(name) == value for name, value in mine.items())), None)
+def _speed(settings: Mapping[str, Any]) -> list[Any]:
+    """What a run's token-forwards a second depend on, of a configuration by group: model, draft, engine and slots.
+
+    A probe has no engine and reads at a speed of its own, which no run of samples tells.
+    """
+    hardware, engine = settings["hardware"], settings.get("engine", {})
+    return [settings.get("model"), settings.get("draft"), engine.get("name"), hardware["device"], hardware["num_slots"]]
 
 
 def _finished(outputs: Path) -> list[_PastRun]:
@@ -140,9 +142,7 @@ def _finished(outputs: Path) -> list[_PastRun]:
             if described(path.parent / RUN)[1][-1]["host"] != socket.gethostname():
                 continue
             rate = summary["token_forwards"] / (summary["mean_share_seconds"] * summary["num_samples"])
-            groups = {name: value for name, value in configuration_of(path.parent).items() if isinstance(value, dict)}
-            settings = {f"{group}.{field}": value for group, values in groups.items() for field, value in values.items()}
-            found.append(_PastRun(settings, rate, path.parent))
+            found.append(_PastRun(_speed(configuration_of(path.parent)), rate, path.parent))
         except (UserError, LookupError, TypeError, ArithmeticError):
             continue  # a probe, or what no run wrote: the commands that read it say so
     return found

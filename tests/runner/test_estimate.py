@@ -292,6 +292,7 @@ def test_hours_are_at_the_rate_of_the_newest_finished_run_of_the_model(make_conf
     assert f"hours: the rate is that of {done.folder}, which this machine has finished" in text
     assert str(other.folder) not in text
     assert "hours: unknown" in told(capsys, *plan, "draft=tiny", "decoder=speculative_match")
+    assert "hours: unknown" in told(capsys, "probe=layer_rank", "draft=tiny", plan[-1])
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert "hours: unknown" in told(capsys, *plan)
 
