@@ -21,7 +21,7 @@ from dflash_mcmc.fields import identity, runtime
 from dflash_mcmc.grading import VERSION, Grader
 from dflash_mcmc.grading.extraction import after_thinking
 from dflash_mcmc.grading.verdicts import CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, timed
-from dflash_mcmc.process.http import NoReplyError, check_url, fetch_json, key_of
+from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
 from dflash_mcmc.registry import register
 from dflash_mcmc.types import Grade
 
@@ -195,7 +195,7 @@ class JudgePool:
         return grade
 
     def _headers(self) -> dict[str, str]:
-        key = key_of("grader.api_key_env", self._grader.api_key_env)
+        key = api_key("grader.api_key_env", self._grader.api_key_env)
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -95,7 +95,7 @@ def check_url(field: str, url: str | None) -> None:
         raise ConfigError(field, "a URL with a user or a query" if secret else url, allowed)
 
 
-def key_of(field: str, variable: str | None) -> str:
+def api_key(field: str, variable: str | None) -> str:
     """The key in a variable of the environment; empty without one. Nothing stores or repeats it.
 
     Raises ConfigError if it is missing, or no single word that a header can hold.

@@ -36,7 +36,14 @@ class AutoTracker(Tracker):
     folder: str = runtime("outputs", "parent folder of wandb/ or trackio/")
 
     def resolved(self, config: Settings) -> Any:
-        """The tracker that this machine has."""
+        """The tracker that this machine has, which a run takes in place of this one."""
+        return self._chosen()
+
+    def start(self, info: RunInfo) -> TrackedRun:
+        """Opens the run with that tracker."""
+        return self._chosen().start(info)
+
+    def _chosen(self) -> Tracker:
         if os.environ.get("WANDB_MODE") == "disabled":
             name = "none"
         elif _has_wandb():
@@ -47,10 +54,6 @@ class AutoTracker(Tracker):
                 _tell()
         kind = components("tracker")[name].cls
         return kind() if kind.is_null else kind(project=self.project, folder=self.folder)
-
-    def start(self, info: RunInfo) -> TrackedRun:
-        """Never called: `resolved` takes its place."""
-        raise NotImplementedError
 
 
 def _has_wandb() -> bool:

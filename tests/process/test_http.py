@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dflash_mcmc.errors import ConfigError
-from dflash_mcmc.process.http import NoReplyError, check_url, fetch_json, key_of
+from dflash_mcmc.process.http import NoReplyError, api_key, check_url, fetch_json
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -117,5 +117,5 @@ def test_a_wrong_address_is_one_line_without_a_secret(url, repeats):
 def test_a_wrong_key_is_not_repeated(variable, value, monkeypatch):
     monkeypatch.setenv("A_KEY", value)
     with pytest.raises(ConfigError, match=r"^engine\.api_key_env: given .*; allowed: a variable of the environ") as refused:
-        key_of("engine.api_key_env", variable)
+        api_key("engine.api_key_env", variable)
     assert "secret" not in str(refused.value)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dflash_mcmc.errors import ConfigError, UserError, tell
 from dflash_mcmc.ops import SamplingParams
-from dflash_mcmc.process.http import NoReplyError, fetch_json, key_of
+from dflash_mcmc.process.http import NoReplyError, api_key, fetch_json
 
 Read = TypeVar("Read")
 OURS, VLLM, LLAMA_CPP = "dflash_mcmc", "vllm", "llamacpp"
@@ -116,7 +116,7 @@ class Endpoint:
         Refusal for another status, and UserError when the time is over.
         """
         engine, failed, pause = self._engine, 0.0, _FIRST_WAIT
-        key = key_of("engine.api_key_env", engine.api_key_env)
+        key = api_key("engine.api_key_env", engine.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         while True:
             try:

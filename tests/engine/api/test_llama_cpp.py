@@ -1,7 +1,7 @@
 """Through a real server of llama.cpp, in an environment that has xllamacpp: `LLAMA_PYTHON=PYTHON make test ...`.
 
-    python -m venv /tmp/llama && /tmp/llama/bin/pip install xllamacpp
-    LLAMA_PYTHON=/tmp/llama/bin/python python -m pytest tests/engine/api/test_llama_cpp.py
+    python -m venv llama && llama/bin/pip install xllamacpp
+    LLAMA_PYTHON=llama/bin/python python -m pytest tests/engine/api/test_llama_cpp.py
 """
 
 from __future__ import annotations
