@@ -39,5 +39,5 @@ class ExamplesPotential(Factor):
     def remarks(self, problems: Sequence[Problem]) -> list[str]:
         """As of every potential, and how many questions have no examples."""
         without = sum(not any(example.check for example in problem.examples) for problem in problems)
-        return [*Factor.remarks(self, problems), f"potential=examples: {without} of {len(problems)} questions have no "
-                "examples; r is 0 for their answers"]
+        return [*Factor.remarks(self, problems), *([f"potential=examples: {without} of {len(problems)} questions have no "
+                                                    "examples; r is 0 for their answers"] if without else [])]

@@ -205,6 +205,11 @@ def probability(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
+def p_is(value: float | None) -> str:
+    """A p-value in a sentence: `p = 0.070`, `p < 0.001`."""
+    return f"p = {probability(value)}".replace("= <", "< ")
+
+
 P_VALUES = {"p": ("p_value", "p"), "p (Holm)": ("p_holm", "p")}
 """The columns of a p-value, and of that adjusted for all rows."""
 

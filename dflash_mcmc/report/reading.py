@@ -167,7 +167,8 @@ class Run:
         """The label. For an incomplete run, the number of its recorded samples is appended."""
         if self.complete:
             return self.label
-        return f"{self.label} (not complete: {len(self.records):,} of {self.expected or 'an unknown number of'} samples)"
+        of = f"{self.expected:,}" if self.expected else "an unknown number of"
+        return f"{self.label} (not complete: {len(self.records):,} of {of} samples)"
 
     @property
     def power(self) -> float | None:

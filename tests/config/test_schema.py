@@ -177,7 +177,7 @@ def companions(choice: str) -> list[str]:
         return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"]
     if choice == "experiment=study_code":
         return ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct", "grader.allow_execution=true"]
-    if choice == "sweep=code":
+    if choice in ("sweep=code", "sweep=evidence"):
         return ["grader.allow_execution=true"]
     if choice.startswith("draft=") and choice != "draft=none":
         return ["decoder=speculative_match"]

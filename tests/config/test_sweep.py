@@ -96,9 +96,18 @@ def test_sources_are_swept_with_the_same_betas_and_the_model_alone_once():
     assert {c.blend.beta for c in configs if not c.blend.is_null} == {-0.5, -0.2, 0.2, 0.5}
 
 
+def test_evidence_compares_draws_with_chains_that_see_one_test_of_a_question():
+    configs = configs_of("sweep=evidence", "experiment=demo", "grader.allow_execution=true", "dataset.path=tasks.jsonl")
+    assert [(name_of(c.sampler), c.num_chains, name_of(c.potential)) for c in configs] == [
+        ("greedy", 1, "none"), ("temperature", 4, "none"), ("power_mh", 1, "none"), ("power_mh", 1, "examples"),
+        ("power_smc", 1, "none")]
+    assert {(name_of(c.dataset), c.dataset.shown, c.grader.examples) for c in configs} == {("mbpp", "first", True)}
+
+
 def test_every_sweep_is_tested():
     assert set(options()["sweep"]) == {"alpha_beta", "steps", "proposal_temperature", "majority", "optuna", "full", "votes",
-                                        "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources", "mixing"}
+                                        "benchmarks", "code", "equal_cost", "conditions", "signflip", "sources", "mixing",
+                                        "evidence"}
 
 
 @pytest.mark.slow

@@ -13,14 +13,14 @@ import pytest
 from tests import processes
 from tests.report import chromium
 
-SWEEP = ["-m", "dflash_mcmc", "-m", "condition=ps,temp", "sampler.alpha=2,4", "sampler.num_steps=1", "dataset.limit=4",
-         "dataset.max_new_tokens=24", "name=sweep"]
+SWEEP = ["-m", "dflash_mcmc", "-m", "condition=blend_ps,temp", "blend.beta=0,0.05", "sampler.alpha=2,4",
+         "sampler.temperature=0.25,1", "sampler.num_steps=1", "dataset.limit=4", "dataset.max_new_tokens=24", "name=sweep"]
 SERVED = "import sys, trackio; print(trackio.show(open_browser=False, block_thread=False)[1], flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A folder with a sweep of four runs that named no tracker, on a machine without an account. It was started twice."""
+    """A sweep over beta, alpha and temperature on a machine without an account, which names no tracker, started twice."""
     folder = tmp_path_factory.mktemp("swept")
     for command in ([*SWEEP, "dataset.limit=2"], [*SWEEP, "dataset.stop=[]"]):  # another name, and the same runs
         done = processes.run(command, folder, **alone(folder))
@@ -49,7 +49,8 @@ def test_a_sweep_without_an_account_is_on_the_dashboard(swept):
                  for path in swept.glob("outputs/sweep/*/summary.json")}
     runs = logged(swept)
     assert [name.partition(" num")[0].partition(" max")[0] for name in sorted(runs)] == [
-        "ps alpha=2", "ps alpha=4", "temp alpha=2", "temp alpha=4"]
+        "blend_ps beta=0 alpha=2", "blend_ps beta=0 alpha=4", "blend_ps beta=0.05 alpha=2", "blend_ps beta=0.05 alpha=4",
+        "temp temperature=0.25", "temp temperature=1"]
     for name, lines in runs.items():
         samples = [line for line in lines if "sample/correct" in line]
         assert [line["step"] for line in samples] == [1, 2, 3, 4], "each sample once, over two starts"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import combinations
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def _rules_figure(curves: dict[str, dict[str, list[dict]]]) -> figure.Figure:
     drawn, panels = figure.panels((1.4 + 3.9 * len(curves), 3.8), 1, len(curves), sharey=True)
     for axes, (run, rules) in zip(panels, curves.items(), strict=True):
         _over_chains(axes, rules, "accuracy", 0.03, names)
-        axes.set_title(run if len(run) <= 44 else f"{run[:41]}...")
+        axes.set_title(fill(run, 44))
     panels[0].set_ylabel("correct answers, %, with 95 % intervals")
     figure.legend_below(drawn, 2)
     return drawn
@@ -347,16 +348,19 @@ def _lags(steps: dict[str, Window]) -> list[dict[str, Any]]:
 
 
 def _lags_figure(rows: Sequence[dict[str, Any]]) -> figure.Figure:
-    drawn, (axes,) = figure.panels((7.2, 3.8))
-    for index, run in enumerate(dict.fromkeys(row["run"] for row in rows)):
+    """One line per run; the runs that mix slowest, by the autocorrelation of neighbours, have a colour and a name."""
+    neighbours = {row["run"]: row["autocorrelation"] for row in rows if row["lag"] == 1}
+    looks = dict(zip(sorted(neighbours, key=lambda run: -neighbours[run]), figure.LOOKS, strict=False))
+    drawn, (axes,) = figure.panels((7.2, 3.8 + 0.2 * len(looks)))
+    for run in sorted(neighbours, key=lambda run: run in looks):  # named lines are above the others
         own = [row for row in rows if row["run"] == run]
-        lags, colour = [row["lag"] for row in own], figure.PALETTE[index % len(figure.PALETTE)]
-        axes.plot(lags, [row["autocorrelation"] for row in own], color=colour,
-                  marker=figure.MARKERS[index % len(figure.MARKERS)], markersize=4, label=run)
+        lags, (colour, marker) = [row["lag"] for row in own], looks.get(run, (figure.OTHER, "."))
+        axes.plot(lags, [row["autocorrelation"] for row in own], color=colour, marker=marker, markersize=4,
+                  label=run if run in looks else "other runs, which mix faster")
         axes.plot(lags, [row["independent"] for row in own], color=colour, linestyle=":")
     axes.axhline(0.0, color="0.8", linewidth=0.8)
     axes.set_xticks(range(1, 1 + max(row["lag"] for row in rows), 2))
     axes.set_xlabel("steps apart")
     axes.set_ylabel("autocorrelation of log p")
-    axes.legend()
+    figure.legend_below(drawn, 1 if max(map(len, looks)) > 30 else 2)
     return drawn

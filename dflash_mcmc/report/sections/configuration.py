@@ -124,6 +124,7 @@ def _figure(run: Run) -> figure.Figure:
     drawn = Figure(figsize=(9.2, 4.1))
     axes = drawn.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, 100), ylim=(0, 48))
     axes.set_axis_off()
+    axes.text(2, 45.5, run.label, weight="bold")
     boxes = {name: axes.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.35, zorder=3, bbox={
         "boxstyle": "round,pad=0.6", "linewidth": 1.3, "facecolor": "white", "edgecolor": colour})
         for name, (x, y, text, colour) in places.items()}

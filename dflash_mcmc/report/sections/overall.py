@@ -161,8 +161,7 @@ def _cost_figure(study: Study, rows: list[dict]) -> figure.Figure:
         axes.set_xlabel(title)
     panels[0].set_ylabel("correct answers, %, with 95 % intervals")
     panels[0].set_title(f"Accuracy against cost on {study.dataset}")
-    panels[1].set_title("grey band: Pareto front; crosses: not complete, or other problems", fontsize=8.5, fontweight="normal",
-                        loc="right")
+    drawn.supxlabel("grey band: Pareto front; crosses: not complete, or other problems", fontsize=8.5)
     drawn.draw_without_rendering()  # the limits of the axes are final
     ends = {name: max((row["share_seconds"], 100.0 * row["accuracy"]) for row in methods[name]) for name in named}
     figure.name_lines(drawn, panels[1], [(name, *ends[name], looks[name][0]) for name in named])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dflash_mcmc.report import figure, parts
-from dflash_mcmc.report.parts import VERDICTS, Drawing, ReportTable, Section, count, percent, points, probability
+from dflash_mcmc.report.parts import VERDICTS, Drawing, ReportTable, Section, count, p_is, percent, points
 from dflash_mcmc.report.study import Entry, Study
 from dflash_mcmc.statistics.intervals import IntervalEstimate
 from dflash_mcmc.statistics.outcomes import PairedOutcomes, accuracy, aligned, prompt_forwards
@@ -69,7 +69,7 @@ def section(study: Study) -> Section | None:
     rest = f"; {few} with fewer than {_FEWEST} common problems are only in the table" if 0 < few < len(rows) else ""
     panel = (title, "difference in accuracy (points), with 95 % intervals; p adjusted for all rows (Holm)",
              [IntervalEstimate.of(row, "difference") for row in shown],
-             [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   p {probability(row['p_holm'])}"
+             [row["verdict"] if row["difference"] is None else f"{points(row['difference'])}   {p_is(row['p_holm'])}"
               f"   {row['verdict']}   n {row['problems']:,}" for row in shown])
     return Section("paired", "Compared with the baseline",
                    parts.paragraphs(_TEXT.format(baseline=study.baseline.label, sought=100.0 * SOUGHT)),
@@ -88,7 +88,7 @@ def verdict_of(study: Study, sections: Sequence[Section]) -> list[str]:
     rows = sorted(rows, key=lambda row: (row["run"] in partial, -abs(row["difference"])))
 
     def told(row: dict) -> str:
-        return f"{row['run']} {parts.number(row, 'difference', 'points')} points (p {probability(row['p_holm'])})"
+        return f"{row['run']} {parts.number(row, 'difference', 'points')} points ({p_is(row['p_holm'])})"
 
     resolved = [told(row) for row in rows if row["verdict"] in ("better", "worse")]
     lines = [f"Compared with {study.baseline.label}, " + (f"{len(resolved)} of {len(rows)} differences are resolved: "
@@ -146,7 +146,7 @@ def overlap_section(study: Study) -> Section | None:
     text = [f"This section compares {first.shown} with {second.shown} on the {n:,} problems that both have{left}. "
             f"{b} solves {count(paired.only_b)} problems that {a} does not; {a} solves {count(paired.only_a)} that {b} does "
             f"not. The accuracy of {a} minus that of {b} is {points(*paired.difference[:3])} points, with "
-            f"p = {probability(paired.p_value)} ({paired.test}, not adjusted): {verdict}."]
+            f"{p_is(paired.p_value)} ({paired.test}, not adjusted): {verdict}."]
     answers = [{record["problem"]: record["answer"] for record in run.records} for run in (first.run, second.run)]
     if [*map(len, answers)] == [len(first.run.records), len(second.run.records)]:
         both = [problem for problem in answers[0] if answers[0][problem] and answers[1].get(problem)]
@@ -173,7 +173,7 @@ def _overlap_figure(rows: list[dict], paired: Paired) -> figure.Figure:
     axes.set_xlim(0, 1.18 * max(row["problems"] for row in rows))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"problems, n = {paired.difference.n:,}; p = {probability(paired.p_value)} ({paired.test})")
+    axes.set_xlabel(f"problems, n = {paired.difference.n:,}; {p_is(paired.p_value)} ({paired.test})")
     axes.set_title("Who solves what")
     return drawn
 

@@ -101,7 +101,8 @@ def _parted(runs: Sequence[Run], axes: tuple[str, ...]) -> list[_Swept]:
                          "acceptance": sum(record["accepted"] for record in records) / proposals if proposals else None,
                          "token_forwards": sum(record["token_forwards"] for record in records) / len(records)})
         first = points[0][1][0]
-        swept.append(_Swept(f"{first.experiment}: {first.condition}", names, rows, {
+        label = " ".join(word for word in first.label.split(" ") if word.partition("=")[0] not in names)
+        swept.append(_Swept(f"{first.experiment}: {label}", names, rows, {
             id(run) for alike in part.values() for run in alike}))
     return swept
 
