@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study evidence smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -66,6 +66,11 @@ study: $(READY)  ## the runs of the findings on a pretrained model (days; resuma
 	$(BIN)/python -m dflash_mcmc $(MATH) sweep=conditions
 	$(BIN)/python -m dflash_mcmc.report outputs/study_code
 	$(BIN)/python -m dflash_mcmc.report outputs/study_math
+
+evidence: $(READY)  ## draws kept by the examples of their question against chains, on a pretrained model, and their report (hours; resumable; ARGS=dataset.limit=16)
+	$(BIN)/python -m dflash_mcmc.fetch $(MODEL)
+	$(BIN)/python -m dflash_mcmc $(CODE) sweep=evidence name=evidence
+	$(BIN)/python -m dflash_mcmc.report outputs/evidence
 
 smollm2: $(READY)  ## six conditions on SmolLM2-135M-Instruct, small and weak (93 MB to download), and their report (minutes)
 	$(BIN)/python -m dflash_mcmc.fetch smollm2
