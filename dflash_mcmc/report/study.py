@@ -264,10 +264,16 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
               if (left := len(run.problems) - len({record["problem"] for record in run.full}))]
     if uneven:
         warnings.append(f"votes omit problems that have fewer chains than others: {listed(uneven)}")
+    remote = [run for run in runs if (engine := components("engine").get(run.component("engine"))) and engine.cls.is_remote]
+    if 0 < len(remote) < len(runs):  # their digests are of a tokenizer alone, and differ from those of weights
+        named = listed(list(dict.fromkeys(str(run.identity.get("engine.content")) for run in remote)))
+        warnings.append(f"the weights of {listed([run.label for run in remote])} are a server's, which names its model {named}; "
+                        "that the other runs have the same weights is not checked")
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
-        ("models", lambda run: [run.identity.get("model.content")], "differences do not come from the samplers alone"),
+        ("models", lambda run: [run.identity.get("engine.content" if remote == runs else "model.content")] * (
+            remote == runs or run not in remote), "differences do not come from the samplers alone"),
         ("prompts", lambda run: [run.identity.get("dataset.prompt")], "differences do not come from the samplers alone"),
         ("limits of the answer length", lambda run: [run.identity.get("dataset.max_new_tokens")],
          "differences do not come from the samplers alone"),

@@ -127,8 +127,8 @@ class Endpoint:
                 status = error.status
             if status is not None and status < 500 and status not in _BUSY:
                 raise Refusal(f"engine.url: {self.url} refuses a request with {reason}; allowed: an OpenAI-style server with "
-                              "this engine.model, the key of engine.api_key_env, and room for the prompt and "
-                              "dataset.max_new_tokens")
+                              "this engine.model, the key of engine.api_key_env, room for the prompt and "
+                              "dataset.max_new_tokens, and the fields of engine.body and the logprobs of engine.logprobs")
             patience = engine.patience_seconds
             if body is None:
                 patience = min(patience, _BRIEF) if status in (429, 503) else 0.0
