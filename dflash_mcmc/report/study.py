@@ -267,8 +267,8 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     remote = [run for run in runs if (engine := components("engine").get(run.component("engine"))) and engine.cls.is_remote]
     if 0 < len(remote) < len(runs):  # their digests are of a tokenizer alone, and differ from those of weights
         named = listed(list(dict.fromkeys(str(run.identity.get("engine.content")) for run in remote)))
-        warnings.append(f"the weights of {listed([run.label for run in remote])} are a server's, which names its model {named}; "
-                        "that the other runs have the same weights is not checked")
+        warnings.append(f"the weights of {listed([run.label for run in remote])} are a server's, which names its model "
+                        f"{named}; that the other runs have the same weights is not checked")
     for what, of, why in (
         ("devices", lambda run: [session.get("device") for session in run.sessions], "seconds are not comparable"),
         ("dtypes", lambda run: [run.identity.get("model.dtype")], "log-probabilities also depend on the dtype"),
