@@ -55,6 +55,7 @@ def _check_draft(config: Config) -> None:
     takers = [group for group in used if component_of(config, group).takes_draft]
     draft = name_of(config.draft)
     if users and config.draft.is_null:
+        config.engine.check(config)  # an engine without drafts says so, before a draft is asked for
         chosen = " and ".join(f"{group}={name_of(component_of(config, group))}" for group in users)
         raise ConfigError("draft", draft, f"a draft, such as tiny (the embedded model's) or dflash, with {chosen}")
     if not users and not takers and not config.draft.is_null:

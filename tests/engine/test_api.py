@@ -62,6 +62,7 @@ REFUSED = {
     ("decoder=speculative_match", "draft=ngram"): "draft: given 'ngram'; allowed: none with engine=api, or engine=slots",
     ("blend=layer",): "blend: given 'layer'; allowed: none with engine=api, or engine=slots, which reads layers",
     ("sampler=draft_mh", "draft=tiny"): "draft: given 'dflash'; allowed: none with engine=api, or engine=slots",
+    ("sampler=draft_mh",): "sampler: given 'draft_mh'; allowed: one without a draft with engine=api, or engine=slots",
     ("probe=layer_rank",): "probe: given 'layer_rank'; allowed: none with engine=api, or engine=slots",
     ("condition=entropy_ps",): "sampler: given 'power_mh'; allowed: one that needs log p of its own tokens alone",
     ("sampler=replica_exchange",): "sampler: given 'replica_exchange'; allowed: one that needs log p of its own tokens alone",
