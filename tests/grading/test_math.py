@@ -130,7 +130,7 @@ def takes_all_memory(gold: str, answer: str, question: str, cpu_seconds: float):
 
 @pytest.mark.usefixtures("light_workers")
 def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
-    pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=1, judge=dies_once)
+    pool = MathPool(timeout_seconds=300, memory_gib=4, num_workers=1, judge=dies_once)
     try:
         (tried,) = graded(pool, [("1", str(tmp_path / "died"))])
         (lost,) = graded(pool, [("1", "always")])
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_is_replaced_and_the_answer_tried_again(tmp_path):
 
 @pytest.mark.usefixtures("light_workers")
 def test_a_worker_that_is_killed_from_outside_while_it_waits_is_replaced():
-    pool = MathPool(timeout_seconds=20, memory_gib=4, num_workers=2, judge=says_correct)
+    pool = MathPool(timeout_seconds=300, memory_gib=4, num_workers=2, judge=says_correct)
     try:
         for number in range(4):
             assert [grade.verdict for grade in graded(pool, [("1", "1")] * 4)] == ["correct"] * 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from dflash_mcmc.__main__ import main
 from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import identity_of
+from dflash_mcmc.config.schema import PACKAGE
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.probe import Work
@@ -170,13 +173,16 @@ def test_a_dry_run_counts_what_the_laws_of_a_draft_read(tmp_path, monkeypatch, c
 
 
 def test_a_block_beyond_the_positions_is_refused(tmp_path, monkeypatch):
-    """The prompt leaves one position less than a block takes."""
-    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark")
-    room = 1024 - config.draft.load(config.model.load("cpu")).num_drafted
+    """The prompt leaves one position less than a block takes, of a model with few positions: the laws read it 512 times."""
+    folder = copytree(PACKAGE / "assets/tiny", tmp_path / "short")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 64}))
+    config = composed(tmp_path, "experiment=rejection_sampling", "draft=tiny_dspark", f"model.path={folder}")
+    room = 64 - config.draft.load(config.model.load("cpu")).num_drafted
     for length in (room, room + 1):
         monkeypatch.setattr(build, "encoded", lambda *_, length=length: {"arith-000": np.full(length, 5)})
         if length == room:
-            measured(config.probe, config)
+            measured(replace(config.probe, num_draws=100, chunk_size=100), config)
     with pytest.raises(UserError, match=rf"dataset: .*; allowed: a shorter prompt, or .* .*takes {room + 1} of"):
         measured(config.probe, config)
 

@@ -7,10 +7,12 @@ how the real service processes it.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
 import re
+import socket
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,7 +70,8 @@ class Loopback:
         self.unknown: list[tuple] = []
         self._ids, self._lock = itertools.count(1), threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server.daemon_threads = False  # closing waits for them
+        self._connections: set[socket.socket] = set()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Loopback:
@@ -77,6 +80,9 @@ class Loopback:
 
     def __exit__(self, *_) -> None:
         self._server.shutdown()
+        for connection in [*self._connections]:  # clients keep theirs open, and a thread waits for the next request
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
     def environment(self, folder: Path, mode: str = "online") -> dict[str, str]:
@@ -102,6 +108,10 @@ class Loopback:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                server._connections.add(self.request)
+                super().setup()
 
             def log_message(self, *_):
                 pass

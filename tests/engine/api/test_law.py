@@ -101,10 +101,10 @@ CASES = {
         "best_of_n": dm.BestOfN(alpha=2.0, temperature=1.0, num_candidates=2, select="power")}.items()}}
 
 
+@pytest.mark.parametrize("chains", [2_500, pytest.param(CHAINS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_the_law_of_10_000_chains(monkeypatch, case):
+def test_the_law_of_many_chains(monkeypatch, case, chains):
     sampler, server, fields, law = CASES[case]
-    chains = CHAINS if fields or isinstance(sampler, dm.PowerMH) else CHAINS // 2
     found = drawn(engine_on(monkeypatch, Standing(TOY, **server), **fields), sampler, chains=chains)
     assert sum(found.values()) == chains
     assert p_value(found, law) > 1e-4
