@@ -6,7 +6,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install newest demo report real study evidence smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness lint house wheel docs docs-pictures notebooks train test-versions release-check clean
+.PHONY: help install newest demo report real study evidence smollm2 smollm2-short dashboard probes equal-cost test vllm vllm-install vllm-newest vllm-slurm test-slow test-slurm test-gpu mutants golden bench bench-gpu harness engines lint house wheel docs docs-pictures notebooks train test-versions release-check clean
 
 help:
 	@echo "For users:"
@@ -143,6 +143,9 @@ vllm: $(VLLM_READY)  ##- the tests with vLLM on this CPU, in an environment of i
 
 vllm-slurm: $(VLLM_READY)  ##- a grid of engine=vllm on a SLURM cluster on this machine, with a worker that is killed (minutes)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/launchers/test_vllm.py
+
+engines: $(READY)  ##- the table of docs/findings/engines.md from the engines that are installed; rows that are done are kept (minutes a row)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/findings/engines/rows.py $(ONLY)
 
 HARNESS := .venv-harness
 HARNESS_READY := $(HARNESS)/.ready

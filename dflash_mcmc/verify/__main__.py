@@ -51,6 +51,9 @@ what explains it, and report.html and verify.json in the folder. Exit code: 0 gr
   --against OTHER   how often, where and by how much the texts part from a run folder or a file that should have the same
   --distance N      total variation a token between the law of this package's engine in model.dtype and that of float32,
                     from N places of the texts
+  --concurrency N,N for a server: the same texts at each number of requests at once, such as 1,8,64, with clients that leave;
+                    law, seeds and log p by number
+  --bits            for --concurrency: the server promises the same text for a seed at every number
   --width TOKENS    for --distance: tokens that a step of the engine reads, k + 1 with blocks of k; default 1
 """
 
@@ -71,6 +74,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--law")
+    parser.add_argument("--concurrency")
+    parser.add_argument("--bits", action="store_true")
     given, overrides = options_of(parser, arguments)
     if not 0.0 < given.level < 1.0:
         raise UserError(f"--level: given {given.level:g}; allowed: a probability between 0 and 1")
@@ -87,6 +92,10 @@ def main(arguments: list[str]) -> None:
                       or _token_law(config) != SamplingParams()):
         raise UserError(f"--law: given {given.law!r} with a server, a run, --distance, --against or fields of sampler; "
                         "allowed: with a file of texts, whose whole law it is")
+    if (given.concurrency or given.bits) and (not is_server or not given.concurrency or given.distance or given.against):
+        raise UserError(f"--{'concurrency' if given.concurrency else 'bits'}: given without a server"
+                        f"{' and --concurrency' * (not given.concurrency)}, or with --distance or --against; allowed: for a "
+                        "server")
     name = given.target.split("//")[-1].replace("/", "-").replace(":", "-") if is_server else path.resolve().name
     folder = given.out or Path(config.paths.outputs) / "verify" / name
     server = given.target.rstrip("/") if is_server else None
@@ -102,7 +111,21 @@ def main(arguments: list[str]) -> None:
         sys.exit(RED)
 
 
+def _numbers_at_once(given: str, config: Config) -> list[int]:
+    """The numbers of requests at once. Raises UserError."""
+    texts = len(config.dataset.problems()) * config.num_chains
+    try:
+        numbers = [int(each) for each in given.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > texts:
+        raise UserError(f"--concurrency: given {given}; allowed: rising numbers of requests at once, such as 1,8,64, up to "
+                        f"{texts}, the texts (dataset.limit and num_chains)")
+    return numbers
+
+
 def _audited(path: Path, config: Config, given: Namespace, server: str | None) -> tuple[Audit, list[FurtherPart]]:
+    note("reading the model")
     import torch
 
     from dflash_mcmc.process import bars
@@ -110,7 +133,7 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
     from dflash_mcmc.verify.audit import audit
 
     function = user_code.function_at("--law", given.law) if given.law else None  # a wrong one is told before the model is read
-    note("reading the model")
+    numbers = _numbers_at_once(given.concurrency, config) if given.concurrency else []
     model, law = config.model.load(config.hardware.resolve()), _token_law(config)
     read, more, found = law or SamplingParams(), [], []
 
@@ -124,9 +147,14 @@ def _audited(path: Path, config: Config, given: Namespace, server: str | None) -
             bar.update(tokens=len(text.tokens))
 
     if server is not None:
-        texts, left_out = drawn.draw(server, config, model, read, path), 0
-        answers = behaviour.ask(server, config, model, read, path.with_name("behaviour.jsonl"))
+        asked = drawn.connected(server)
+        answers = behaviour.ask(asked, config, model, read, path.with_name("behaviour.jsonl"))
         found += behaviour.judge(model, answers, read, given.level, config.blend)
+        if numbers:
+            audited, of_load = behaviour.under_load(asked, config, model, read, given.level, path, numbers, given.bits,
+                                                    found[-1].says.startswith("processed"))
+            return audited._replace(defaults=_defaults(config, read)), [report.of_findings([*of_load, *found])]
+        texts, left_out = drawn.draw(asked, config, model, read, path), 0
     else:
         texts, left_out = of(path)
     if given.against is not None:

@@ -45,7 +45,8 @@ class Audit(NamedTuple):
         kept_otherwise: whether the law can draw all others in the other order of truncation and temperature.
         log_p_error: the mean and the largest distance a token between stated and recomputed log p, in nats; None if none
             is stated.
-        texts, tokens, encoded_again: their numbers.
+        at: where the texts are from, before the verdict; empty for all texts.
+        texts, tokens: their numbers.
         left_out: texts of a run that is not complete, behind the first one that it lacks.
         defaults: steps that the checkpoint's generation_config.json sets and the stated law lacks, in words.
     """
@@ -64,9 +65,9 @@ class Audit(NamedTuple):
     log_p_error: tuple[float, float] | None
     texts: int
     tokens: int
-    encoded_again: int
     left_out: int = 0
     defaults: str = ""
+    at: str = ""
 
     @property
     def is_red(self) -> bool:
@@ -82,7 +83,7 @@ class Audit(NamedTuple):
 
 
 def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams | None, level: float,
-          blend: Blend | None = None, function: LawFunction | None = None) -> Audit:
+          blend: Blend | None = None, function: LawFunction | None = None, processed: bool = False) -> Audit:
     """Audits texts against a law.
 
     Args:
@@ -90,6 +91,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
         level: the probability of a false alarm that is allowed.
         blend: a change of the target's last hidden state by its layers.
         function: a law that `SamplingParams` cannot state; `law` is then the target itself.
+        processed: whether the texts' log p is that of the law, and not the target's.
 
     Raises:
         ConfigError: for a blend that needs a draft or mixes logits.
@@ -99,16 +101,15 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     read = law or SamplingParams(temperature=0.0)  # which pays nothing, so that log p alone is compared
     near = near_of(model, read.temperature or 1.0)
     learned, steps = (Repeats(), Steps()) if read.temperature > 0.0 else (None, None)
-    evidence = Evidence([*bets_of(read), *(learned.bets if learned else ()), *(steps.bets if steps else ())], level)
-    course, tops, outside, errors, again, kept_otherwise = [], [], [], [], 0, True
+    more = (*(learned.bets if learned else ()), *(steps.bets if steps else ()))
+    evidence = Evidence([*bets_of(read, function is not None), *more], level)
+    course, tops, outside, errors, kept_otherwise = [], [], [], [], True
     for text in texts:
         paid = read_text(model, text, read, blend, function)
-        more = [learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else []
-        more += [steps.payments(text.steps, paid.top, paid.expected_top)] if steps else []
-        evidence.add(np.hstack([paid.log, *more]))
+        paths = [paid.log] + ([learned.payments(text.prompt, text.tokens, paid.log_p)] if learned else [])
+        evidence.add(np.hstack([*paths, *([steps.payments(text.steps, paid.top, paid.expected_top)] if steps else [])]))
         if text.log_p is not None:
-            errors.append(abs(text.log_p - paid.target_log_p.sum()) / len(text.tokens))
-        again += text.encoded_again
+            errors.append(abs(text.log_p - (paid.log_p if processed else paid.target_log_p).sum()) / len(text.tokens))
         if law is not None:
             tops.append(np.stack([paid.top, paid.expected_top]))
             kept_otherwise &= bool(paid.kept_otherwise[paid.outside > near].all())
@@ -120,7 +121,7 @@ def audit(model: LanguageModel, texts: Iterable[DrawnText], law: SamplingParams 
     top = None if shares is None else shift_of(shares[0], shares[1], level)
     return Audit(law, level, evidence.bets, tuple(evidence.each()), evidence.together(), np.array(course), top,
                  tuple(outside), near, sum(distance <= near for _, _, distance in outside), kept_otherwise,
-                 (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens, again)
+                 (float(np.mean(errors)), max(errors)) if errors else None, len(course), evidence.tokens)
 
 
 def near_of(model: LanguageModel, temperature: float) -> float:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dflash_mcmc.chains import build
-from dflash_mcmc.errors import ConfigError, UserError, writing
+from dflash_mcmc.engine.api.endpoint import Endpoint, Refusal
+from dflash_mcmc.errors import ConfigError, writing
 from dflash_mcmc.ops import SamplingParams
+from dflash_mcmc.process import bars
 from dflash_mcmc.verify import drawn
-from dflash_mcmc.verify.audit import OFF, near_of, read_text
+from dflash_mcmc.verify.audit import OFF, Audit, audit, near_of, read_text
 from dflash_mcmc.verify.drawn import DrawnText
 
 if TYPE_CHECKING:
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
-_PROMPTS, _NUM_ANSWERS = 4, 3
-"""Problems of which a server is asked everything; answers in one request (`n`)."""
+_PROMPTS, _NUM_ANSWERS, _GROUPS = 4, 3, 9
+"""Problems of which a server is asked everything; answers in one request (`n`); groups of requests."""
 
 
 class Finding(NamedTuple):
-    """The outcome of a check: right, differs (allowed, and measured), wrong, or not offered."""
+    """The outcome of a check: right, differs (allowed, and measured), wrong, not offered; or red, of the law."""
 
     check: str
     outcome: str
@@ -38,11 +40,11 @@ class Finding(NamedTuple):
 
 
 def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-            greedy: bool, blend: Blend | None = None) -> Finding:
+            greedy: bool, blend: Blend | None = None, bits: bool = False) -> Finding:
     """How often two answers to a prompt that should be equal part, where first, and by how many nats.
 
     The distance is that of the two tokens' log p under the target. At temperature 0 a larger one than a near-tie's is wrong,
-    and so is an answer that is the beginning of the other one.
+    and so is an answer that is the beginning of the other one. With `bits` every difference is.
     """
     tokens, first, nats, cut = 0, [], [], 0
     for prompt, one, other in pairs:
@@ -60,7 +62,7 @@ def compare(model: LanguageModel, check: str, pairs: Sequence[tuple[np.ndarray, 
     if not first:
         return Finding(check, "right", f"all {len(pairs)} pairs are equal, {tokens:,} tokens")
     worst, near = max(nats, default=0.0), near_of(model, 1.0)
-    return Finding(check, "wrong" if greedy and (cut or worst > near) else "differs",
+    return Finding(check, "wrong" if bits or (greedy and (cut or worst > near)) else "differs",
                    f"{len(first)} of {len(pairs)} pairs part, {len(first) / tokens:.2g} a token, the first one at token "
                    f"{min(first)}; log p of the two tokens differs by at most {worst:.2g} nats (near-ties: {near:g})"
                    + f"; {cut} answers are the beginning of the other one" * bool(cut))
@@ -83,27 +85,54 @@ def against(model: LanguageModel, source: Path, texts: Sequence[DrawnText], othe
     return found._replace(says=f"{found.says}; {alone} texts have no partner") if alone else found
 
 
-def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:
+def under_load(server: Endpoint, config: Config, model: LanguageModel, law: SamplingParams, level: float, file: Path,
+               concurrency: Sequence[int], bits: bool, processed: bool) -> tuple[Audit, list[Finding]]:
+    """The law, the seeds and log p of a server's texts by the number of requests at once.
+
+    Each number has an equal share of the level. The audit is that of the first number that is red, or else of the last one.
+
+    Args:
+        bits: whether the server promises the same text for a seed at any number.
+        processed: as in `audit`.
+    """
+    texts, audits, findings, greedy = [], [], list[Finding](), law.temperature == 0.0
+    for number in concurrency:
+        texts.append(drawn.draw(server, config, model, law, file, number))
+        found = audit(model, texts[-1], law, level / len(concurrency), config.blend, processed=processed)
+        audits.append(found._replace(at=f"{number} requests at once"))
+        said = [f"{found.tokens:,} tokens", f"evidence 10^{found.together.evidence:.1f}"]
+        if found.together.red_at is not None:
+            said.append(f"red after {found.together.red_at:,}")
+        if outside := len(found.outside) - found.near_ties:
+            said.append(f"{outside} that the law cannot draw")
+        if found.log_p_error is not None:
+            said.append(f"log p within {found.log_p_error[0]:.1g} nats a token")
+        findings.append(Finding(f"the law, {number} at once", "red" if found.is_red else "right", ", ".join(said)))
+        if len(texts) > 1:
+            findings.append(compare(model, f"the same seed, {number} at once and {concurrency[0]}", twice(texts[0], texts[-1]),
+                                    greedy, config.blend, bits))
+    return next((found for found in audits if found.is_red), audits[-1]), findings
+
+
+def ask(server: Endpoint, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> dict[str, Any]:
     """A server's answers by request, from a file where the same ones are known. A refused request has the reason, a text.
 
     Raises UserError for a server that is down, limits requests or fails. What it has answered is in the file.
     """
     prompts = [ids.tolist() for ids in build.prompts(config, model, config.dataset.problems()).values()][:_PROMPTS]
-    common = {"model": drawn.served(url), "max_tokens": config.dataset.max_new_tokens, "seed": config.seed,
-              "return_token_ids": True, **drawn.asked_of(law)}
+    common = {**drawn.asked_of(server, law), "max_tokens": config.dataset.max_new_tokens, "seed": config.seed}
     kept = {json.dumps([row.get("request"), row.get("body")]): row.get("answer") for _, row in drawn.kept_rows(file)}
     known: dict[str, Any] = {}
 
     def sent(body: dict[str, Any]) -> Any:
         try:
-            return drawn.completed(url, body)
-        except UserError as refused:
-            status = getattr(refused.__cause__, "status", None)
-            if status is None or status == 429 or status >= 500:
-                raise
+            return drawn.completed(server, body)
+        except Refusal as refused:
             return str(refused)
 
-    with ThreadPoolExecutor(len(prompts)) as pool, writing(file), file.open("a", encoding="utf-8") as lines:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with (ThreadPoolExecutor(len(prompts)) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
+          bars.Bar(_GROUPS, "check", "checking") as bar):
         for name, bodies in _requests(common, prompts, known):
             rows = {f"{name} {place}": body for place, body in bodies.items()}
             known |= {key: kept[asked] for key, body in rows.items() if (asked := json.dumps([key, body])) in kept}
@@ -112,6 +141,7 @@ def ask(url: str, config: Config, model: LanguageModel, law: SamplingParams, fil
                 known[key] = answer
                 lines.write(json.dumps({"request": key, "body": missing[key], "answer": answer}) + "\n")
                 lines.flush()
+            bar.update()
     return known | {"prompts": prompts}
 
 
@@ -119,7 +149,8 @@ def _requests(common: dict[str, Any], prompts: list[list[int]],
               known: dict[str, Any]) -> Iterator[tuple[str, dict[int, dict[str, Any]]]]:
     """Groups of requests by number. Those of "together" are sent at the same time, and the last ones read earlier answers."""
     greedy, asked = {"temperature": 0.0, "top_p": 1.0}, {place: {**common, "prompt": ids} for place, ids in enumerate(prompts)}
-    for name, more in (("alone", {}), ("again", {}), ("together", {}), ("logprobs", {"logprobs": 0}), ("greedy", greedy),
+    for name, more in (("alone", {}), ("again", {}), ("together", {}), ("logprobs", {"logprobs": common.get("logprobs", 0)}),
+                       ("greedy", greedy),
                        ("greedy together", greedy)):
         yield name, {place: {**body, **more} for place, body in asked.items()}
     yield "n", {0: {**asked[0], "n": _NUM_ANSWERS}}
@@ -184,6 +215,6 @@ def _log_p(model: LanguageModel, answered: list[tuple[np.ndarray, dict[str, Any]
         paid = read_text(model, DrawnText("", prompt, np.array(each["ids"])), law, blend)
         for name, known in (("raw", paid.target_log_p), ("processed", paid.log_p)):
             off[name] += float(np.abs(known - np.array(each["logprobs"])).sum()) / tokens
-    least, best = min((value, name) for name, value in off.items())
+    best = min(off, key=lambda name: off[name])
     said = f"off by {off['raw']:.2g} nats a token from the target's, and by {off['processed']:.2g} from the stated law's"
-    return [said] * (least > OFF), f"{best}, within {least:.1g} nats a token on average, of {tokens:,} tokens"
+    return [said] * (off[best] > OFF), f"{best}, within {off[best]:.1g} nats a token on average, of {tokens:,} tokens"

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import json
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,12 @@ from dflash_mcmc.chains import build
 from dflash_mcmc.config.identity import configuration_of
 from dflash_mcmc.dataset.inputs.conversations import PromptText
 from dflash_mcmc.dataset.inputs.sources import lines_of
+from dflash_mcmc.engine.api import Api
+from dflash_mcmc.engine.api.endpoint import OURS, VLLM, Endpoint, tokens_of
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of, writing
 from dflash_mcmc.grading.verdicts import NOT_DRAWN
 from dflash_mcmc.ops import SamplingParams
 from dflash_mcmc.process import bars
-from dflash_mcmc.process.http import NoReplyError, fetch_json
 from dflash_mcmc.store.records import key_of
 from dflash_mcmc.store.schema import loaded
 
@@ -36,12 +38,18 @@ if TYPE_CHECKING:
     from dflash_mcmc.config.schema import Config
     from dflash_mcmc.engine.batching.language_model import LanguageModel
 
-_PROMPTS, _ANSWERS = ("prompt_ids", "prompt"), ("ids", "text")
 _AT_ONCE = 8
 """Requests that are sent to a server at a time."""
-_PATIENCE = 600.0
-"""Seconds to wait for an answer."""
-_ALLOWED = 'one JSON object a line with "prompt_ids" or "prompt", and with "ids" or "text"'
+_SECONDS, _PATIENCE = 600.0, 60.0
+"""Seconds to wait for an answer, and for a server that is busy or down."""
+_LIMITS = (1, 2, 4)
+"""What the limits of mixed lengths are divided by, in turn."""
+_LEAVING, _PAUSE = 0.25, 0.25
+"""Beside other requests: the share of texts before which a client leaves its own request, and the mean pause before a request,
+as a share of the time of a usual one."""
+_OTHER_SEEDS = 1 << 20
+"""How far the seeds of requests whose clients leave lie behind those of texts."""
+_ALLOWED = 'one JSON object a line with "prompt_ids" or "prompt", and with "ids"'
 
 _CASES = {"plain": (0, "", SamplingParams(temperature=1.5), 4000, 4),
           "cut": (0, "", SamplingParams(temperature=1.5, top_p=0.9), 4000, 4),
@@ -64,8 +72,6 @@ class DrawnText(NamedTuple):
     """The tokens that were drawn. A stop id that was drawn belongs to them."""
     log_p: float | None = None
     """The log probability that the engine states, in nats; None if it states none."""
-    encoded_again: bool = False
-    """Whether the tokens come from a text. Other tokens may have been drawn, which give the same text."""
     steps: tuple[int, ...] | None = None
     """The number of tokens of each step of an engine that speculates; None if it is not stated."""
 
@@ -126,12 +132,12 @@ def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: Sampling
         if name in row and row[name] != stated:
             raise UserError(f"{where}: {name} is {row[name]!r}, and the stated law has {stated:g}; allowed: texts of one law "
                             f"({_stating(name, row[name], law)})")
-    (asked, prompt), (kind, answer) = (next(((key, row[key]) for key in keys if row.get(key) is not None), ("", None))
-                                       for keys in (_PROMPTS, _ANSWERS))
-    if prompt is None or answer is None:
-        raise UserError(f"{where} lacks {' or '.join(_PROMPTS if prompt is None else _ANSWERS)}; allowed: {_ALLOWED}")
-    start = _ids(prompt, f"{where}: {asked}", model, asked == "prompt")
-    tokens = _ids(answer, f"{where}: {kind}", model, False)
+    asked = "prompt" if row.get("prompt_ids") is None else "prompt_ids"
+    for name, lacks in (("ids", "ids"), (asked, "prompt_ids or prompt")):
+        if row.get(name) is None:
+            why = ": several sequences of tokens have the same text, and each has a law of its own" * ("text" in row)
+            raise UserError(f"{where} lacks {lacks}{why}; allowed: {_ALLOWED}")
+    start, tokens = (_ids(row[name], f"{where}: {name}", model) for name in (asked, "ids"))
     if len(start) + len(tokens) > (longest := model.max_positions or len(start) + len(tokens)) or not len(start):
         raise UserError(f"{where}: given {len(tokens)} tokens after a prompt of {len(start)}; allowed: a prompt of at least "
                         f"one token, and {longest} tokens together (the model's positions)")
@@ -140,7 +146,7 @@ def _of_row(row: dict[str, Any], where: str, model: LanguageModel, law: Sampling
                                   and sum(steps) == len(tokens)):
         raise UserError(f"{where}: steps: given {steps!r:.60}; allowed: whole numbers > 0, the tokens of each step of the "
                         f"engine, whose sum is {len(tokens)}")
-    return DrawnText(where, start, tokens, None, kind == "text", tuple(steps) if steps else None) if len(tokens) else None
+    return DrawnText(where, start, tokens, steps=tuple(steps) if steps else None) if len(tokens) else None
 
 
 def _stating(name: str, value: object, law: SamplingParams) -> str:
@@ -153,11 +159,11 @@ def _stating(name: str, value: object, law: SamplingParams) -> str:
     return f"sampler.{name}={value!r}"
 
 
-def _ids(value: object, where: str, model: LanguageModel, starts: bool) -> np.ndarray:
-    if where.endswith((": prompt", ": text")):
+def _ids(value: object, where: str, model: LanguageModel) -> np.ndarray:
+    if where.endswith(": prompt"):
         if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
             raise UserError(f"{where}: given {value!a:.60}; allowed: a text of valid Unicode")
-        return model.encode(value, starts)
+        return model.encode(value, True)
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token < model.vocab_size for token in value):
         raise UserError(f"{where}: given {value!r:.60}; allowed: a list of token ids from 0 to {model.vocab_size - 1} (the "
                         "model's)")
@@ -191,7 +197,7 @@ def write_cases(config: Config, folder: Path) -> None:
         for name, (place, start, law, number, tokens) in _CASES.items():
             text = config.model.render(target.tokenizer, prompting.conversation(problems[place])) + start
             case = {"prompt": text, "prompt_ids": target.encode(text).tolist(), "n": number, "max_tokens": tokens,
-                    **asked_of(law)}
+                    **stated(law)}
             (folder / f"{name}.jsonl").write_text(json.dumps(case) + "\n")
 
 
@@ -229,7 +235,13 @@ def _write_gguf(config: dict[str, Any], weights: dict[str, torch.Tensor], file: 
     out.close()
 
 
-def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, file: Path) -> list[DrawnText]:
+def connected(url: str) -> Endpoint:
+    """The server at an address. Raises UserError for one that cannot be reached or is no OpenAI-style server."""
+    return Endpoint(Api(url=url, timeout_seconds=_SECONDS, patience_seconds=_PATIENCE), "TARGET")
+
+
+def draw(server: Endpoint, config: Config, model: LanguageModel, law: SamplingParams, file: Path,
+         concurrency: int | None = None) -> list[DrawnText]:
     """Asks a server for the texts of the configured problems, and appends each to a file.
 
     It asks for `num_chains` texts of each problem. Each has a seed of its own, the smallest one that no text of the file
@@ -237,44 +249,72 @@ def draw(url: str, config: Config, model: LanguageModel, law: SamplingParams, fi
     are not asked for again, and those for other requests are passed over. The server is an OpenAI-style one, `/completions`,
     that takes prompts as token ids and returns the ids that it drew.
 
+    Args:
+        concurrency: requests at once, at most. The texts have mixed lengths then and their log p, and at each number of
+            requests the same seeds. Beside other requests there are pauses, and clients that leave before their reply:
+            neither depends on what was drawn for a text. None asks for texts of one longest length.
+
     Raises:
         UserError: if the server cannot be reached, refuses a request, or returns no token ids.
     """
-    prompts = build.prompts(config, model, config.dataset.problems())
-    common = {"model": served(url), "max_tokens": config.dataset.max_new_tokens}
-    every = {(problem, chain): {"prompt_ids": prompts[problem].tolist(), **common, **law._asdict()}
-             for problem in prompts for chain in range(config.num_chains)}
+    prompts, longest = build.prompts(config, model, config.dataset.problems()), config.dataset.max_new_tokens
+    common = {"model": server.model, **law._asdict()}
+    keys = [(problem, chain) for problem in prompts for chain in range(config.num_chains)]
+    every = {key: {"prompt_ids": prompts[key[0]].tolist(), **common, "max_tokens": longest if concurrency is None else max(
+        1, longest // _LIMITS[place % len(_LIMITS)])} for place, key in enumerate(keys)}
 
-    def known() -> dict[tuple[str, int], DrawnText | None]:
-        """The texts of the file that were asked for like this."""
-        return {key: _of_row(row, where, model, law) for where, row in kept_rows(file)
-                if (key := (row.get("problem"), row.get("chain"))) in every
-                and all(row.get(name) == value for name, value in every[key].items())}
+    def known() -> list[tuple[tuple[str, int], str, dict[str, Any]]]:
+        """The rows of the file for the same texts, with their places, at any number of requests at once."""
+        return [(key, where, row) for where, row in kept_rows(file) if (key := (row.get("problem"), row.get("chain"))) in every
+                and all(row.get(name) == value for name, value in every[key].items())]
 
-    if there := known():
-        note(f"{len(there)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
+    there = known()
+    done = {key for key, _, row in there if row.get("concurrency") == concurrency}
+    if done:
+        note(f"{len(done)} texts of an earlier audit are audited, and not asked for again: {file}; delete it for another "
              "engine")
-    wanted = [key for key in every if key not in there]
-    taken = {row.get("seed") for _, row in kept_rows(file)}
-    seeds = dict(zip(wanted, (seed for seed in itertools.count(config.seed) if seed not in taken), strict=False))
+    taken, seeds = {row.get("seed") for _, row in kept_rows(file)}, {key: row["seed"] for key, _, row in there}
+    fresh = (seed for seed in itertools.count(config.seed) if seed not in taken)
+    seeds |= {key: next(fresh) for key in every if key not in seeds}
+    wanted, seconds = [key for key in every if key not in done], [0.0]
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def ask(key: tuple[str, int]) -> dict[str, object]:
-        body = {**common, "prompt": every[key]["prompt_ids"], "seed": seeds[key], "return_token_ids": True, **asked_of(law)}
-        (answer,) = completed(url, body)
-        return {"problem": key[0], "chain": key[1], "seed": seeds[key], "ids": answer["ids"], **every[key]}
+        body = {**asked_of(server, law), "max_tokens": every[key]["max_tokens"], "prompt": every[key]["prompt_ids"],
+                "seed": seeds[key]}
+        if concurrency is not None:
+            body.setdefault("logprobs", 0)
+        if (concurrency or 1) > 1:
+            rng, usual = np.random.default_rng([seeds[key], concurrency or 1]), float(np.mean(seconds))
+            time.sleep(rng.exponential(_PAUSE * usual))
+            if rng.random() < _LEAVING:
+                server.leave({**body, "seed": seeds[key] + _OTHER_SEEDS, "max_tokens": longest}, rng.uniform(0.0, usual))
+        began = time.monotonic()
+        (answer,) = completed(server, body)
+        seconds.append(time.monotonic() - began)
+        stated = answer["logprobs"] if len(answer["logprobs"]) == len(answer["ids"]) and concurrency is not None else []
+        return {"problem": key[0], "chain": key[1], "seed": seeds[key], "concurrency": concurrency, "ids": answer["ids"],
+                "log_p": sum(stated) if stated and None not in stated else None, **every[key]}
 
-    with (ThreadPoolExecutor(_AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
-          bars.Bar(len(wanted), "text", "asking", shown=bool(wanted)) as bar):
+    with (ThreadPoolExecutor(concurrency or _AT_ONCE) as pool, writing(file), file.open("a", encoding="utf-8") as lines,
+          bars.Bar(len(wanted), "text", f"asking, {concurrency or _AT_ONCE} at once", shown=bool(wanted)) as bar):
         for row in pool.map(ask, wanted):
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             bar.update()
-    return [text for text in known().values() if text is not None]
+    texts = {key: text._replace(name=f"{key[0]}, chain {key[1]}", log_p=row.get("log_p")) for key, where, row in known()
+             if row.get("concurrency") == concurrency and (text := _of_row(row, where, model, law)) is not None}
+    return [texts[key] for key in every if key in texts]
 
 
-def asked_of(law: SamplingParams) -> dict[str, float]:
-    """The parameters of a request. What has no effect is not sent: servers refuse what they do not know."""
+def asked_of(server: Endpoint, law: SamplingParams) -> dict[str, Any]:
+    """The fields of every request. llama.cpp lists token ids with log probabilities alone."""
+    listed = {} if server.kind in (OURS, VLLM) else {"logprobs": 1}
+    return {"model": server.model, "return_token_ids": True, **listed, **stated(law)}
+
+
+def stated(law: SamplingParams) -> dict[str, float]:
+    """The parameters of a law. What has no effect is not sent: servers refuse what they do not know."""
     always = ("temperature", "top_p")
     return {name: value for name, value in law._asdict().items() if name in always or value != getattr(SamplingParams(), name)}
 
@@ -288,52 +328,25 @@ def kept_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
     return list(_rows(file))
 
 
-def served(url: str) -> str:
-    """The name of the only model, or of the first one, of a server."""
-    found = sent(f"{url}/models")
+def completed(server: Endpoint, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids."""
+    found = server.ask("/completions", body)
     try:
-        return found["data"][0]["id"]
-    except (LookupError, TypeError) as error:
-        raise ConfigError("TARGET", url, "an OpenAI-style server: its /models names no model") from error
-
-
-def sent(url: str, body: object = None) -> Any:
-    """The JSON of an answer. Raises UserError, from a NoReplyError with the status if the server has refused the request."""
-    try:
-        return fetch_json(url, body, seconds=_PATIENCE)
-    except NoReplyError as error:
-        if error.status is not None:
-            raise UserError(f"{url}: refused with {error}") from error
-        raise UserError(f"{url}: no answer: {error}; allowed: the address of an OpenAI-style server that runs, such as "
-                        "http://127.0.0.1:8000/v1; texts that were drawn are kept") from error
-
-
-def completed(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `ids`, `text` and `logprobs` of each answer of a server. Raises UserError where there are no ids.
-
-    llama.cpp lists token ids with their log probabilities alone. A server that returns no ids is therefore asked for these.
-    """
-    for asked in (body, {**body, "logprobs": 1}):
-        found = sent(f"{url}/completions", asked)
-        try:
-            answers = [_answer(choice) for choice in found["choices"]]
-        except (LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{url}: its answer has no choice; allowed: an OpenAI-style server") from error
-        except ValueError as error:
-            raise UserError(f"{url}: its answer has {error}; allowed: an OpenAI-style server") from error
-        if answers and all(each["ids"] for each in answers):
-            return answers
-    raise UserError(f"{url}: returns no token ids; allowed: a server that returns them (return_token_ids of vLLM and python "
-                    "-m dflash_mcmc.serve, logprobs of llama.cpp), or a JSON Lines file of texts")
+        answers = [_answer(choice) for choice in found["choices"]]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{server.url}: its answer has no choice; allowed: an OpenAI-style server") from error
+    except ValueError as error:
+        raise UserError(f"{server.url}: its answer has {error}; allowed: an OpenAI-style server") from error
+    if answers and all(each["ids"] for each in answers):
+        return answers
+    raise UserError(f"{server.url}: returns no token ids; allowed: a server that returns them (return_token_ids of vLLM and "
+                    "python -m dflash_mcmc.serve, logprobs of llama.cpp), or a JSON Lines file of texts")
 
 
 def _answer(choice: dict[str, Any]) -> dict[str, Any]:
     """The ids, text and log probabilities of a choice. Raises ValueError that names a field of another type."""
-    told = choice.get("logprobs") or {}
-    listed = told.get("content") or []
-    found = {"text": choice.get("text") or "",
-             "ids": choice.get("token_ids") or [each["id"] for each in listed if "id" in each],
-             "logprobs": told.get("token_logprobs") or [each["logprob"] for each in listed]}
+    ids, values = tokens_of(choice)
+    found = {"text": choice.get("text") or "", "ids": ids, "logprobs": values}
     for field, name, kinds in (("ids", "token_ids", int), ("logprobs", "token_logprobs", (int, float, type(None)))):
         if not isinstance(found[field], list) or not all(isinstance(each, kinds) for each in found[field]):
             raise ValueError(f"{name} {str(found[field])[:60]!r}, which is no list of numbers")

@@ -11,8 +11,8 @@ temperature, with f = 1 for the most likely token a draft's mistake, with f = 1 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,10 @@ _PRIORS = np.array([16.0, 256.0, 4096.0])
 """The weights of the stated law in what a bet learns from earlier texts of a prompt, as a number of texts."""
 _LEARNED = 4
 """The first tokens of an answer whose law is learned."""
+_COPIED = 0.02
+"""The share of answers that are copies of an earlier one to the same prompt, under the bet that some are."""
+_KEPT = 64
+"""The newest answers to a prompt that may be copied."""
 _CANDIDATES = 1024
 """The most likely tokens that are sorted for a truncation by mass. A row with less mass in them is left as it is."""
 
@@ -160,8 +164,9 @@ class Payments(NamedTuple):
     target_log_p: np.ndarray
 
 
-def bets_of(law: SamplingParams) -> list[Bet]:
-    """The bets against a law. A law at temperature 0 leaves nothing to bet on: every other token is a mistake."""
+def bets_of(law: SamplingParams, by_function: bool = False) -> list[Bet]:
+    """The bets against a law, or against that of a function. Temperature 0 leaves nothing to bet on: every other token is a
+    mistake."""
     if law.temperature == 0.0:
         return [Bet("none", "nothing: every token is certain")]
     made = [Bet("temperature", f"temperature {law.temperature / power:.3g} instead of {law.temperature:.3g}")
@@ -173,7 +178,7 @@ def bets_of(law: SamplingParams) -> list[Bet]:
         made += [Bet("truncation", f"{_named(cut)}, which is not stated") for cut in _CUTS]
     elif _order_matters(law):
         made += [Bet("truncation", other_order(law))]
-    return made
+    return [*made, *[Bet("function", "the target's own law: the function is not applied")] * by_function]
 
 
 def other_order(law: SamplingParams) -> str:
@@ -200,7 +205,8 @@ class Rounding(NamedTuple):
 
     def loosened(self, law: SamplingParams) -> SamplingParams:
         """The law with a truncation that keeps every token which this rounding may keep."""
-        return law._replace(top_p=min(1.0, law.top_p + self.mass), min_p=law.min_p * math.exp(-self.nats))
+        return law._replace(top_p=min(1.0, law.top_p + self.mass), min_p=law.min_p * math.exp(-self.nats),
+                            typical_p=min(1.0, law.typical_p + self.mass))
 
 
 NO_ROUNDING = Rounding(0.0, 0.0)
@@ -265,7 +271,11 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
     elif not possible.all():
         whole = process(logits, law.untruncated()._replace(temperature=law.temperature or 1.0), history)
         least = whole.masked_fill(~kept.isfinite(), torch.inf).amin(dim=-1)
-        beyond = torch.where(possible, 0.0, (least - whole.gather(1, drawn[:, None])[:, 0]).double())
+        beyond = least - whole.gather(1, drawn[:, None])[:, 0]
+        if law.typical_p < 1.0:
+            of_typical = _behind_typical(whole if not law.temperature_last else whole * law.temperature, kept, drawn)
+            beyond = torch.where(of_typical > 0.0, of_typical, torch.where(beyond > 0.0, beyond, torch.inf))
+        beyond = torch.where(possible, 0.0, beyond.double())
         at_bound = process(logits, near.loosened(law), history).gather(1, drawn[:, None])[:, 0].isfinite()
         beyond = torch.where(at_bound, beyond.clamp(max=near.nats), beyond)
     top, expected = (drawn == best).double(), log_p.gather(1, best[:, None])[:, 0].double().exp()
@@ -277,6 +287,8 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
             inside = other_way.masked_fill(~kept.isfinite(), -torch.inf)
             other = torch.log_softmax(inside, dim=-1).gather(1, drawn[:, None])[:, 0].double()
             laws.append(((1.0 - _SLIP) * (other - of_drawn).exp() + _SLIP).log())
+        if function is not None:
+            laws.append(((1.0 - _SLIP) * (log_probability(logits, drawn).double() - of_drawn).exp() + _SLIP).log())
         paid = torch.stack(laws, dim=1)
         paid = torch.where(possible[:, None], paid, 0.0)
     kept_otherwise = other_way.gather(1, drawn[:, None])[:, 0].isfinite()
@@ -284,18 +296,30 @@ def _of_piece(logits: torch.Tensor, prompt: np.ndarray, tokens: np.ndarray, law:
                       for each in (paid, top, expected, beyond, kept_otherwise, of_drawn, log_probability(logits, drawn))))
 
 
+def _behind_typical(logits: torch.Tensor, kept: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """By how many nats a token's surprisal is farther from the entropy than those of kept tokens, (tokens,).
+
+    The typical set drops likely tokens, too, so that the distance of logits is none from it.
+    """
+    log_p = logits.log_softmax(dim=-1)
+    away = (log_p + torch.special.entr(log_p.exp()).sum(dim=-1, keepdim=True)).abs()
+    return away.gather(1, drawn[:, None])[:, 0] - away.masked_fill(~kept.isfinite(), 0.0).amax(dim=-1)
+
+
 class Repeats:
-    """Bets on the law of the first tokens that earlier texts of the same prompt have shown. They name no mistake in advance.
+    """Bets on what earlier texts of the same prompt have shown. They name no mistake in advance.
 
     After n texts with this prompt and these tokens before a place, of which c had token x there, the law of a bet is
-    (c + a p(x)) / (n + a): what a Dirichlet prior with the stated law p as its mean and weight a predicts.
+    (c + a p(x)) / (n + a): what a Dirichlet prior with the stated law p as its mean and weight a predicts. The last bet is
+    that a share of the texts goes on as an earlier one does, as with a seed that two requests share.
     """
 
-    bets = tuple(Bet("repeated prompt", f"another law of the first tokens, learned from earlier answers (prior of {weight:g})")
-                 for weight in _PRIORS)
+    bets = (*(Bet("repeated prompt", f"another law of the first tokens, learned from earlier answers (prior of {weight:g})")
+              for weight in _PRIORS), Bet("copy", "an answer is a copy of an earlier one to the same prompt"))
 
     def __init__(self) -> None:
         self._seen: defaultdict[tuple[bytes, bytes], Counter[int]] = defaultdict(Counter)
+        self._texts: defaultdict[bytes, deque[np.ndarray]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def payments(self, prompt: np.ndarray, tokens: np.ndarray, log_p: np.ndarray) -> np.ndarray:
         """The log payments (tokens, bets) of a text, in nats, from which later texts learn.
@@ -303,13 +327,27 @@ class Repeats:
         Args:
             log_p: of the tokens under the stated law, as in `Payments`. A token that it cannot draw pays nothing.
         """
-        paid = np.zeros((len(tokens), len(_PRIORS)))
+        paid = np.zeros((len(tokens), len(self.bets)))
+        paid[:, -1] = self._copied(self._texts[prompt.tobytes()], tokens, np.where(np.isfinite(log_p), log_p, 0.0))
+        self._texts[prompt.tobytes()].append(tokens)
         for position, token in enumerate(tokens[:_LEARNED].tolist()):
             seen = self._seen[prompt.tobytes(), tokens[:position].tobytes()]
             if np.isfinite(log_p[position]):
-                paid[position] = np.log((seen[token] * np.exp(-log_p[position]) + _PRIORS) / (seen.total() + _PRIORS))
+                paid[position, :-1] = np.log((seen[token] * np.exp(-log_p[position]) + _PRIORS) / (seen.total() + _PRIORS))
             seen[token] += 1
         return paid
+
+    @staticmethod
+    def _copied(earlier: Collection[np.ndarray], tokens: np.ndarray, log_p: np.ndarray) -> np.ndarray:
+        """The log payments of the copy of one of the earlier texts, (tokens,). Behind the end of that text p is bet."""
+        if not earlier:
+            return np.zeros(len(tokens))
+        paths = np.zeros((len(earlier) + 1, len(tokens)))
+        for path, text in zip(paths, earlier, strict=False):
+            common = min(len(text), len(tokens))
+            path[:common] = np.where(text[:common] == tokens[:common], -log_p[:common], -np.inf)
+        shares = np.log([*[_COPIED / len(earlier)] * len(earlier), 1.0 - _COPIED])
+        return np.diff(log_mean(paths.cumsum(axis=1).T + shares), prepend=0.0)
 
 
 class Steps:

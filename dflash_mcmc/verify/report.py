@@ -89,9 +89,6 @@ def notes(found: Audit) -> list[str]:
                     "without the draft: if they are green, the speculation is wrong.")
     if found.is_red and found.defaults:
         said.append(found.defaults)
-    if found.encoded_again:
-        said.append(f"{found.encoded_again} of {found.texts} texts came without token ids and were encoded again. Where other "
-                    "tokens were drawn for the same text, the audit reads the wrong ones.")
     if found.log_p_error is not None:
         mean, most = found.log_p_error
         said.append(f"Stated and recomputed log p differ by {mean:.2g} nats a token on average, and by at most {most:.2g}.")
@@ -121,7 +118,8 @@ def of_distances(measured: Sequence[Distance], level: float) -> FurtherPart:
 
 def of_findings(found: Sequence[Finding]) -> FurtherPart:
     """The part of what is promised besides the law. The wrong ones come first."""
-    rows = [each._asdict() for each in sorted(found, key=lambda each: (each.outcome != "wrong", each.outcome == "right"))]
+    order = ("red", "wrong", "differs", "not offered", "right")
+    rows = [each._asdict() for each in sorted(found, key=lambda each: order.index(each.outcome))]
     columns = {"check": "check", "outcome": "outcome", "what was found": "says"}
     table = ReportTable("behaviour", "Seeds, batches, log p, stop strings and lengths", columns, rows)
     return FurtherPart(Section("behaviour", "Besides the law", ["`differs` is measured, `wrong` is a fault."], [table]), rows)
@@ -134,7 +132,8 @@ def broken(more: Sequence[FurtherPart]) -> list[str]:
 
 def first_line(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
     """The verdict on the law, after what is wrong besides it."""
-    return (f"RED besides the law: {', '.join(wrong)}. The law: " if (wrong := broken(more)) else "") + verdict(found)
+    at = f"At {found.at}: " if found.at else ""
+    return (f"RED besides the law: {', '.join(wrong)}. The law: " if (wrong := broken(more)) else "") + at + verdict(found)
 
 
 def text(found: Audit, more: Sequence[FurtherPart] = ()) -> str:
@@ -164,7 +163,7 @@ _EXPLAINED = (
 def values(found: Audit) -> dict[str, object]:
     """Everything that was measured, for JSON."""
     return {"red": found.is_red, "verdict": verdict(found), "law": found.law and found.law._asdict(), "level": found.level,
-            "texts": found.texts, "tokens": found.tokens, "encoded_again": found.encoded_again, "left_out": found.left_out,
+            "texts": found.texts, "tokens": found.tokens, "left_out": found.left_out,
             "together": found.together._asdict(), "top": found.top and found.top._asdict(),
             "near_ties": found.near_ties, "log_p_error": found.log_p_error, "outside": [
                 {"text": name, "token": place, "nats": distance if math.isfinite(distance) else None}

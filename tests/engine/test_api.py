@@ -435,7 +435,7 @@ def test_an_answer_whose_end_is_missing_is_refused(monkeypatch, spoil, said):
         return {"choices": [spoil(choice) if len(choice["token_ids"]) == 2 else choice]}
 
     answering(monkeypatch, Standing(TOY, spoil=changed))
-    with pytest.raises(UserError, match=f"the server ended an answer after 1 of 3 tokens, and .*{said}"):
+    with pytest.raises(endpoint.Refusal, match=f"the server ended an answer after 1 of 3 tokens, and .*{said}"):
         drawn(engine_at("http://x/v1"), dm.Temperature(temperature=1.0), chains=50)
 
 

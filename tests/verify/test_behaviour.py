@@ -16,7 +16,7 @@ from dflash_mcmc.process.http import NoReplyError
 from dflash_mcmc.verify import __main__ as program
 from dflash_mcmc.verify import behaviour, drawn
 from tests.serving import Served
-from tests.verify.test_verify import told
+from tests.verify.test_verify import connected, told
 
 LAW = SamplingParams(temperature=1.3)
 PROMPT = np.array([5, 17, 200, 31])
@@ -40,24 +40,24 @@ def answers(tiny, tmp_path_factory) -> dict[str, Any]:
                  "dataset.max_new_tokens=24", "hardware.num_slots=8"]) as served:
         url = f"http://127.0.0.1:{served.port}/v1"
         config = program._stated(arguments(url, folder)[1:])
-        asked = behaviour.ask(url, config, tiny, LAW, folder / "behaviour.jsonl")
+        server = drawn.connected(url)
+        asked = behaviour.ask(server, config, tiny, LAW, folder / "behaviour.jsonl")
         kept = (folder / "behaviour.jsonl").read_text().splitlines(keepends=True)
         (folder / "behaviour.jsonl").write_text("".join(kept[:9]) + kept[9][:20])  # as a killed audit leaves it
-        assert behaviour.ask(url, config, tiny, LAW, folder / "behaviour.jsonl") == asked
+        assert behaviour.ask(server, config, tiny, LAW, folder / "behaviour.jsonl") == asked
         assert (folder / "behaviour.jsonl").read_text().splitlines() == [line.strip() for line in kept]
     return asked
 
 
 def test_kept_answers_of_other_requests_are_asked_for_again(tiny, tmp_path, monkeypatch):
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(drawn, "served", lambda url: "model")
-    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body) or [
-        {"ids": [int(body["temperature"] * 10)] * 4, "text": "abcdefgh", "logprobs": []}])
+    server = connected(monkeypatch, lambda body: asked.append(body) or [
+        {"token_ids": [int(body["temperature"] * 10)] * 4, "text": "abcdefgh"}])
     config, file = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3"]), tmp_path / "behaviour.jsonl"
     file.write_text(json.dumps({"request": "alone 0", "answer": "of a version that did not store requests"}) + "\n")
     for temperature, count in ((1.0, 25), (1.5, 19), (1.0, 0)):  # 6 requests are those of temperature 0
         asked.clear()
-        answers = behaviour.ask("http://x/v1", config, tiny, SamplingParams(temperature=temperature), file)
+        answers = behaviour.ask(server, config, tiny, SamplingParams(temperature=temperature), file)
         assert answers["alone 0"][0]["ids"] == [int(10 * temperature)] * 4
         assert len(asked) == count
 
@@ -175,21 +175,19 @@ def test_a_server_that_limits_requests_is_one_line_and_its_answers_are_kept(tiny
     """The fourth request is refused with 429; another one with 400 is an answer."""
     config, asked = program._stated(arguments("", tmp_path)[1:]), []
 
-    def sent(url: str, content: object = None) -> Any:
-        if content is None:
-            return {"data": [{"id": "other"}]}
-        asked.append(content)
+    def choices(body: dict[str, Any]) -> list[dict[str, Any]]:
+        asked.append(body)
         if len(asked) in (2, 4):
-            code = 400 if len(asked) == 2 else 429
-            raise UserError(f"{url}: refused") from NoReplyError("refused", code)
-        return {"choices": [{"token_ids": [40, 41], "text": "ab"}]}
+            raise NoReplyError("refused", 400 if len(asked) == 2 else 429)
+        return [{"token_ids": [40, 41], "text": "ab"}]
 
-    monkeypatch.setattr(drawn, "sent", sent)
-    with pytest.raises(UserError, match="refused"):
-        behaviour.ask("http://x/v1", config, tiny, LAW, tmp_path / "kept.jsonl")
+    monkeypatch.setattr(drawn, "_PATIENCE", 0.1)
+    server = connected(monkeypatch, choices)
+    with pytest.raises(UserError, match="gives no answer"):
+        behaviour.ask(server, config, tiny, LAW, tmp_path / "kept.jsonl")
     kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
     assert [row["request"] for row in kept] == ["alone 0", "alone 1", "alone 2"]
-    assert kept[1]["answer"] == "http://x/v1/completions: refused"
-    found = behaviour.ask("http://x/v1", config, tiny, LAW, tmp_path / "kept.jsonl")
-    assert found["alone 1"] == "http://x/v1/completions: refused"
+    assert kept[1]["answer"].startswith("TARGET: http://server/v1 refuses a request with refused; allowed: ")
+    found = behaviour.ask(server, config, tiny, LAW, tmp_path / "kept.jsonl")
+    assert found["alone 1"] == kept[1]["answer"]
     assert found["greedy together 2"][0]["ids"] == [40, 41]

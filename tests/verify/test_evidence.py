@@ -161,8 +161,8 @@ def paid_by(learned: Repeats, prompt: np.ndarray, answer: np.ndarray) -> np.ndar
 
 def test_what_is_learned_from_earlier_answers_pays_one_on_average():
     """At each place of an answer, for each token that could stand there, after answers of another law."""
-    rng, prompt, means = np.random.default_rng(3), np.array([2, 5]), np.zeros((4, 5, 3))
-    told = [answer_of(rng, np.array([0.7, 0.1, 0.1, 0.1, 0.0])) for _ in range(40)]
+    rng, prompt, means = np.random.default_rng(3), np.array([2, 5]), np.zeros((4, 5, 4))
+    told = [answer_of(rng, np.array([0.7, 0.1, 0.1, 0.1, 0.0]))[: 6 - number % 5] for number in range(40)]
     start = told[0]
     for place in range(4):
         for token in range(len(P)):
@@ -172,7 +172,7 @@ def test_what_is_learned_from_earlier_answers_pays_one_on_average():
             paid = paid_by(learned, prompt, np.append(start[:place], token))
             means[place, token] = P[token] * np.exp(paid[-1])
             assert token == 4 or paid[-1].any(), "40 answers are known"
-    assert means.sum(axis=1) == pytest.approx(np.ones((4, 3)), abs=1e-12)
+    assert means.sum(axis=1) == pytest.approx(np.ones((4, 4)), abs=1e-12)
 
 
 def test_what_is_learned_is_of_one_prompt_and_of_earlier_answers_with_the_same_start():
@@ -181,11 +181,25 @@ def test_what_is_learned_is_of_one_prompt_and_of_earlier_answers_with_the_same_s
     assert not paid_by(learned, one, np.array([0, 1, 2])).any(), "nothing is known"
     assert not paid_by(learned, other, np.array([0, 1, 2])).any()
     again = paid_by(learned, one, np.array([0, 2, 2]))
-    assert np.exp(again[0]) == pytest.approx((1.0 / 0.4 + np.array([16.0, 256.0, 4096.0])) / np.array([17.0, 257.0, 4097.0]))
+    priors = np.array([16.0, 256.0, 4096.0])
+    assert np.exp(again[0]) == pytest.approx([*(1.0 / 0.4 + priors) / (1.0 + priors), 0.98 + 0.02 / 0.4])
     assert (again[1] < 0.0).all(), "another token followed"
     assert not again[2].any(), "no earlier answer starts so"
     long = [paid_by(learned, one, answer_of(rng, P)) for _ in range(50)]
-    assert not np.array(long)[:, 4:].any()
+    assert not np.array(long)[:, 4:, :3].any()
+
+
+def test_copies_of_earlier_answers_are_red_and_independent_answers_are_green():
+    """Of 20 answers every second is a copy of the one before. 400 right audits at a level of 0.1."""
+    def audited(seed: int, copied: bool, level: float) -> int | None:
+        rng, learned, ledger, answers = np.random.default_rng(seed), Repeats(), Evidence(Repeats.bets, level), []
+        for number in range(20):
+            answers.append(answers[-1] if copied and number % 2 else answer_of(rng, P))
+            ledger.add(paid_by(learned, np.array([7]), answers[-1]))
+        return ledger.together().red_at
+
+    assert audited(1, True, 1e-3) is not None
+    assert sum(audited(seed, False, 0.1) is not None for seed in range(400)) <= 40
 
 
 def test_a_law_that_no_other_bet_describes_is_red_and_a_clean_one_is_green():
@@ -279,7 +293,7 @@ def test_any_law_is_a_function_of_logits_and_text():
     """For each bet the mean payment under the function's law is 1, and its draws are red under the law without it."""
     logits, text = logits_of(6, 12), np.array([1, 2])
     law = torch.stack([exclude_top_choices(row, text).exp() for row in logits]).numpy()
-    before, means, seen = np.array([3, 0, 3, 7, 1]), np.zeros(len(bets_of(SamplingParams()))), []
+    before, means, seen = np.array([3, 0, 3, 7, 1]), np.zeros(len(bets_of(SamplingParams(), True))), []
 
     def function(row: torch.Tensor, read: np.ndarray) -> torch.Tensor:
         seen.append(read.tolist())
@@ -294,7 +308,7 @@ def test_any_law_is_a_function_of_logits_and_text():
     assert seen[:6] == [[1, 2, 3, 0, 3, 7, 1][: 2 + place] for place in range(6)]
     rng, found = np.random.default_rng(0), {}
     for name, given in {"stated": exclude_top_choices, "not stated": None}.items():
-        ledger = Evidence(bets_of(SamplingParams()), 1e-3)
+        ledger = Evidence(bets_of(SamplingParams(), given is not None), 1e-3)
         for _ in range(250):
             drawn = np.array([rng.choice(VOCABULARY, p=row / row.sum()) for row in law])
             ledger.add(payments(lambda piece: logits[piece], text, drawn, SamplingParams(), [slice(0, 6)], function=given).log)

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 import dflash_mcmc as dm
 from dflash_mcmc.config.schema import PACKAGE
+from dflash_mcmc.engine.api import endpoint
+from dflash_mcmc.engine.api.endpoint import Endpoint
 from dflash_mcmc.errors import UserError
 from dflash_mcmc.forcing import sequences
 from dflash_mcmc.ops import SamplingParams
@@ -63,6 +66,13 @@ def told(arguments: list[str], capsys) -> tuple[int, str, str]:
         program.main(arguments)
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
+
+
+def connected(monkeypatch, choices: Callable[[dict], list], name: str = "model", kind: str = "vllm") -> Endpoint:
+    """A server that answers a request with these choices."""
+    monkeypatch.setattr(endpoint, "fetch_json", lambda url, body=None, **_: (
+        {"data": [{"id": name, "owned_by": kind}]} if body is None else {"choices": choices(body)}))
+    return drawn.connected("http://server/v1")
 
 
 @pytest.mark.parametrize(("fault", "kind"), [
@@ -456,7 +466,8 @@ class _Other(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
+def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drawn, "_PATIENCE", 0.1)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Other) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -469,11 +480,11 @@ def test_a_server_that_cannot_be_audited_is_one_line(tmp_path, capsys):
             thread.join()
     assert [code for code, _, _ in refused] == [2, 2]
     assert "returns no token ids; allowed: a server that returns them" in refused[0][2]
-    assert "refused with status 429" in refused[1][2]
+    assert refused[1][2].splitlines()[-1].startswith(f"error: TARGET: given {url}, which gives no answer (status 429")
     assert "slow down" in refused[1][2]
     code, _, err = told(arguments, capsys)
     assert code == 2
-    assert "no answer: " in err
+    assert "which gives no answer (ConnectError" in err
 
 
 class _Dying(_Other):
@@ -490,8 +501,8 @@ def test_a_server_that_dies_inside_an_answer_is_one_line():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/v1/models: no answer: RemoteProtocolError"):
-                drawn.served(f"http://127.0.0.1:{server.server_address[1]}/v1")
+            with pytest.raises(UserError, match=r"^TARGET: given .*, which gives no answer \(RemoteProtocolError"):
+                drawn.connected(f"http://127.0.0.1:{server.server_address[1]}/v1")
         finally:
             server.shutdown()
 
@@ -505,66 +516,70 @@ def test_a_server_that_dies_inside_an_answer_is_one_line():
     ({"token_ids": [1], "logprobs": "none"}, "its answer has no choice"),
     ({"token_ids": None, "logprobs": {"token_logprobs": None}}, "returns no token ids")])
 def test_a_strange_answer_of_a_server_is_one_line(choice, says, monkeypatch):
-    monkeypatch.setattr(drawn, "sent", lambda url, body=None: {"choices": [choice]})
     with pytest.raises(UserError, match=re.escape(says)) as error:
-        drawn.completed("http://server/v1", {})
+        drawn.completed(connected(monkeypatch, lambda body: [choice]), {})
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_ids_that_a_server_lists_with_its_logprobs_are_read(monkeypatch):
     """llama.cpp does, and returns none without `logprobs`."""
     content = [{"id": 7, "token": "a", "logprob": -0.5}, {"id": 9, "token": "b", "logprob": -1.5}]
-    monkeypatch.setattr(drawn, "sent", lambda url, body: {"choices": [
-        {"text": "ab", "logprobs": {"content": content} if body.get("logprobs") else None}]})
-    for body in ({"seed": 1}, {"seed": 1, "logprobs": 0}):
-        assert drawn.completed("http://server/v1", body) == [{"ids": [7, 9], "text": "ab", "logprobs": [-0.5, -1.5]}]
+    server = connected(monkeypatch, lambda body: [
+        {"text": "ab", "logprobs": {"content": content} if body.get("logprobs") else None}], kind="llamacpp")
+    assert drawn.completed(server, drawn.asked_of(server, SamplingParams())) == [
+        {"ids": [7, 9], "text": "ab", "logprobs": [-0.5, -1.5]}]
+    server = connected(monkeypatch, lambda body: [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-1.0]}}])
+    assert drawn.completed(server, {}) == [{"ids": [7], "text": "", "logprobs": [-1.0]}]
 
 
 def test_each_text_of_a_server_has_a_seed_of_its_own(monkeypatch, tmp_path):
     """With one seed for several prompts, the first tokens of a server such as llama.cpp's depend on one another."""
     asked: list[int] = []
-    monkeypatch.setattr(drawn, "served", lambda url: "model")
-    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body["seed"]) or [{"ids": [5]}])
+    server = connected(monkeypatch, lambda body: asked.append(body["seed"]) or [{"token_ids": [5]}])
     config, file = program._stated(["model=tiny", "dataset=arith", "dataset.limit=3", "seed=7"]), tmp_path / "drawn.jsonl"
     model = config.model.load("cpu")
     for config.num_chains, config.seed in ((2, 7), (3, 7), (4, 5)):
-        drawn.draw("http://server/v1", config, model, SamplingParams(), file)
+        drawn.draw(server, config, model, SamplingParams(), file)
     assert sorted(asked[:6]) == [7, 8, 9, 10, 11, 12]
     assert sorted(asked) == [5, 6, *range(7, 17)]
 
 
 def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tiny):
     """The prompt, the law, the limit or the server's model is another one in an earlier audit with the same folder."""
-    asked, names = [], ["model"]
-    monkeypatch.setattr(drawn, "served", lambda url: names[-1])
-    monkeypatch.setattr(drawn, "completed", lambda url, body: asked.append(body) or [{"ids": [5 + body["seed"]]}])
+    asked = []
+
+    def server(name: str) -> Endpoint:
+        return connected(monkeypatch, lambda body: asked.append(body) or [{"token_ids": [5 + body["seed"]]}], name)
+
+    servers = [server("model")]
     given = ["model=tiny", "dataset=arith", "dataset.limit=2"]
     model, file, hot = tiny.load("cpu"), tmp_path / "drawn.jsonl", SamplingParams(temperature=1.5)
 
     def texts(law: SamplingParams, *more: str) -> list[int]:
-        return [int(text.tokens[0]) for text in drawn.draw("http://x/v1", program._stated([*given, *more]), model, law, file)]
+        return [int(text.tokens[0]) for text in drawn.draw(servers[-1], program._stated([*given, *more]), model, law, file)]
 
     assert texts(SamplingParams()) == [5, 6]
     assert texts(SamplingParams(), "dataset.prompt=boxed") == [7, 8]
     assert texts(hot) == [9, 10]
     assert texts(SamplingParams(), "dataset.max_new_tokens=3") == [11, 12]
-    names.append("another")
+    servers.append(server("another"))
     assert texts(SamplingParams()) == [13, 14]
-    names.append("model")
+    servers.append(server("model"))
     assert [texts(SamplingParams()), texts(SamplingParams(), "dataset.limit=1"), texts(hot)] == [[5, 6], [5], [9, 10]]
     assert len(asked) == 10
 
 
 @pytest.mark.parametrize(("line", "says"), [
     ("{", "line 2 is not JSON"), ("[]", "line 2 is no JSON object"), ('{"ids": [1]}', "line 2 lacks prompt_ids or prompt"),
-    ('{"prompt_ids": [1]}', "line 2 lacks ids or text"),
+    ('{"prompt_ids": [1]}', "line 2 lacks ids; allowed: one JSON object a line with"),
+    ('{"prompt_ids": [1], "text": "4"}', "line 2 lacks ids: several sequences of tokens have the same text, and"),
     ('{"prompt_ids": [1], "ids": [99999999]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": [5, 6], "steps": [1, 2]}', "line 2: steps: given [1, 2]; allowed: whole numbers > 0, the "
                                                            "tokens of each step of the engine, whose sum is 2"),
     ('{"prompt_ids": [1], "ids": [true]}', "allowed: a list of token ids"),
     ('{"prompt_ids": [1], "ids": "abc"}', "line 2: ids: given 'abc'; allowed: a list of token ids"),
     ('{"prompt": 5, "ids": [1]}', "line 2: prompt: given 5; allowed: a text of valid Unicode"),
-    ('{"prompt": "a", "text": "b\\udfff"}', "line 2: text: given 'b\\udfff'; allowed: a text of valid Unicode"),
+    ('{"prompt": "b\\udfff", "ids": [1]}', "line 2: prompt: given 'b\\udfff'; allowed: a text of valid Unicode"),
     ("[" * 9999, "line 2 is not JSON: it has more than 64 levels of nesting"),
     ('{"prompt_ids": [], "ids": [2]}', "line 2: given 1 tokens after a prompt of 0; allowed: a prompt of at least one token,"),
     (json.dumps({"prompt_ids": [1], "ids": [2] * 50_000}), "line 2: given 50000 tokens after a prompt of 1; allowed: "),
@@ -572,7 +587,7 @@ def test_kept_texts_of_other_requests_are_not_audited(monkeypatch, tmp_path, tin
 ])
 def test_a_wrong_line_is_named(line, says, tmp_path, capsys):
     file = tmp_path / "texts.jsonl"
-    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n' + line + "\n")
+    file.write_text('{"prompt": "2 + 2 =", "ids": [19]}\n' + line + "\n")
     code, _, err = told([str(file), "model=tiny", f"paths.outputs={tmp_path}"], capsys)
     assert code == 2
     assert says in err
@@ -596,7 +611,7 @@ def test_a_wrong_command_is_one_line(arguments, says, capsys):
 def test_a_law_of_ones_own(tmp_path, capsys):
     """A function that forbids the token that was drawn is red, one that allows it is green, and `outside` says it."""
     file, law = tmp_path / "texts.jsonl", tmp_path / "law.py"
-    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n')
+    file.write_text('{"prompt": "2 + 2 =", "ids": [19]}\n')
     law.write_text("def same(logits, text):\n    return logits\n\n"
                    "def never(logits, text):\n    logits[1:] = -float('inf')\n    return logits\n")
     given = [str(file), "model=tiny", f"paths.outputs={tmp_path}"]
@@ -607,13 +622,6 @@ def test_a_law_of_ones_own(tmp_path, capsys):
                        (["--law", f"{law}:same", "sampler.top_p=0.5"], "allowed: with a file of texts, whose whole law")):
         code, _, err = told([*given, *more], capsys)
         assert (code, says in err) == (2, True)
-
-
-def test_texts_are_encoded_again_and_counted(tmp_path, capsys):
-    file = tmp_path / "texts.jsonl"
-    file.write_text('{"prompt": "2 + 2 =", "text": "4"}\n')
-    _, out, _ = told([str(file), "model=tiny", f"paths.outputs={tmp_path}"], capsys)
-    assert "1 of 1 texts came without token ids and were encoded again" in out
 
 
 def test_a_field_that_no_law_has_is_refused(tiny):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -39,7 +40,7 @@ _ROUNDED = 1e-3
 
 
 class Refusal(UserError):
-    """A server refuses a request, and would do so again."""
+    """A server refuses a request, or ends its answer early, and would do so again."""
 
 
 class WrongReply(Exception):
@@ -85,6 +86,7 @@ class Endpoint:
 
     Args:
         engine: the component.
+        field: what errors call the server's address.
 
     Attributes:
         url, body: the server's address, and the further fields of requests for tokens.
@@ -93,8 +95,8 @@ class Endpoint:
         stopped: ends all requests once it is set.
     """
 
-    def __init__(self, engine: EndpointFields):
-        self._engine, self.stopped = engine, threading.Event()
+    def __init__(self, engine: EndpointFields, field: str = "engine.url"):
+        self._engine, self._field, self.stopped = engine, field, threading.Event()
         self.url, self.body = (engine.url or "").rstrip("/"), engine.body or {}
         self._failed, self._lock = -math.inf, threading.Lock()
         told = self.ask("/models")
@@ -107,7 +109,7 @@ class Endpoint:
             self.kind, self.longest = str(mine.get("owned_by", "")), mine.get("max_model_len") or (
                 mine.get("meta") or {}).get("n_ctx")
         except (LookupError, TypeError, AttributeError, StopIteration) as error:
-            raise ConfigError("engine.url", engine.url, "an OpenAI-style server: its /models names no model") from error
+            raise ConfigError(field, engine.url, "an OpenAI-style server: its /models names no model") from error
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of a reply. Asks again after 408, 429, 5xx, a reset, half a reply and a timeout, for `patience_seconds`.
@@ -126,22 +128,27 @@ class Endpoint:
                 reason = str(error).replace(key, "[key]") if key else str(error)
                 status = error.status
             if status is not None and status < 500 and status not in _BUSY:
-                raise Refusal(f"engine.url: {self.url} refuses a request with {reason}; allowed: an OpenAI-style server with "
-                              "this engine.model, the key of engine.api_key_env, room for the prompt and "
-                              "dataset.max_new_tokens, and the fields of engine.body and the logprobs of engine.logprobs")
+                raise Refusal(f"{self._field}: {self.url} refuses a request with {reason}; allowed: an OpenAI-style server "
+                              "with this model and key, room for the prompt and dataset.max_new_tokens, and the fields of "
+                              "engine.body and the logprobs of engine.logprobs")
             patience = engine.patience_seconds
             if body is None:
                 patience = min(patience, _BRIEF) if status in (429, 503) else 0.0
             failed = failed or time.monotonic()
             if self.stopped.is_set() or time.monotonic() - failed + pause > patience:
-                raise UserError(f"engine.url: given {self.url}, which gives no answer ({reason}); allowed: a server that "
+                raise UserError(f"{self._field}: given {self.url}, which gives no answer ({reason}); allowed: a server that "
                                 "runs; the same command draws what is missing")
             with self._lock:
                 last, self._failed = self._failed, time.monotonic()
             if self._failed - last > _OUTAGE:
-                tell(f"engine.url: no answer from {self.url} ({reason}); requests are sent again for up to {patience:g} s")
+                tell(f"{self._field}: no answer from {self.url} ({reason}); requests are sent again for up to {patience:g} s")
             self.stopped.wait(pause)
             pause = min(2.0 * pause, _LONGEST_WAIT)
+
+    def leave(self, body: Mapping[str, Any], seconds: float) -> None:
+        """Asks for tokens, and leaves after a time, without the reply."""
+        with contextlib.suppress(NoReplyError):
+            fetch_json(f"{self.url}/completions", body, seconds=seconds, stopped=self.stopped)
 
     def drawn(self, tokens: np.ndarray, length: int, law: SamplingParams, seed: int, top: int = 0,
               stop_ids: Sequence[int] = (), stop: Sequence[str] = ()) -> DrawnReply:
@@ -231,16 +238,13 @@ class Endpoint:
 
 def _reply(choice: Mapping[str, Any], length: int, top: int) -> DrawnReply:
     """The reply in a choice. Raises WrongReply for ids and numbers that cannot be, and an exception for other fields."""
-    told = choice["logprobs"]
-    listed = told.get("content") or []
-    ids = choice.get("token_ids") or [each["id"] for each in listed if "id" in each] or [
-        int(name.removeprefix("token_id:")) for name in told["tokens"] if name.startswith("token_id:")]
-    values = _numbers(told["token_logprobs"] if "token_logprobs" in told else [each["logprob"] for each in listed])
+    told, (ids, listed) = choice["logprobs"], tokens_of(choice)
+    values = _numbers(listed)
     if not 0 < len(ids) <= length or len(values) != len(ids) or any(type(token) is not int for token in ids):
         raise WrongReply(f"{len(ids)} token ids and {len(values)} log probabilities for at most {length} tokens (ids come "
                          "with return_token_ids of vLLM and python -m dflash_mcmc.serve, and with logprobs of llama.cpp)")
     rows = []
-    for row in (told.get("top_logprobs") or [each["top_logprobs"] for each in listed])[: len(ids)] if top else []:
+    for row in (told.get("top_logprobs") or [each["top_logprobs"] for each in told["content"]])[: len(ids)] if top else []:
         pairs = [(_id(name), value) for name, value in row.items()] if isinstance(row, dict) else [
             (each["id"], each["logprob"]) for each in row]
         rows.append(np.array(pairs, float).reshape(-1, 2))
@@ -249,6 +253,15 @@ def _reply(choice: Mapping[str, Any], length: int, top: int) -> DrawnReply:
     own = (choice.get("dflash_mcmc") or {}).get("token_log_q")
     return DrawnReply(np.array(ids, np.int64), values, None if own is None else _numbers(own), rows,
                       str(choice.get("text") or ""), str(choice.get("finish_reason")))
+
+
+def tokens_of(choice: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Token ids and log probabilities of a choice, wherever a server has them; empty where it has none."""
+    told = choice.get("logprobs") or {}
+    listed = told.get("content") or []
+    ids = choice.get("token_ids") or [each["id"] for each in listed if "id" in each] or [
+        int(name.removeprefix("token_id:")) for name in told.get("tokens") or () if name.startswith("token_id:")]
+    return ids, told.get("token_logprobs") or [each["logprob"] for each in listed]
 
 
 def _id(name: str) -> int:

@@ -12,7 +12,7 @@ from dflash_mcmc.engine.batching.chains import LiveChain, prepare
 from dflash_mcmc.engine.batching.live_chains import Asked, DelegatingEngine, LiveChains
 from dflash_mcmc.engine.batching.unloaded import UnloadedTarget
 from dflash_mcmc.engine.oracle import exact_law
-from dflash_mcmc.errors import ConfigError, UserError
+from dflash_mcmc.errors import ConfigError
 from dflash_mcmc.ops import Draw, Operation, SamplingParams, Score
 from dflash_mcmc.process import bars
 from dflash_mcmc.rng import Key
@@ -138,9 +138,9 @@ class ApiEngine(DelegatingEngine):
         if len(reply.ids) < most:
             why = ("its context is full" if reply.reason == "length" else
                    f"token {reply.ids[-1]} is no stop id of model.path's files")
-            raise UserError(f"engine.url: the server ended an answer after {len(reply.ids)} of {most} tokens, and {why}; "
-                            "allowed: a server that returns the stop id it has drawn and has room for dataset.max_new_tokens, "
-                            "and the files of the same model")
+            raise Refusal(f"engine.url: the server ended an answer after {len(reply.ids)} of {most} tokens, and {why}; "
+                          "allowed: a server that returns the stop id it has drawn and has room for dataset.max_new_tokens, "
+                          "and the files of the same model")
         return len(reply.ids), False
 
     def _law_of(self, reply: DrawnReply, count: int, law: SamplingParams) -> np.ndarray:

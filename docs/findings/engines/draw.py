@@ -5,7 +5,7 @@
 ENGINE is transformers, vllm, llama_cpp, ctranslate2, mlx or onnxruntime. MODEL is a folder, or a GGUF file for llama.cpp.
 PROMPTS.json is a list of lists of token ids (prepare.py). Settings are fields of the engine's own request, and `repeats`,
 `length`, `draft` (a model of the same kind), `dtype` (transformers), `speculation` (JSON for vLLM; `lookup` for
-transformers). Values are JSON or text.
+transformers), `batch` (transformers). Values are JSON or text.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ def of_transformers(model: str, prompts: list[list[int]], length: int, settings:
         more["assistant_model"] = loaded(draft)
     if settings.pop("speculation", None) == "lookup":
         more["prompt_lookup_num_tokens"] = 4
+    size, ends = settings.pop("batch", 1), target.generation_config.eos_token_id
     law = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
-    for number, prompt in enumerate(prompts):
+    for number in range(0, len(prompts), size):
         torch.manual_seed(number)
-        ids = torch.tensor([prompt])
-        drawn = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, **law, **more)
-        yield drawn[0, len(prompt):].tolist()
+        batch = prompts[number : number + size]
+        longest = max(map(len, batch))
+        ids = torch.tensor([[ends[0]] * (longest - len(each)) + each for each in batch])
+        mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in batch])
+        for answer in target.generate(ids, attention_mask=mask, max_new_tokens=length, **law, **more)[:, longest:].tolist():
+            stops = [place for place, token in enumerate(answer) if token in ends]
+            yield answer[: stops[0] + 1] if stops else answer
 
 
 def of_vllm(model: str, prompts: list[list[int]], length: int, settings: dict[str, Any]) -> Draws:
