@@ -104,7 +104,9 @@ def python_of(engine: str) -> str | None:
 
 
 def version_of(engine: str) -> str:
-    """The version of an engine's package; of this one its commit is more."""
+    """The version of an engine's package, and the commit of this one."""
+    if engine == "dflash_mcmc":
+        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     ask = f"import importlib.metadata as m; print(m.version({PACKAGES.get(engine, engine)!r}))"
     found = subprocess.run([python_of(engine) or "", "-c", ask], capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
