@@ -188,6 +188,21 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 """Names of PyTorch's types that models and drafts can be loaded in."""
 
 
+@contextmanager
+def loading_quietly() -> Iterator[None]:
+    """A context for transformers, which draws missing weights at random and prints a table of them: errors have one line."""
+    import torch
+    import transformers
+
+    log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
+    log.set_verbosity_error()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        log.set_verbosity(before)
+
+
 def precision_name(dtype: object) -> str:
     """The name of a type of PyTorch, `bfloat16`, or of the text that a configuration of transformers may have in its place."""
     return str(dtype).removeprefix("torch.")

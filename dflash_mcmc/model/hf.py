@@ -16,7 +16,7 @@ from dflash_mcmc.dataset.inputs.conversations import CLOCK, DATE, Conversation
 from dflash_mcmc.errors import ConfigError, UserError, note, reason_of
 from dflash_mcmc.fields import MISSING, identity, runtime
 from dflash_mcmc.model import Model
-from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, Files, following_index, size_of
+from dflash_mcmc.model.files import Checkpoint, CheckpointSize, DamagedError, Files, following_index, loading_quietly, size_of
 from dflash_mcmc.model.rotation import wrong_rotation
 from dflash_mcmc.process import hub
 from dflash_mcmc.registry import register
@@ -204,15 +204,10 @@ def _load(path: str, revision: str | None, dtype: str, device: str, head_copy: b
                         "weights in floating point with 16 bits or more, or the quantization_config that they belong to")
     changed = {} if rope is None else {"config": _configuration(path, revision, rope)}
     # Without a name, transformers takes sdpa, or eager for a model with attention sinks or a soft-cap.
-    log, before = transformers.utils.logging, transformers.utils.logging.get_verbosity()
-    log.set_verbosity_error()  # instead of transformers' table of missing weights, the error has one line
-    try:
-        with torch.random.fork_rng(devices=[]), _weights(path, revision) as source:  # transformers draws missing weights
-            model, loading = _pretrained(
-                transformers.AutoModelForCausalLM, source, revision, **changed, output_loading_info=True,
-                dtype=dtype if dtype == "auto" else getattr(torch, dtype))
-    finally:
-        log.set_verbosity(before)
+    with loading_quietly(), _weights(path, revision) as source:
+        model, loading = _pretrained(
+            transformers.AutoModelForCausalLM, source, revision, **changed, output_loading_info=True,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     _check_weights(path, loading)
     return LanguageModel(model.to(device).eval(), tokenizer, head_copy=head_copy, packs=True)
 

@@ -18,7 +18,7 @@ from dflash_mcmc.config.command import check_command, compose_once
 from dflash_mcmc.config.help import options
 from dflash_mcmc.config.identity import identity_hash, identity_of
 from dflash_mcmc.config.launcher import Slurm
-from dflash_mcmc.config.schema import Condition, Config, Paths
+from dflash_mcmc.config.schema import PACKAGE, Condition, Config, Paths
 from dflash_mcmc.config.sweep import objective_of
 from dflash_mcmc.errors import ConfigError, UserError
 from dflash_mcmc.fields import MISSING, ROLES, default_of, has_spec, identity, restored, spec_of
@@ -195,6 +195,8 @@ def companions(choice: str) -> list[str]:
         return ["draft=tiny", "sampler=temperature"]
     if choice == "potential=regex":
         return ["potential.pattern=x"]
+    if choice == "potential=reward":
+        return [f"potential.path={PACKAGE / 'assets/tiny'}", "potential.label=LABEL_0"]
     if choice == "potential=python":
         return [f"potential.path={__file__}:companions"]
     if choice == "potential=examples":
@@ -235,7 +237,7 @@ WITHOUT_UPPER_BOUND = {
     "one after another, so that more take time alone": {
         "num_steps", "steps", "warmup_steps", "num_draws", "agent_runs", "retries"},
     "a distance, or a limit": {
-        "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues",
+        "fault_window", "snapshot_every", "evaluate_every", "minutes", "array_parallelism", "max_requeues", "max_tokens",
         "max_restarts", "prompt_length", "max_prompt_tokens", "max_choices", "max_width", "max_steps",
         "max_waiting", "stream_tokens", "max_prompt_characters", "max_body_bytes", "max_connections"},
 }
