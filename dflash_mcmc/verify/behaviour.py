@@ -99,15 +99,17 @@ def under_load(server: Endpoint, config: Config, model: LanguageModel, law: Samp
     for number in concurrency:
         texts.append(drawn.draw(server, config, model, law, file, number))
         found = audit(model, texts[-1], law, level / len(concurrency), config.blend, processed=processed)
-        audits.append(found._replace(at=f"{number} requests at once"))
+        audits.append(found._replace(at=f"{number} requests at once" if number > 1 else "1 request at a time"))
         said = [f"{found.tokens:,} tokens", f"evidence 10^{found.together.evidence:.1f}"]
         if found.together.red_at is not None:
             said.append(f"red after {found.together.red_at:,}")
         if outside := len(found.outside) - found.near_ties:
             said.append(f"{outside} that the law cannot draw")
+        is_red = found._replace(log_p_error=None).is_red
+        findings.append(Finding(f"the law, {number} at once", "red" if is_red else "right", ", ".join(said)))
         if found.log_p_error is not None:
-            said.append(f"log p within {found.log_p_error[0]:.1g} nats a token")
-        findings.append(Finding(f"the law, {number} at once", "red" if found.is_red else "right", ", ".join(said)))
+            findings.append(Finding(f"log p, {number} at once", "wrong" if found.log_p_error[0] > OFF else "right",
+                                    f"off by {found.log_p_error[0]:.1g} nats a token on average"))
         if len(texts) > 1:
             findings.append(compare(model, f"the same seed, {number} at once and {concurrency[0]}", twice(texts[0], texts[-1]),
                                     greedy, config.blend, bits))

@@ -150,15 +150,18 @@ def test_defaults_of_a_checkpoint_are_named_where_the_stated_law_lacks_them(tmp_
     """transformers draws with the top-k of generation_config.json, whatever a request leaves out."""
     checkpoint = shutil.copytree(PACKAGE / "assets" / "tiny", tmp_path / "checkpoint")
     path = checkpoint / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "top_k": 3, "top_p": 1.0}))
-    (tmp_path / "texts.jsonl").write_text(lines(drawn_by(dm.Temperature(temperature=1.0, top_k=3))))
+    of_qwen = {"top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "min_p": 0.0, **of_qwen}))
+    (tmp_path / "texts.jsonl").write_text(lines(drawn_by(dm.Temperature(temperature=1.0, **of_qwen))))
+    stated = [f"sampler.{name}={value}" for name, value in of_qwen.items()]
     command = [str(tmp_path / "texts.jsonl"), "model=hf", f"model.path={checkpoint}", f"paths.outputs={tmp_path}"]
     code, out, _ = told(command, capsys)
     assert code == 1
     assert f"{path} sets other values than the stated law" in out
-    assert "If the texts were drawn so, state sampler.top_k=3." in out
-    code, out, _ = told([*command, "sampler.top_k=3"], capsys)
+    assert f"If the texts were drawn so, state {' '.join(stated)}." in out
+    code, out, _ = told([*command, *stated], capsys)
     assert (code, "generation_config" in out, "fault of speculation" in out) == (0, False, False)
+    (tmp_path / "texts.jsonl").write_text(lines(drawn_by(dm.Temperature(temperature=1.0, top_k=3))))
     code, out, _ = told([*command, "sampler.top_k=3", "sampler.temperature=0.5"], capsys)
     assert (code, "a fault of speculation fits this as well" in out) == (1, True)
 

@@ -82,7 +82,7 @@ ROWS = [
         ("prompt lookup", ["speculation=lookup"], WARM), ("assistant_model", ["draft={draft}"], WARM),
         ("temperature 0.5, top-p 0.8", ["batch=8", "temperature=0.5", "top_p=0.8"], CUT))),
     Row("llama_cpp", "temperature 1, its cuts stated", ["-c", LLAMA_SERVER, "{model}.gguf"], [], LLAMA),
-    Row("llama_cpp", "temperature 1 alone", ["-c", LLAMA_SERVER, "{model}.gguf"], [], WARM),
+    Row("llama_cpp", "temperature 1 alone", ["-c", LLAMA_SERVER, "{model}.gguf"], [], ["num_chains=12"]),
     Row("llama_cpp", "a draft, its cuts stated", ["-c", LLAMA_SERVER, "{model}.gguf", "{draft}.gguf"], [], LLAMA),
     Row("vllm", "temperature 1", VLLM, [], WARM),
     Row("vllm", "n-gram speculation", [*VLLM, "--speculative-config", json.dumps(
@@ -157,7 +157,8 @@ def draw(row: Row, python: str) -> None:
         command = ["texts.jsonl", *row.law]
         code = subprocess.run([*verify, str(texts), *common], cwd=ROOT).returncode
     else:
-        load = ["dataset=arith", "dataset.limit=32", "num_chains=4", "dataset.max_new_tokens=48", "--concurrency", NUMBERS]
+        load = ["dataset=arith", "dataset.limit=32", "dataset.max_new_tokens=48", "--concurrency", NUMBERS]
+        load += [] if any(each.startswith("num_chains=") for each in row.law) else ["num_chains=4"]
         with serving(filled(row.start), python, row.folder / "server.log") as url:
             code = subprocess.run([*verify, url, *common, *load], cwd=ROOT).returncode
         command = ["URL", *row.law, *load]
@@ -171,15 +172,15 @@ def cells(row: Row) -> list[str]:
     """The cells of a row that is done."""
     made, found = (json.loads((row.folder / name).read_text()) for name in ("row.json", "verify.json"))
     checks: dict[str, dict[str, Any]] = {each["check"]: each for each in found.get("behaviour", ())}
-    red = found["together"]["red_at"]
-    law = f"**red** after {red:,}" if red else "**red**" if found["red"] else "green"
+    red, is_red = found["together"]["red_at"], "red" in [each["outcome"] for each in checks.values()]
+    law = f"**red** after {red:,}" if red else "**red**" if is_red or (found["red"] and not checks) else "green"
     seeds = {checks[name]["outcome"] for name in ("the same seed again", "the same seed in a batch") if name in checks}
     seeds |= {each["outcome"] for name, each in checks.items() if name.startswith("the same seed, ")}
     load = [f"{number} {checks[name]['outcome'].replace('right', 'green')}" for number in NUMBERS.split(",")
             if (name := f"the law, {number} at once") in checks]
     stated = checks.get("log p", {"outcome": "", "says": ""})
     off = "**wrong**: " * (stated["outcome"] == "wrong") + stated["says"].split(" nats")[0]
-    wrong = [f"**{name}**" for name, each in checks.items() if each["outcome"] == "wrong" and name != "log p"]
+    wrong = [f"**{name}**" for name, each in checks.items() if each["outcome"] == "wrong" and not name.startswith("log p")]
     return [row.engine, made["version"], row.drawn, f"{found['tokens']:,}", "; ".join([law, *wrong]), off,
             "equal" if seeds == {"right"} else "differ" if seeds else "", ", ".join(load), made["date"]]
 
@@ -191,9 +192,10 @@ def table() -> str:
     lines = [head, ["---", "---", "---", "---:", "---", "---", "---", "---", "---"], *map(cells, done)]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     red = [row for row in done if "**" in "".join(cells(row))]
-    commands = [f"{row.engine}, {row.drawn}: " + json.loads((row.folder / "row.json").read_text())["verify"] for row in red]
-    return text + ("\nRed rows, each with `python -m dflash_mcmc.verify` and `model=FOLDER/target`:\n\n```text\n"
-                   + "\n".join(commands) + "\n```\n" if red else "")
+    commands = [f"# {row.engine}, {row.drawn}\npython -m dflash_mcmc.verify model=FOLDER/target " + json.loads(
+        (row.folder / "row.json").read_text())["verify"] for row in red]
+    shown = " \\\n  ".join("\n".join(commands).split(" dataset=arith "))
+    return text + f"\nRed rows:\n\n```text\n{shown}\n```\n" * bool(red)
 
 
 def main(names: list[str]) -> None:
