@@ -217,6 +217,6 @@ def _log_p(model: LanguageModel, answered: list[tuple[np.ndarray, dict[str, Any]
         paid = read_text(model, DrawnText("", prompt, np.array(each["ids"])), law, blend)
         for name, known in (("raw", paid.target_log_p), ("processed", paid.log_p)):
             off[name] += float(np.abs(known - np.array(each["logprobs"])).sum()) / tokens
-    best = min(off, key=lambda name: off[name])
+    best = min(off, key=lambda name: off[name]) if law != SamplingParams() else "raw"
     said = f"off by {off['raw']:.2g} nats a token from the target's, and by {off['processed']:.2g} from the stated law's"
     return [said] * (off[best] > OFF), f"{best}, within {off[best]:.1g} nats a token on average, of {tokens:,} tokens"

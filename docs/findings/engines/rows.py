@@ -104,9 +104,9 @@ def python_of(engine: str) -> str | None:
 
 
 def version_of(engine: str) -> str:
-    """The version of an engine's package, and the commit of this one."""
+    """The version of an engine's package; this one is that of the checkout on the row's date."""
     if engine == "dflash_mcmc":
-        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        return "checkout"
     ask = f"import importlib.metadata as m; print(m.version({PACKAGES.get(engine, engine)!r}))"
     found = subprocess.run([python_of(engine) or "", "-c", ask], capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
@@ -194,7 +194,7 @@ def table() -> str:
     red = [row for row in done if "**" in "".join(cells(row))]
     commands = [f"# {row.engine}, {row.drawn}\npython -m dflash_mcmc.verify model=FOLDER/target " + json.loads(
         (row.folder / "row.json").read_text())["verify"] for row in red]
-    shown = " \\\n  ".join("\n".join(commands).split(" dataset=arith "))
+    shown = "\n".join(commands).replace(" dataset=arith ", " \\\n  dataset=arith ")
     return text + f"\nRed rows:\n\n```text\n{shown}\n```\n" * bool(red)
 
 
